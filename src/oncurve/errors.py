@@ -1,0 +1,55 @@
+"""What can go wrong, by whose hand. Every message says what, where, and how to mend it.
+
+A `UserError` is the user's to mend: the command line prints its message without a traceback and exits
+with code 2. Anything else that escapes is a defect of oncurve and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "ModelError",
+    "OncurveError",
+    "RewardError",
+    "RunDirectoryError",
+    "TrainingError",
+    "UserError",
+]
+
+
+class OncurveError(Exception):
+    """Base of every error oncurve raises on purpose."""
+
+
+class UserError(OncurveError):
+    """Bad input: shown as a message, exit code 2."""
+
+
+class ConfigError(UserError):
+    """A setting is unknown, impossible, or made meaningless by the others."""
+
+
+class DataError(UserError):
+    """A data file or row cannot be used; the message names file, line and column."""
+
+
+class ModelError(UserError):
+    """A model or tokenizer cannot be loaded or used as asked."""
+
+
+class RewardError(UserError):
+    """A reward broke its contract (wrong length, or a fault with `on_error = "raise"`)."""
+
+
+class RunDirectoryError(UserError):
+    """The run directory exists already, is missing, or is not a run."""
+
+
+class CheckpointError(OncurveError):
+    """A checkpoint does not verify or does not fit this run."""
+
+
+class TrainingError(OncurveError):
+    """Training stopped itself: non-finite updates in a row, or a whole step without a valid reward."""

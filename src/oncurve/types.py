@@ -1,0 +1,171 @@
+"""The nouns of oncurve, and the one batch a learner sees.
+
+A *prompt* is asked; the policy writes *completions*; the completions of one prompt are a *group*; each gets a
+*score*; groups are collated into a `TrainBatch` of `(B, T)` tensors over completion tokens only.
+
+A worked example, two completions of one prompt:
+
+    prompt = Prompt(id=7, text="2+2=", ids=(5, 9, 5, 3), columns={"answer": "4"})
+    right  = Completion(ids=(6, 2), text="4", logprobs=(-0.3, -0.1), ended="eos", sample_index=0, policy_version=0)
+    wrong  = Completion(ids=(7, 7, 7), text="555", logprobs=(-2.0, -1.0, -1.0), ended="length", sample_index=1,
+                        policy_version=0)
+    group  = Group(prompt, (right, wrong), (Score(1.0), Score(0.0)), draw=0)
+
+and in the batch of that group (B = 2, T = 3):
+
+    completion_ids [[6, 2, 0], [7, 7, 7]]    lengths [2, 3]    loss_mask [[1, 1, 0], [1, 1, 1]]    group_ids [0, 0]
+    advantages     [[.71, .71, 0], [-.71, -.71, -.71]]         prompts   ([5, 9, 5, 3],)           valid     [1, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["Completion", "Ending", "Group", "Prompt", "Score", "Streams", "TokenLoss", "TrainBatch"]
+
+Ending = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is asked.
+
+    `id` is the row's number in its data source: a part of the randomness key, stable over epochs and restarts.
+    `columns` are the row's other columns and reach the reward by name; `messages` is the chat, if it was one.
+    """
+
+    id: int
+    text: str
+    ids: tuple[int, ...]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the policy wrote: `ids` include the ending EOS or stop tokens, `text` does not.
+
+    `logprobs[t]` is the log-probability of `ids[t]` under the distribution it was sampled from (temperature
+    applied). `ended` is recorded by the sampler, never guessed: `"length"` is a truncated completion.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[float, ...]
+    ended: Ending
+    sample_index: int
+    policy_version: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """The reward of one completion. Not `valid`: it takes no part in statistics or loss, `reward` is 0 and `fault` says why.
+
+    `parts` are the weighted rewards' raw values by name (None: did not apply). `step_ends[j]` is the index of
+    the last token of step j, `step_rewards[j]` its reward.
+    """
+
+    reward: float
+    valid: bool = True
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    fault: str | None = None
+    step_ends: tuple[int, ...] = ()
+    step_rewards: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt, and their scores once a scorer has seen them (`()` before)."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    scores: tuple[Score, ...] = ()
+    draw: int = 0
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What one forward pass gives the losses: `(b, T)` each, 0 where there is no token; absent unless asked for."""
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+    full_kl: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """A loss per token `(b, T)`, unreduced, and `(b, T)` statistics by metric name (detached), unreduced too."""
+
+    loss: Tensor
+    stats: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __add__(self, other: TokenLoss) -> TokenLoss:
+        return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats})
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """Everything a learner needs and nothing else. Shapes: `(B, T)` over completion tokens, padded on the right.
+
+    completion_ids (B, T) int64     0 beyond `lengths`
+    lengths        (B,)   int64     tokens of the completion, its ending token included
+    loss_mask      (B, T) bool      True: this token exists and is trained
+    valid          (B,)   bool      False: no usable reward; loss_mask is off for the whole row
+    group_ids      (B,)   int64     index into `prompts`; rows of a group are adjacent
+    prompts        tuple of (P_g,) int64, one a group
+    rewards        (B,)   float64   0 where not valid
+    rollout_logprobs, old_logprobs, ref_logprobs, values, advantages, returns, token_weights   (B, T) or absent
+    ref_hidden     (N, H)           reference hidden states of all completion tokens, rows one after another (`full` KL only)
+    step_ends, step_rewards (B, S), step_counts (B,)   or absent
+    """
+
+    completion_ids: Tensor
+    lengths: Tensor
+    loss_mask: Tensor
+    valid: Tensor
+    group_ids: Tensor
+    prompts: tuple[Tensor, ...]
+    rewards: Tensor
+    rollout_logprobs: Tensor | None = None
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    ref_hidden: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    token_weights: Tensor | None = None
+    step_ends: Tensor | None = None
+    step_rewards: Tensor | None = None
+    step_counts: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """B, the number of completions."""
+        return self.completion_ids.shape[0]
+
+    @property
+    def token_count(self) -> int:
+        """Tokens that are trained: the number of True in `loss_mask`."""
+        return int(self.loss_mask.sum())
+
+    def having(self, **streams: Any) -> TrainBatch:
+        """This batch with the named fields replaced."""
+        return replace(self, **streams)
+
+    def with_advantages(self, advantages: Tensor) -> TrainBatch:
+        """This batch with `advantages` `(B, T)`."""
+        return replace(self, advantages=advantages)
+
+    def with_weights(self, token_weights: Tensor) -> TrainBatch:
+        """This batch with `token_weights` `(B, T)`, which hold the global denominators."""
+        return replace(self, token_weights=token_weights)
+
+    def existing(self) -> Tensor:
+        """`(B, T)` bool: this token exists (trained or not)."""
+        positions = torch.arange(self.completion_ids.shape[1], device=self.lengths.device)
+        return positions[None, :] < self.lengths[:, None]
