@@ -1,0 +1,53 @@
+# Two commands: `make demo` trains the shipped tiny model, `make test` runs the tests. Both set up .venv first.
+#   PYTHON=python3.12   another interpreter (>= 3.11)        VENV=dir   another place for the environment
+#   TORCH=cpu|default   which build of torch to install (default: cpu where there is no NVIDIA GPU)
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= auto
+BIN := $(VENV)/bin
+SETUP := PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" sh scripts/setup.sh
+
+.PHONY: demo test slow check format lint types layers ten-seeds clean help
+
+help:
+	@sed -n '1,3p' Makefile | cut -c3-
+	@echo "make demo | test | check | slow | format | ten-seeds | clean"
+
+$(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
+	@$(SETUP) run
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(SETUP) dev
+
+demo: $(VENV)/.installed
+	@$(BIN)/oncurve demo $(DEMO)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(PYTEST)
+
+slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(PYTEST)
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+layers: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
+check: lint types layers test slow
+
+# The demo's figures over ten seeds, as a table (about half an hour).
+ten-seeds: $(VENV)/.installed
+	$(BIN)/python scripts/ten_seeds.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
