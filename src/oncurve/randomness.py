@@ -1,0 +1,96 @@
+"""Randomness without generators: every random number is a function of what it is for.
+
+A sampled token's uniform depends on `(seed, draw, prompt id, sample index, position)` and nothing else, a shuffle on
+`(seed, epoch)`. So there is no generator state to save, a resumed run draws what the uninterrupted one would have, and
+neither batching nor the order in which completions end can change a number. torch has no counter-based generator on
+the CPU; a small integer hash in torch ops is the same there and on CUDA.
+
+The hash takes the coordinates in one after another, `h ← mix(h ⊕ v·γ)`, where γ is 2⁶⁴ over the golden ratio and `mix`
+is the 64-bit finaliser of SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014, with Stafford's constants, variant 13).
+
+Covered: statistical quality for sampling and shuffling. Not covered: cryptography; anyone can invert this.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["permutation", "row_keys", "uniform", "uniform_at"]
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits as `value`: torch has no unsigned arithmetic, and its int64 wraps."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = _signed(0x94D049BB133111EB)
+
+# Where each family of numbers starts, so that no shuffle shares a hash with a token.
+_TOKENS = 1
+_SHUFFLES = 2
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """The logical shift: torch's `>>` copies the sign bit in from the left, the mask takes it out again."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser: a bijection of the 64-bit integers in which every bit depends on every bit."""
+    x = (x ^ _shift_right(x, 30)) * _MULTIPLIER_1
+    x = (x ^ _shift_right(x, 27)) * _MULTIPLIER_2
+    return x ^ _shift_right(x, 31)
+
+
+def _absorb(state: Tensor, value: Tensor | int) -> Tensor:
+    """The state after one more coordinate, `mix(state ⊕ value·γ)`; shapes broadcast."""
+    return _mix(state ^ (value * _GAMMA if isinstance(value, Tensor) else _signed(value * _GAMMA)))
+
+
+def _start(family: int, *coordinates: int) -> Tensor:
+    """The state () after the coordinates that are the same for every row."""
+    state = _mix(torch.tensor(family))
+    for coordinate in coordinates:
+        state = _absorb(state, coordinate)
+    return state
+
+
+def row_keys(seed: int, draw: int, prompt_ids: Tensor, sample_index: Tensor) -> Tensor:
+    """A completion's key `(n,)` int64, from which `uniform_at` makes the number of each of its positions.
+
+    `seed` and `draw` are any integers (taken modulo 2⁶⁴); `prompt_ids` and `sample_index` are `(n,)` int64.
+    """
+    return _absorb(_absorb(_start(_TOKENS, seed, draw), prompt_ids), sample_index)
+
+
+def uniform_at(keys: Tensor, position: Tensor | int) -> Tensor:
+    """The uniforms of completions `keys` at token `position`, float64, strictly inside (0, 1); shapes broadcast.
+
+    The value is `(2k + 1) / 2⁵³` with `k` the upper 52 bits of the hash: all 53 bits of a float64 are used, the value
+    is exact, symmetric about 1/2, and neither 0 nor 1 can come out (rounding `(k + ½) / 2⁵³` would reach 1).
+    """
+    upper = _shift_right(_absorb(keys, position), 12)
+    return (upper * 2 + 1).to(torch.float64) * 2.0**-53
+
+
+def uniform(seed: int, draw: int, prompt_ids: Tensor, sample_index: Tensor, position: Tensor | int) -> Tensor:
+    """The uniform `(n,)` float64 in (0, 1) of a token: a pure function of its five coordinates, CPU and CUDA alike.
+
+    prompt_ids, sample_index   (n,) int64
+    position                   (n,) int64 or one int: the token's index t in its completion
+    """
+    return uniform_at(row_keys(seed, draw, prompt_ids, sample_index), position)
+
+
+def permutation(seed: int, epoch: int, n: int) -> Tensor:
+    """The order `(n,)` int64 in which epoch `epoch` visits `n` rows: row indices sorted by their hash, ties by index.
+
+    Raises ValueError where `n` is negative.
+    """
+    if n < 0:
+        raise ValueError(f"permutation of {n} rows: n must be >= 0")
+    return torch.argsort(_absorb(_start(_SHUFFLES, seed, epoch), torch.arange(n)), stable=True)
