@@ -1,0 +1,278 @@
+"""How settings become objects.
+
+A *component* is its settings: a frozen pydantic model whose fields are the configuration's keys. `build` turns
+a table such as `{"kind": "clipped", "clip_high": 0.28}` into one, `locate` imports what a path names, and
+`explain_validation` says what is wrong with a table in words a user can act on.
+
+Covered: strict keys, near names, no silent coercion (`true` is not 1, `"5"` is not 5), paths to code.
+Not covered: files, layers and presets (`oncurve.run.loading`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import math
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from oncurve.errors import ConfigError
+
+__all__ = ["Component", "build", "explain_validation", "kind_of", "locate", "nearest", "suggest", "validated"]
+
+Settings = TypeVar("Settings", bound="Component")
+
+
+class Component(BaseModel):
+    """Base of all settings: frozen, unknown keys refused, numbers never made from strings or booleans.
+
+    One conversion is made on purpose: YAML 1.1 reads `1e-6` (no dot) as a string, so a string is taken for a
+    number where only a number can be meant and the string is one in exponent notation.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_silent_conversion(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields.get(info.field_name or "")
+        return value if field is None else _checked(value, _leaf_types(field.annotation))
+
+
+def _leaf_types(annotation: Any) -> set[Any]:
+    """The scalar types an annotation mentions: `tuple[float, ...] | None` -> {float, NoneType}; literals by type."""
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return {type(choice) for choice in typing.get_args(annotation)}
+    if origin is typing.Annotated:
+        return _leaf_types(typing.get_args(annotation)[0])
+    if origin is None:
+        return {annotation}
+    if origin in (typing.Union, types.UnionType, tuple, list, set, frozenset):
+        return set().union(*(_leaf_types(inner) for inner in typing.get_args(annotation) if inner is not Ellipsis))
+    return {origin}
+
+
+def _checked(value: Any, allowed: set[Any]) -> Any:
+    """`value` if no scalar in it would change its type on the way in; ValueError (pydantic reports it) otherwise."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_checked(item, allowed) for item in value) if type(value) in (list, tuple) else value
+    if isinstance(value, bool) and bool not in allowed and allowed & {int, float}:
+        raise ValueError("expected a number, not true or false")
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and bool in allowed
+        and not allowed & {int, float}
+    ):
+        raise ValueError("expected true or false")
+    if isinstance(value, str) and allowed & {int, float, bool} and not allowed & {str, Path, object, Any}:
+        return _number_in_disguise(value, allowed)
+    return value
+
+
+def _number_in_disguise(text: str, allowed: set[Any]) -> float:
+    """The number YAML took for a string (`1e-6`); any other string is refused."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if float in allowed and math.isfinite(number) and "e" in text.lower() and "_" not in text:
+        return number
+    expected = "a number" if allowed & {int, float} else "true or false"
+    raise ValueError(f"expected {expected}, not a string")
+
+
+def build(
+    settings: Mapping[str, Any] | Component,
+    kinds: Mapping[str, type[Component]],
+    where: str,
+    default_kind: str | None = None,
+    base: Path | None = None,
+) -> Component:
+    """The component that a table of settings describes; a component is returned as it is.
+
+    `kind` names a class of `kinds`, or one by path (`module:Name`, `file.py:Name` relative to `base`); without
+    it `default_kind` is meant, or the only kind there is. `where` is the table's name in messages.
+
+    Raises ConfigError: unknown kind or key (with the nearest name), a value of the wrong type or range.
+    """
+    if isinstance(settings, Component):
+        return settings
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{where}: expected a table of settings, got {settings!r}")
+    values = dict(settings)
+    kind = values.pop("kind", default_kind or (next(iter(kinds)) if len(kinds) == 1 else None))
+    return validated(_component_class(kind, kinds, where, base), values, where)
+
+
+def _component_class(kind: Any, kinds: Mapping[str, type[Component]], where: str, base: Path | None) -> type[Component]:
+    names = ", ".join(kinds)
+    if kind is None:
+        raise ConfigError(f"{where}.kind: missing; choose one of: {names}")
+    if not isinstance(kind, str):
+        raise ConfigError(f"{where}.kind: expected a name, got {kind!r}; choose one of: {names}")
+    if ":" not in kind:
+        if kind not in kinds:
+            near = suggest(kind, kinds)
+            raise ConfigError(f"{where}.kind: unknown kind {kind!r}{near}; choose one of: {names}, or 'module:Name'")
+        return kinds[kind]
+    try:
+        found = locate(kind, base)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.kind: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Component)):
+        raise ConfigError(f"{where}.kind: {kind} is not a class derived from oncurve.spec.Component; it is {found!r}")
+    return found
+
+
+def validated(cls: type[Settings], values: Mapping[str, Any], where: str) -> Settings:
+    """`cls(**values)`, with what is wrong said as one ConfigError. `where` is "" for a whole file."""
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(explain_validation(error, where, cls)) from error
+
+
+def kind_of(component: Component, kinds: Mapping[str, type[Component]]) -> str:
+    """The `kind` that `build` would need to make this component again: a name of `kinds`, or a path to its class."""
+    for name, cls in kinds.items():
+        if type(component) is cls:
+            return name
+    cls = type(component)
+    module = sys.modules.get(cls.__module__)
+    if cls.__module__.startswith(_FILE_MODULE) and module is not None:
+        return f"{module.__file__}:{cls.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+_FILE_MODULE = "oncurve_file_"
+
+
+def locate(path: str, base: Path | None = None) -> Any:
+    """What `"package.module:Name"` or `"file.py:name"` names. A relative file is looked for in `base` (else here).
+
+    A file is imported once in a process, whatever the spelling of its path; its folder is importable while it
+    loads. Raises ConfigError: no such module, file or attribute (with the nearest name), or the import failed.
+    """
+    source, colon, name = path.rpartition(":")
+    if not colon or not source or not name:
+        raise ConfigError(f"{path!r} is not a path to code; write 'package.module:name' or 'file.py:name'")
+    module = _import_file(source, base) if source.endswith(".py") else _import_module(source)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [key for key in vars(found) if not key.startswith("_")]
+            raise ConfigError(f"{source} has no {name!r}{suggest(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def _import_module(name: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            mend = "for a file write 'path/to/file.py:name'; a package must be installed where oncurve runs"
+            raise ConfigError(f"there is no module {name!r}; {mend}") from error
+        raise ConfigError(f"importing {name} failed: {_last_words(error)}") from error
+    except Exception as error:
+        raise ConfigError(f"importing {name} failed: {_last_words(error)}") from error
+
+
+def _import_file(source: str, base: Path | None) -> types.ModuleType:
+    file = ((base or Path.cwd()) / Path(source).expanduser()).resolve()
+    name = f"{_FILE_MODULE}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not file.is_file():
+        raise ConfigError(f"there is no file {file}")
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{file} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.append(str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"importing {file} failed: {_last_words(error)}") from error
+    finally:
+        sys.path.remove(str(file.parent))
+    return module
+
+
+def _last_words(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    line = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{line}"
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option most like `word`, if one is near enough to be meant."""
+    names = list(options)
+    close = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1, cutoff=0.6)
+    return next((name for name in names if close and name.lower() == close[0]), None)
+
+
+def suggest(word: str, options: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the option most like `word`, or `""`."""
+    near = nearest(word, options)
+    return f"; did you mean {near!r}?" if near is not None else ""
+
+
+def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] | None = None) -> str:
+    """What is wrong, a line a key: `section.key: what is wrong, what was given`; unknown keys with the nearest name."""
+    lines: dict[str, list[str]] = {}
+    for detail in error.errors(include_url=False):
+        names = [str(part) for part in detail["loc"] if not _is_union_branch(part)]
+        place = ".".join(([where] if where else []) + names) or "settings"
+        lines.setdefault(place, []).append(_complaint(detail, names, cls))
+    return "\n".join(f"{place}: {' or '.join(dict.fromkeys(said))}" for place, said in lines.items())
+
+
+def _is_union_branch(part: Any) -> bool:
+    """Pydantic names the branch of a union in an error's place (`int`, `list[str]`); no key of ours looks so."""
+    return isinstance(part, str) and (part in {"int", "float", "str", "bool", "callable", "none"} or "[" in part)
+
+
+def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None) -> str:
+    given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        keys = _keys_at(cls, names[:-1])
+        return f"unknown key{suggest(names[-1], keys)}" + (f"; the keys here are: {', '.join(keys)}" if keys else "")
+    if kind == "missing":
+        return "missing; it has no default"
+    if kind == "literal_error":
+        choices = context["expected"]
+        near = suggest(given, [word.strip("' ") for word in choices.replace(" or ", ", ").split(",")])
+        return (
+            f"expected {choices}, got {given!r}{near}"
+            if isinstance(given, str)
+            else f"expected {choices}, got {given!r}"
+        )
+    message = str(context["error"]) if "error" in context else detail["msg"].removeprefix("Input ")
+    if isinstance(given, Mapping) and kind == "value_error":
+        return message  # a whole table's check: its message names the keys
+    return f"{message}, got {given!r}"
+
+
+def _keys_at(cls: type[BaseModel] | None, names: list[str]) -> list[str]:
+    """The keys of the table that `names` leads to from `cls`, as far as nested models say."""
+    for name in names:
+        field = cls.model_fields.get(name) if cls is not None else None
+        leaves = _leaf_types(field.annotation) if field is not None else set()
+        cls = next((leaf for leaf in leaves if isinstance(leaf, type) and issubclass(leaf, BaseModel)), None)
+    return list(cls.model_fields) if cls is not None else []

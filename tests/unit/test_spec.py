@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from oncurve.errors import ConfigError
+from oncurve.spec import Component, build, kind_of, locate, suggest, validated
+
+
+class Clip(Component):
+    clip_low: float = Field(default=0.2, ge=0)
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    words: tuple[str, ...] = ()
+    on: bool = False
+    count: int = 1
+    where: Literal["loss", "reward"] = "loss"
+
+
+class Plain(Component):
+    pass
+
+
+class Outer(Component):
+    clip: Clip = Clip()
+
+
+KINDS: dict[str, type[Component]] = {"clip": Clip, "plain": Plain}
+
+
+def complaint(settings: Any, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(settings, KINDS, "objective", **options)
+    return str(caught.value)
+
+
+def test_a_kind_becomes_its_component_with_defaults():
+    assert build({"kind": "clip", "clip_high": 0.28}, KINDS, "objective") == Clip(clip_high=0.28)
+    assert build({"clip_high": 0.28}, KINDS, "objective", default_kind="clip") == Clip(clip_high=0.28)
+    assert build({}, {"plain": Plain}, "objective") == Plain()
+
+
+def test_a_component_is_returned_as_it_is():
+    made = Clip()
+    assert build(made, KINDS, "objective") is made
+
+
+def test_an_unknown_key_is_named_with_its_nearest():
+    said = complaint({"kind": "clip", "clip_hihg": 0.28})
+    assert said.startswith("objective.clip_hihg: unknown key; did you mean 'clip_high'?")
+
+
+def test_an_unknown_key_of_a_nested_table_is_looked_for_in_that_table():
+    with pytest.raises(ConfigError, match=r"clip\.cuont: unknown key; did you mean 'count'"):
+        validated(Outer, {"clip": {"cuont": 3}}, "")
+
+
+def test_an_unknown_kind_is_named_with_its_nearest_and_all_there_are():
+    said = complaint({"kind": "clipp"})
+    assert "did you mean 'clip'?" in said
+    assert "clip, plain" in said
+
+
+def test_a_missing_kind_lists_the_kinds():
+    assert complaint({}) == "objective.kind: missing; choose one of: clip, plain"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"count": True}, "objective.count: expected a number, not true or false, got True"),
+        ({"count": "5"}, "objective.count: expected a number, not a string, got '5'"),
+        ({"clip_low": "0.2"}, "objective.clip_low: expected a number, not a string, got '0.2'"),
+        ({"clip_low": -1}, "objective.clip_low: should be greater than or equal to 0, got -1"),
+        ({"on": "yes"}, "objective.on: expected true or false, not a string, got 'yes'"),
+        ({"on": 1}, "objective.on: expected true or false, got 1"),
+        ({"betas": [0.9, True]}, "objective.betas: expected a number, not true or false, got [0.9, True]"),
+        ({"clip_low": float("nan")}, "objective.clip_low: should be a finite number, got nan"),
+        ({"where": "los"}, "objective.where: expected 'loss' or 'reward', got 'los'; did you mean 'loss'?"),
+        ({"count": 1.5}, "objective.count: should be a valid integer, got a number with a fractional part, got 1.5"),
+        ({"words": "stop"}, "objective.words: should be a valid tuple, got 'stop'"),
+        ({"words": [1]}, "objective.words.0: should be a valid string, got 1"),
+    ],
+)
+def test_a_value_never_changes_its_type_silently(settings: dict[str, Any], said: str):
+    assert complaint({"kind": "clip", **settings}) == said
+
+
+def test_every_wrong_key_is_reported_at_once():
+    said = complaint({"kind": "clip", "count": "5", "on": 1})
+    assert said.splitlines() == [
+        "objective.on: expected true or false, got 1",
+        "objective.count: expected a number, not a string, got '5'",
+    ]
+
+
+def test_the_number_that_yaml_reads_as_a_string_is_a_number():
+    made = build({"kind": "clip", "clip_low": "1e-6", "betas": ["9e-1", 0.99]}, KINDS, "objective")
+    assert made == Clip(clip_low=1e-6, betas=(0.9, 0.99))
+
+
+def test_lists_become_tuples_and_integers_become_floats():
+    made = build({"kind": "clip", "betas": [0, 1], "words": ["a"]}, KINDS, "objective")
+    assert made == Clip(betas=(0.0, 1.0), words=("a",))
+
+
+def test_a_component_is_frozen():
+    with pytest.raises(ValidationError):
+        Clip().clip_low = 0.3  # type: ignore[misc]
+
+
+def test_a_table_is_expected():
+    assert "expected a table" in complaint("clip")
+
+
+CODE = """
+from oncurve.spec import Component
+import neighbour
+
+class Mine(Component):
+    scale: float = neighbour.SCALE
+
+def reward(completion): return 1.0
+"""
+
+
+def test_code_is_located_in_a_file_beside_the_recipe(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(CODE)
+    (tmp_path / "neighbour.py").write_text("SCALE = 3.0")
+    made = build({"kind": "mine.py:Mine"}, KINDS, "objective", base=tmp_path)
+    assert made.model_dump() == {"scale": 3.0}
+    assert kind_of(made, KINDS) == f"{tmp_path / 'mine.py'}:Mine"
+    assert build({"kind": kind_of(made, KINDS)}, KINDS, "objective") == made  # one class, whatever the spelling
+    assert locate("mine.py:reward", tmp_path)("x") == 1.0
+
+
+def test_kind_of_a_component_is_its_name_or_its_path():
+    assert kind_of(Clip(), KINDS) == "clip"
+    assert kind_of(Outer(), KINDS).endswith("test_spec:Outer")
+
+
+def test_an_installed_name_is_located():
+    assert locate("json:decoder.JSONDecoder").__name__ == "JSONDecoder"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nowhere.py:f", "there is no file"),
+        ("no_such_module:f", "there is no module 'no_such_module'"),
+        ("json:dunps", "json has no 'dunps'; did you mean 'dumps'?"),
+        ("json", "is not a path to code"),
+        ("broken.py:f", r"broken.py failed: line 1"),
+        ("raises.py:f", r"raises.py failed: ZeroDivisionError: division by zero \(raises.py line 2\)"),
+        ("lacks.py:f", r"lacks.py failed: ModuleNotFoundError: No module named 'nonesuch'"),
+    ],
+)
+def test_what_cannot_be_located_is_said(path: str, said: str, tmp_path: Path):
+    (tmp_path / "broken.py").write_text("def (:")
+    (tmp_path / "raises.py").write_text("x = 1\n1 / 0\n")
+    (tmp_path / "lacks.py").write_text("import nonesuch")
+    with pytest.raises(ConfigError, match=said):
+        locate(path, tmp_path)
+
+
+def test_only_a_component_class_is_a_kind():
+    assert "is not a class derived from oncurve.spec.Component" in complaint({"kind": "json:dumps"})
+
+
+def test_suggest_is_silent_when_nothing_is_near():
+    assert suggest("zzz", ["alpha", "beta"]) == ""
+    assert suggest("Alpah", ["alpha", "beta"]) == "; did you mean 'alpha'?"
