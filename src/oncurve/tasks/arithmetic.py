@@ -1,0 +1,235 @@
+"""The built-in task: word problems with several numbers, solved in writing, with a checkable answer.
+
+    Mia has 7 bags of 8 beads. She finds 46, sells 19 and wins 25. How many beads now?
+
+    7*8=56
+    56+46=102
+    102-19=83
+    83+25=108
+    #### 108
+
+Working is lines of `left=value`: each takes the running total and applies the next one or more changes. The
+three styles differ only in how many operations go into one line, and so in how hard a line is to get right:
+
+    steps   one a line, as above
+    pairs   two a line:      7*8+46=102 / 102-19+25=108 / #### 108
+    leap    all in one line: 7*8+46-19+25=108 / #### 108
+
+Problems are a pure function of (split, seed, index), and a problem belongs to the split that a hash of its numbers
+says: what is held out occurs in no training stream, whatever the seed, the names, or the order of the numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, get_args
+
+from oncurve.errors import ConfigError
+
+__all__ = [
+    "STYLES",
+    "ArithmeticTask",
+    "Problem",
+    "Split",
+    "Style",
+    "answer_of",
+    "check_steps",
+    "is_correct",
+    "problem",
+    "problems",
+    "read_question",
+    "solution",
+    "split_of",
+]
+
+Split = Literal["train", "test"]
+Style = Literal["leap", "pairs", "steps"]
+STYLES: tuple[Style, ...] = get_args(Style)
+
+OPERATIONS_PER_LINE: dict[Style, int] = {"leap": 99, "pairs": 2, "steps": 1}
+TEST_SHARE = 16  # one problem in so many is held out
+LARGEST_TOTAL = 199  # running totals stay within 1 .. this
+CHANGES = (2, 3, 4)  # how many numbers follow "bags of"
+CHANGE_SIZES = range(5, 61)
+
+PEOPLE = {"Mia": "She", "Ava": "She", "Zoe": "She", "Leo": "He", "Sam": "He", "Tom": "He"}
+THINGS = ("beads", "cards", "coins", "nuts", "shells", "stamps")
+GAINS = ("buys", "finds", "gets", "wins")
+LOSSES = ("drops", "loses", "sells", "uses")
+
+_START = re.compile(r"(\d+) bags of (\d+)")
+_CHANGE = re.compile(rf"({'|'.join(GAINS + LOSSES)}) (\d+)")
+_ANSWER = re.compile(r"####[ \t]*(-?\d+)")
+_LINE = re.compile(r"(\d+(?:[*+-]\d+)+)=(\d+)")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One word problem: `bags * each`, then `changes` (negative: a loss) one after another.
+
+    Example: `Problem(7, 8, (46, -19, 25), "Mia has 7 bags of 8 beads. ...")` has
+    `terms == ("7", "*8", "+46", "-19", "+25")`, `totals == (56, 102, 83, 108)` and `answer == "108"`.
+    """
+
+    bags: int
+    each: int
+    changes: tuple[int, ...]
+    question: str
+
+    @property
+    def prompt(self) -> str:
+        """What the policy is given: the question and the end of its line."""
+        return self.question + "\n"
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The first number, then one operation a term, as they stand in the working."""
+        return (str(self.bags), f"*{self.each}", *(f"{change:+d}" for change in self.changes))
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """The running total after each operation; the last is the answer."""
+        return tuple(accumulate(self.changes, initial=self.bags * self.each))
+
+    @property
+    def answer(self) -> str:
+        """The right answer, in digits."""
+        return str(self.totals[-1])
+
+    def row(self) -> dict[str, str]:
+        """This problem as a data row: `prompt` is asked, the other columns reach the reward."""
+        return {"prompt": self.prompt, "question": self.question, "answer": self.answer}
+
+
+def split_of(bags: int, each: int, changes: tuple[int, ...]) -> Split:
+    """The split these numbers belong to: "test" for one problem in `TEST_SHARE`, decided by a hash.
+
+    The order of the numbers does not count, so a held-out problem is not met in training with two of its
+    numbers swapped either; nor do names and things, which the numbers do not depend on.
+    """
+    key = f"{sorted((bags, each))}{sorted(changes)}"
+    return "test" if hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % TEST_SHARE == 0 else "train"
+
+
+def problem(split: Split, index: int, seed: int = 0) -> Problem:
+    """Problem number `index` (from 0) of the endless stream of `split` and `seed`: always the same one."""
+    if split not in get_args(Split):
+        raise ConfigError(f'split is "train" or "test", not {split!r}')
+    draw = random.Random(f"{split}/{seed}/{index}")
+    while True:
+        bags, each = draw.randint(2, 9), draw.randint(2, 9)
+        changes = tuple(draw.choice((-1, 1)) * draw.choice(CHANGE_SIZES) for _ in range(draw.choice(CHANGES)))
+        totals = accumulate(changes, initial=bags * each)
+        if all(1 <= total <= LARGEST_TOTAL for total in totals) and split_of(bags, each, changes) == split:
+            return Problem(bags, each, changes, _story(draw, bags, each, changes))
+
+
+def problems(split: Split, count: int, seed: int = 0, start: int = 0) -> list[Problem]:
+    """`count` problems of the stream, from number `start` on. The held-out set is `problems("test", count)`."""
+    return [problem(split, index, seed) for index in range(start, start + count)]
+
+
+def _story(draw: random.Random, bags: int, each: int, changes: tuple[int, ...]) -> str:
+    name, thing = draw.choice(tuple(PEOPLE)), draw.choice(THINGS)
+    events = [f"{draw.choice(GAINS if change > 0 else LOSSES)} {abs(change)}" for change in changes]
+    told = ", ".join(events[:-1]) + " and " + events[-1]
+    return f"{name} has {bags} bags of {each} {thing}. {PEOPLE[name]} {told}. How many {thing} now?"
+
+
+def read_question(question: str) -> Problem:
+    """The problem a question tells, read back from its text.
+
+    Raises ValueError where the text is not one of this task's questions.
+    """
+    start = _START.search(question)
+    if start is None:
+        raise ValueError(f"not a question of the arithmetic task: {question!r}")
+    changes = tuple(int(n) if verb in GAINS else -int(n) for verb, n in _CHANGE.findall(question, start.end()))
+    return Problem(int(start[1]), int(start[2]), changes, question.removesuffix("\n"))
+
+
+def solution(problem: Problem, style: Style = "steps") -> str:
+    """A right solution in `style`: lines of working, then `#### answer`, without an end of line after it."""
+    terms, totals, most = problem.terms, problem.totals, OPERATIONS_PER_LINE[style]
+    lines, left = [], terms[0]
+    for first in range(1, len(terms), most):
+        operations = terms[first : first + most]
+        total = str(totals[first + len(operations) - 2])
+        lines.append(f"{left}{''.join(operations)}={total}")
+        left = total
+    return "\n".join([*lines, f"#### {problem.answer}"])
+
+
+def answer_of(text: str) -> str | None:
+    """The number after the last `####`, in plain digits (`"007"` is `"7"`); None where there is none."""
+    found = _ANSWER.findall(text)
+    return str(int(found[-1])) if found else None
+
+
+def is_correct(text: str, answer: Problem | str) -> bool:
+    """Whether `text` ends in the right answer. `answer` is the problem, or its answer in digits."""
+    return answer_of(text) == (answer.answer if isinstance(answer, Problem) else answer)
+
+
+def check_steps(text: str, question: str) -> list[tuple[int, bool]]:
+    """The steps of a completion: for each, the offset in `text` just after it and whether it is right.
+
+    A step is a line that is not blank, its end of line included. A line of working is right when its left side is
+    the running total followed by the next operations of the question, and its value is true; the answer line is
+    right when it is the right answer. Nothing built on a wrong step is right: after the first wrong one all are
+    wrong, as the right answer no longer follows from what is written.
+
+    Example: for 7 bags of 8 and +46, `"7*8=56\\n56+46=112\\n#### 112"` gives `[(7, True), (17, False), (25, False)]`.
+    """
+    asked = read_question(question)
+    terms, totals = asked.terms, asked.totals
+    steps: list[tuple[int, bool]] = []
+    done, total, sound = 0, terms[0], True  # operations done, what the next line starts from, no wrong step yet
+    for end, line in _lines(text):
+        if "####" in line:
+            sound = sound and _ANSWER.fullmatch(line) is not None and answer_of(line) == asked.answer
+        else:
+            matched = _LINE.fullmatch(line)
+            ahead = [total + "".join(terms[1 + done : 1 + upto]) for upto in range(done + 1, len(terms))]
+            sound = sound and matched is not None and matched[1] in ahead
+            if sound and matched is not None:
+                done += 1 + ahead.index(matched[1])
+                sound, total = matched[2] == str(totals[done - 1]), matched[2]
+        steps.append((end, sound))
+    return steps
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    end = 0
+    for line in text.splitlines(keepends=True):
+        end += len(line)
+        if line.strip():
+            yield end, line.strip()
+
+
+@dataclass(frozen=True)
+class ArithmeticTask:
+    """The task as the data and reward rooms take it: rows to ask, and the two checkers.
+
+    seed   which training stream; the held-out problems do not depend on it
+    """
+
+    seed: int = 0
+
+    def rows(self, split: Split, count: int, start: int = 0) -> list[dict[str, str]]:
+        """`count` rows `{"prompt", "question", "answer"}` of a split, from number `start` on."""
+        seed = self.seed if split == "train" else 0
+        return [item.row() for item in problems(split, count, seed, start)]
+
+    def is_correct(self, text: str, answer: str) -> bool:
+        """Whether a completion ends in the right answer."""
+        return is_correct(text, answer)
+
+    def check_steps(self, text: str, question: str) -> list[tuple[int, bool]]:
+        """The end of each step in `text`, and whether the step is right."""
+        return check_steps(text, question)
