@@ -1,0 +1,54 @@
+"""Models and tokenizers: what predicts the next token, fast where it can be, plainly where it must.
+
+Loaded lazily: importing this package imports neither torch's nor transformers' weight.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oncurve.models.causal import CausalModel, Decoder, Head
+    from oncurve.models.chat import Rendered, render
+    from oncurve.models.generic import GenericModel
+    from oncurve.models.huggingface import LoadedModel, ModelConfig, save
+    from oncurve.models.network import TransformersModel
+    from oncurve.models.probe import wrap
+    from oncurve.models.streams import token_streams
+
+_HOMES = {
+    "CausalModel": "causal",
+    "Decoder": "causal",
+    "GenericModel": "generic",
+    "Head": "causal",
+    "LoadedModel": "huggingface",
+    "ModelConfig": "huggingface",
+    "Rendered": "chat",
+    "TransformersModel": "network",
+    "render": "chat",
+    "save": "huggingface",
+    "token_streams": "streams",
+    "wrap": "probe",
+}
+
+__all__ = [
+    "CausalModel",
+    "Decoder",
+    "GenericModel",
+    "Head",
+    "LoadedModel",
+    "ModelConfig",
+    "Rendered",
+    "TransformersModel",
+    "render",
+    "save",
+    "token_streams",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

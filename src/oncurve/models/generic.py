@@ -1,0 +1,117 @@
+"""The generic path: any `nn.Module` with `forward(input_ids (B, L)) -> logits (B, L, V)`, or an object with `.logits`.
+
+Prompts and completions are put together row by row, padded on the *right* and run whole: a causal model never looks
+right, so padding needs no mask. `hidden` is the logits themselves and `logits()` only widens them. There is no cache:
+the decoder runs everything again at each step. Slower than `network.TransformersModel`, same results, and said so at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.errors import ModelError
+from oncurve.models.causal import Head, at_least_float32, check_decoder, check_rows, module_device
+
+__all__ = ["GenericDecoder", "GenericModel", "plain_logits"]
+
+
+def plain_logits(module: nn.Module, input_ids: Tensor) -> Tensor:
+    """`module(input_ids)` as logits `(B, L, V)`.
+
+    Raises:
+        ModelError: the module returns neither a `(B, L, V)` tensor nor an object with such a `.logits`.
+    """
+    result = module(input_ids)
+    logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != input_ids.shape:
+        given = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(result).__name__
+        raise ModelError(
+            f"{type(module).__name__}(input_ids) must return logits of shape (batch, length, vocabulary), or an object "
+            f"with such a `.logits`; for input_ids of shape {tuple(input_ids.shape)} it returned {given}"
+        )
+    return logits
+
+
+class GenericModel:
+    """A `CausalModel` over any module that maps token ids to logits."""
+
+    fast = False
+
+    def __init__(self, module: nn.Module, path_reason: str = "generic path: plain padded forward, no cache") -> None:
+        self.module = module.eval()
+        self.path_reason = path_reason
+
+    def completion_hidden(
+        self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """See `CausalModel.completion_hidden`; H is the size of the vocabulary."""
+        check_rows(prompts, group_ids, completion_ids, lengths)
+        device = module_device(self.module)
+        group_ids, completion_ids, lengths = group_ids.to(device), completion_ids.to(device), lengths.to(device)
+        prompt_ids, prompt_lengths = _pad([prompt.to(device) for prompt in prompts])
+        prompt_ids, starts = prompt_ids[group_ids], prompt_lengths[group_ids]
+        # The last token of a completion predicts nothing, so it is not run.
+        width = int((starts + lengths - 1).max()) if lengths.numel() else 0
+        row_ids = completion_ids.new_zeros(len(group_ids), max(width, prompt_ids.shape[1]))
+        row_ids[:, : prompt_ids.shape[1]] = prompt_ids
+        steps = torch.arange(completion_ids.shape[1], device=device)
+        fed = steps[None, :] < lengths[:, None] - 1
+        rows, columns = fed.nonzero(as_tuple=True)
+        row_ids[rows, starts[rows] + columns] = completion_ids[rows, columns]
+        logits = plain_logits(self.module.eval(), row_ids)
+        rows, columns = (steps[None, :] < lengths[:, None]).nonzero(as_tuple=True)
+        return logits[rows, starts[rows] - 1 + columns]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The hidden states are the logits: widened to float32 at least."""
+        return at_least_float32(hidden)
+
+    def head(self) -> Head:
+        """`logits`, which needs no weights."""
+        return self.logits
+
+    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> GenericDecoder:
+        """See `CausalModel.decoder`."""
+        return GenericDecoder(self.module.eval(), prompts, copies, max_new_tokens)
+
+
+class GenericDecoder:
+    """A `Decoder` without a cache: every step runs the whole rows again. Never records a gradient."""
+
+    @torch.no_grad()
+    def __init__(self, module: nn.Module, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> None:
+        check_decoder(prompts, copies)
+        device = module_device(module)
+        self._module = module
+        prompt_ids, lengths = _pad([prompt.to(device) for prompt in prompts])
+        logits = plain_logits(module, prompt_ids)
+        self.first_hidden = logits[torch.arange(len(prompts), device=device), lengths - 1]
+        self.groups = torch.repeat_interleave(
+            torch.arange(len(prompts), device=device), torch.tensor(list(copies), device=device)
+        )
+        self._ids = nn.functional.pad(prompt_ids[self.groups], (0, max_new_tokens))
+        self._lengths = lengths[self.groups]
+
+    @torch.no_grad()
+    def step(self, ids: Tensor) -> Tensor:
+        """See `Decoder.step`."""
+        rows = torch.arange(self._ids.shape[0], device=self._ids.device)
+        self._ids[rows, self._lengths] = ids.to(self._ids.device)
+        logits = plain_logits(self._module, self._ids[:, : int(self._lengths.max()) + 1])
+        hidden = logits[rows, self._lengths]
+        self._lengths = self._lengths + 1
+        return hidden
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder.keep`."""
+        rows = rows.to(self._ids.device)
+        self._ids, self._lengths, self.groups = self._ids[rows], self._lengths[rows], self.groups[rows]
+
+
+def _pad(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Prompts as `(M, P)` padded on the right with 0, and their lengths `(M,)`."""
+    lengths = torch.tensor([prompt.shape[0] for prompt in prompts], device=prompts[0].device)
+    return nn.utils.rnn.pad_sequence(list(prompts), batch_first=True), lengths
