@@ -1,0 +1,184 @@
+"""Single files: atomic writes, reads that check, frozen tensors by hash, and the disk's refusals in plain words."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from oncurve.errors import CheckpointError, UserError
+
+TEMPORARY = ".tmp-"
+
+
+class StorageError(UserError):
+    """The disk refused (full, read-only, no permission, I/O error). What was there before is intact."""
+
+
+def to_json(value: Any) -> bytes:
+    """`value` as JSON with sorted keys and a final newline: the same value gives the same bytes.
+
+    Raises ValueError for NaN and inf (non-finite values are never stored), TypeError for what JSON cannot hold.
+    """
+    return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, whole or not at all. Raises StorageError; an earlier file then stays as it was."""
+    temporary = temporary_beside(path)
+    with storage_errors(path, len(content)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_and_sync(temporary, content)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file. Raises CheckpointError, naming the file."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU, by name. Never unpickles. Raises CheckpointError."""
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def store(directory: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Keep frozen tensors (a reference, a base model) once, under the hash of their bytes; returns the file's name.
+
+    The same tensors give the same name, and a file that is there and whole is left alone. Hashing writes a temporary
+    copy: call this once for a frozen part and keep the name.
+    Raises StorageError.
+    """
+    temporary = temporary_beside(directory / "frozen")
+    needed = size_in_bytes(tensors)
+    with storage_errors(directory, needed):
+        directory.mkdir(parents=True, exist_ok=True)
+        require_space(directory, needed)
+        try:
+            write_tensors(temporary, tensors, directory.stat().st_mode)
+            size, digest = temporary.stat().st_size, sha256(temporary)
+            name = f"{digest}.safetensors"
+            if problem_with(directory / name, size, digest):
+                os.replace(temporary, directory / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(directory)
+    return name
+
+
+def fetch(directory: Path, name: str) -> dict[str, Tensor]:
+    """The tensors that `store` kept under `name`. Raises CheckpointError when the file is missing or damaged."""
+    path = directory / name
+    problem = problem_with(path, None, name.removesuffix(".safetensors"))
+    if problem:
+        raise CheckpointError(f"{path} {problem}; a checkpoint needs it and it cannot be rebuilt from the others")
+    return read_tensors(path)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A fresh temporary name in the folder of `path`; `sweep` knows it for a leftover."""
+    return path.parent / f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def write_and_sync(path: Path, content: bytes) -> None:
+    """Create `path` with `content` and wait for the disk. Raises OSError."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], mode: int) -> None:
+    """safetensors refuses tied and strided tensors and writes with mode 0600: untie, pack, and use the umask's mode."""
+    seen: set[int] = set()
+    plain = {}
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        plain[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
+        seen.add(tensor.untyped_storage().data_ptr())
+    save_file(plain, path)
+    path.chmod(mode & 0o666)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file's bytes, in hex. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def problem_with(path: Path, size: int | None, digest: str | None) -> str | None:
+    """What is wrong with a file that should have this size and sha256 (None: not checked); None: nothing."""
+    try:
+        actual = path.stat().st_size
+        if size is not None and actual != size:
+            return f"has {actual} bytes instead of {size}"
+        if digest is not None and sha256(path) != digest:
+            return "has been changed: its sha256 does not fit"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None
+
+
+def size_in_bytes(content: bytes | Mapping[str, Tensor]) -> int:
+    """How many bytes the content takes on the disk, but for headers."""
+    if isinstance(content, bytes):
+        return len(content)
+    return sum(tensor.numel() * tensor.element_size() for tensor in content.values())
+
+
+def require_space(directory: Path, needed: int) -> None:
+    """Raises OSError (ENOSPC) before a single byte is written, when `needed` bytes cannot fit."""
+    if shutil.disk_usage(directory).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def storage_errors(path: Path, needed: int) -> Iterator[None]:
+    """OSError, also the one inside a SafetensorError, as a StorageError that names the path and the room needed."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        match = re.search(r"os error (\d+)", str(error))
+        code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
+        message = f"{path} cannot be written: {os.strerror(code) if code else error}"
+        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            existing = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+            free = shutil.disk_usage(existing).free
+            message += f" ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free); make room and resume"
+        raise StorageError(f"{message}. What was written before is intact.") from error

@@ -1,0 +1,109 @@
+"""Append-only logs of JSON lines, whose length is part of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from oncurve.durable.files import storage_errors, sync_directory
+from oncurve.errors import CheckpointError
+
+_CHUNK_BYTES = 1 << 20
+
+
+class AppendLog:
+    """An append-only file of JSON lines whose length is part of a checkpoint.
+
+    `offset` in the constructor cuts the file back to that many bytes (what a killed step wrote after its checkpoint);
+    a file shorter than that has lost data: CheckpointError. Without an offset writing goes on at the end, after a
+    torn last line has been cut off. A line that does not fit on the disk is taken back: StorageError.
+    """
+
+    def __init__(self, path: Path, offset: int | None = None) -> None:
+        self.path = path
+        with storage_errors(path, 0):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not path.exists()
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if is_new:
+                sync_directory(path.parent)
+            size = os.fstat(self._descriptor).st_size
+            if offset is not None and size < offset:
+                os.close(self._descriptor)
+                raise CheckpointError(f"{path} has {size} bytes, but {offset} were written before the checkpoint")
+            self._offset = _end_of_last_line(self._descriptor, size) if offset is None else offset
+            os.ftruncate(self._descriptor, self._offset)
+
+    @property
+    def offset(self) -> int:
+        """Bytes written so far: store this in the checkpoint (after `sync`)."""
+        return self._offset
+
+    def append(self, record: Mapping[str, Any]) -> int:
+        """Write one line (keys sorted) to the operating system; returns the new offset.
+
+        Survives a kill of this process at once, a power loss after `sync`.
+        Raises ValueError for NaN and inf, StorageError.
+        """
+        line = json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(", ", ": "))
+        data = (line + "\n").encode()
+        with storage_errors(self.path, len(data)):
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.pwrite(self._descriptor, data[written:], self._offset + written)
+            except OSError:
+                os.ftruncate(self._descriptor, self._offset)
+                raise
+        self._offset += len(data)
+        return self._offset
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk. Raises StorageError."""
+        with storage_errors(self.path, 0):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Sync and close. Closing twice is allowed."""
+        if self._descriptor >= 0:
+            self.sync()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> AppendLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of an append log; a torn last line is left out. Raises CheckpointError, naming file and line."""
+    records = []
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+        for number, line in enumerate(lines, start=1):  # noqa: B007 - the message names the line
+            records.append(json.loads(line))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}, line {number}: not JSON: {error}") from error
+    return records
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int:
+    """The offset behind the last newline, found from the end: logs of rollouts are long."""
+    end = size
+    while end > 0:
+        start = max(0, end - _CHUNK_BYTES)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
