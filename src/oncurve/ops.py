@@ -1,0 +1,129 @@
+"""Tensor functions every room shares: log-probabilities, entropy, means under a mask, ratios, sums over groups.
+
+All are pure, differentiable unless said otherwise, and compute in float32 at least: bfloat16 and float16 inputs are
+raised to float32, float64 stays float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "EXPONENT_LIMIT",
+    "at_least_float32",
+    "clamped_ratio",
+    "entropy",
+    "masked_mean",
+    "masked_var",
+    "scaled_log_softmax",
+    "segment_count",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_sum",
+    "token_logprobs",
+]
+
+EXPONENT_LIMIT = 20.0
+"""Log-ratios are clamped to ±20 before `exp`: e²⁰ ≈ 4.9e8 is finite in every dtype but float16, and no honest ratio."""
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32, or as it is where it is float64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def scaled_log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of the tempered distribution, `log softmax(z / τ)`. Shapes `(..., V)` to `(..., V)`.
+
+    The sampler draws from exactly this distribution, so sampler and learner log-probs are equal by construction.
+    Raises ValueError where `temperature` is not positive (greedy decoding has no density to train on).
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be > 0 to have log-probabilities, got {temperature}")
+    scaled = at_least_float32(logits)
+    return torch.log_softmax(scaled if temperature == 1.0 else scaled / temperature, dim=-1)
+
+
+def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probability of each given token, `log π(id) = z_id/τ - log Σ_v exp(z_v/τ)`.
+
+    logits (..., V)   ids (...) int64   returns (...)
+
+    Raises ValueError: `temperature` <= 0, or shapes that do not fit.
+    """
+    if logits.shape[:-1] != ids.shape:
+        raise ValueError(f"logits {tuple(logits.shape)} need ids {tuple(logits.shape[:-1])}, got {tuple(ids.shape)}")
+    return scaled_log_softmax(logits, temperature).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy in nats of the tempered distribution, `H = -Σ_v π(v) log π(v)`. Shapes `(..., V)` to `(...)`.
+
+    A token ruled out by a logit of -inf contributes 0 (the limit of p log p), in value and in gradient.
+    """
+    logprobs = scaled_log_softmax(logits, temperature)
+    return -(logprobs.exp() * torch.where(logprobs.isneginf(), 0.0, logprobs)).sum(-1)
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of the elements where `mask`, `Σ m·x / Σ m`, over `dim` (all dimensions when None); 0 where none is.
+
+    What stands where `mask` is False, NaN included, changes neither value nor gradient.
+    """
+    kept = mask.bool()
+    total = torch.where(kept, x, torch.zeros_like(x))
+    if dim is None:
+        return total.sum() / kept.sum().clamp(min=1)
+    return total.sum(dim) / kept.sum(dim).clamp(min=1)
+
+
+def masked_var(x: Tensor, mask: Tensor, dim: int | None = None, ddof: int = 1) -> Tensor:
+    """Variance of the elements where `mask`, `Σ m·(x - mean)² / (Σ m - ddof)`; two passes, never E[x²] - E[x]².
+
+    Shapes as in `masked_mean`. Fewer than `ddof + 1` elements have variance 0 here.
+    """
+    kept = mask.bool()
+    mean = masked_mean(x, kept, dim)
+    centred = torch.where(kept, x - (mean if dim is None else mean.unsqueeze(dim)), torch.zeros_like(x))
+    if dim is None:
+        return centred.square().sum() / (kept.sum() - ddof).clamp(min=1)
+    return centred.square().sum(dim) / (kept.sum(dim) - ddof).clamp(min=1)
+
+
+def clamped_ratio(log_ratio: Tensor) -> Tensor:
+    """Probability ratio `ρ = exp(clamp(log ρ, ±20))`, whose gradient is `ρ` on both sides of the clamp.
+
+    Only the *value* is clamped. With the gradient of a plain clamp, a ratio that ran away to e²¹ under a negative
+    advantage would be pulled back by nothing at all: a clamp must never zero the gradient of a guard.
+    """
+    clamped = log_ratio.detach().clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
+    return (clamped + (log_ratio - log_ratio.detach())).exp()
+
+
+def segment_sum(values: Tensor, group_ids: Tensor, groups: int) -> Tensor:
+    """Sum of the rows of each group: `(B,)` values with group ids in `0..groups-1` to `(groups,)`; 0 for no rows."""
+    return values.new_zeros(groups).index_add(0, group_ids, values)
+
+
+def segment_count(mask: Tensor, group_ids: Tensor, groups: int) -> Tensor:
+    """How many rows of each group are True in `mask` `(B,)`: `(groups,)` int64."""
+    return segment_sum(mask.to(torch.int64), group_ids, groups)
+
+
+def segment_mean(values: Tensor, group_ids: Tensor, groups: int, mask: Tensor | None = None) -> Tensor:
+    """Mean of the (masked) rows of each group, `(B,)` to `(groups,)`; 0 for a group with no such row."""
+    kept = torch.ones_like(group_ids, dtype=torch.bool) if mask is None else mask
+    total = segment_sum(torch.where(kept, values, torch.zeros_like(values)), group_ids, groups)
+    return total / segment_count(kept, group_ids, groups).clamp(min=1)
+
+
+def segment_max(values: Tensor, group_ids: Tensor, groups: int) -> Tensor:
+    """Largest of each group's `(B,)` values, `(groups,)`; -inf for no rows. Floating point only."""
+    return values.new_full((groups,), -torch.inf).scatter_reduce(0, group_ids, values, "amax")
+
+
+def segment_min(values: Tensor, group_ids: Tensor, groups: int) -> Tensor:
+    """Smallest of each group's `(B,)` values, `(groups,)`; +inf for no rows. Floating point only."""
+    return values.new_full((groups,), torch.inf).scatter_reduce(0, group_ids, values, "amin")
