@@ -1,0 +1,239 @@
+"""Groups to `(B, T)` tensors, and that batch in pieces: minibatches of whole groups, micro-batches by token budget.
+
+Nothing here reads a token's value: masks come from lengths and from what the sampler and the scorer recorded
+(an end token that equals the padding id is an ordinary token). Pieces carry every stream of the batch, their
+padding is cut to their longest row, and `token_weights` keep the global denominators, so pieces add up to the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oncurve.randomness import permutation
+from oncurve.types import Completion, Group, TrainBatch
+
+__all__ = ["collate", "concat", "micro_batches", "minibatches", "select_groups"]
+
+_TOKEN_FIELDS = (
+    "completion_ids",
+    "loss_mask",
+    "rollout_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "values",
+    "advantages",
+    "returns",
+    "token_weights",
+)
+_ROW_FIELDS = ("lengths", "valid", "rewards", "step_counts")
+_STEP_FIELDS = ("step_ends", "step_rewards")
+
+_PASSES_LIMIT = 1 << 20
+
+
+def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncated: bool = False) -> TrainBatch:
+    """Scored groups as one batch; rows of a group are adjacent, in order; group i of the sequence has id i.
+
+    T is the longest completion (`pad_length`, where it is given). `loss_mask` is on for every token that exists,
+    except in completions without a valid score and, with `mask_truncated`, in those that `ended == "length"`: these
+    keep their place in the group's statistics, but are not trained. Recorded log-probs and rewards are kept in float64,
+    exactly as recorded. Step rewards are carried where any score has them.
+
+    Raises ValueError: no groups, a group without completions, scores or log-probs that do not match the completions
+    one to one, a non-finite valid reward, a completion longer than `pad_length`.
+    """
+    if not groups:
+        raise ValueError("collate needs at least one group")
+    for group in groups:
+        _check(group)
+    rows = [pair for group in groups for pair in zip(group.completions, group.scores, strict=True)]
+    completions = [completion for completion, _ in rows]
+    lengths = torch.tensor([len(completion.ids) for completion in completions])
+    width = int(lengths.max()) if pad_length is None else pad_length
+    if int(lengths.max()) > width:
+        raise ValueError(f"pad_length {pad_length} is shorter than a completion of {int(lengths.max())} tokens")
+    valid = torch.tensor([score.valid for _, score in rows])
+    trained = valid & ~torch.tensor([mask_truncated and completion.ended == "length" for completion in completions])
+    steps: dict[str, Tensor] = {}
+    if any(score.step_ends for _, score in rows):
+        steps = {
+            "step_ends": _pad([score.step_ends for _, score in rows], torch.int64),
+            "step_rewards": _pad([score.step_rewards for _, score in rows], torch.float64),
+            "step_counts": torch.tensor([len(score.step_ends) for _, score in rows]),
+        }
+    return TrainBatch(
+        completion_ids=_pad([completion.ids for completion in completions], torch.int64, width),
+        lengths=lengths,
+        loss_mask=(torch.arange(width)[None, :] < lengths[:, None]) & trained[:, None],
+        valid=valid,
+        group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.completions]),
+        prompts=tuple(torch.tensor(group.prompt.ids, dtype=torch.int64) for group in groups),
+        rewards=torch.tensor([score.reward if score.valid else 0.0 for _, score in rows], dtype=torch.float64),
+        rollout_logprobs=_pad([completion.logprobs for completion in completions], torch.float64, width),
+        **steps,
+    )
+
+
+def _check(group: Group) -> None:
+    """Raises ValueError where a group's parts do not fit together."""
+    name = f"the group of prompt {group.prompt.id}"
+    if not group.completions:
+        raise ValueError(f"{name} has no completions")
+    if len(group.scores) != len(group.completions):
+        raise ValueError(f"{name} has {len(group.completions)} completions but {len(group.scores)} scores")
+    for completion, score in zip(group.completions, group.scores, strict=True):
+        if len(completion.logprobs) != len(completion.ids):
+            raise ValueError(f"{name}: {len(completion.ids)} tokens but {len(completion.logprobs)} log-probs")
+        if score.valid and not math.isfinite(score.reward):
+            raise ValueError(f"{name}: reward {score.reward} is not finite; a score like that must not be valid")
+        if len(score.step_ends) != len(score.step_rewards):
+            raise ValueError(f"{name}: {len(score.step_ends)} step ends but {len(score.step_rewards)} step rewards")
+        _check_step_ends(completion, score.step_ends, name)
+
+
+def _check_step_ends(completion: Completion, step_ends: Sequence[int], name: str) -> None:
+    if any(not 0 <= end < len(completion.ids) for end in step_ends):
+        raise ValueError(f"{name}: step ends {tuple(step_ends)} in a completion of {len(completion.ids)} tokens")
+
+
+def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype, width: int | None = None) -> Tensor:
+    """Rows of different lengths as one tensor `(B, width)`, 0 on the right."""
+    padded = torch.zeros(len(rows), max(map(len, rows)) if width is None else width, dtype=dtype)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = torch.tensor(row, dtype=dtype)
+    return padded
+
+
+def select_groups(batch: TrainBatch, groups: Sequence[int]) -> TrainBatch:
+    """The batch of the given groups, in the given order, renumbered from 0; padding cut to the longest row.
+
+    Raises ValueError: no groups, one that is not in the batch, or the same one twice.
+    """
+    if not groups or len(set(groups)) != len(groups) or not all(0 <= g < len(batch.prompts) for g in groups):
+        raise ValueError(f"cannot select groups {list(groups)} of a batch of {len(batch.prompts)}: each once, 0-based")
+    renumbered = _numbering(batch, groups)[batch.group_ids]
+    order = torch.argsort(renumbered, stable=True)
+    return _take(batch, order[renumbered[order] >= 0], groups)
+
+
+def _numbering(batch: TrainBatch, groups: Sequence[int]) -> Tensor:
+    """Old group id to its place in `groups`, -1 where it is not among them: `(len(batch.prompts),)`."""
+    number = torch.full((len(batch.prompts),), -1, dtype=torch.int64, device=batch.group_ids.device)
+    number[torch.tensor(list(groups), device=number.device)] = torch.arange(len(groups), device=number.device)
+    return number
+
+
+def _take(batch: TrainBatch, rows: Tensor, groups: Sequence[int]) -> TrainBatch:
+    """The batch of `rows` (k,), whose groups are `groups`, each row's group renumbered by its place in `groups`."""
+    width = int(batch.lengths[rows].max())
+    taken: dict[str, Any] = {
+        "group_ids": _numbering(batch, groups)[batch.group_ids[rows]],
+        "prompts": tuple(batch.prompts[group] for group in groups),
+    }
+    for name in (*_TOKEN_FIELDS, *_ROW_FIELDS, *_STEP_FIELDS):
+        stream: Tensor | None = getattr(batch, name)
+        if stream is not None:
+            picked = stream[rows]
+            taken[name] = picked[:, :width] if name in _TOKEN_FIELDS else picked
+    if batch.ref_hidden is not None:
+        taken["ref_hidden"] = batch.ref_hidden[_flat_rows(batch.lengths, rows)]
+    return TrainBatch(**taken)
+
+
+def _flat_rows(lengths: Tensor, rows: Tensor) -> Tensor:
+    """Where the tokens of `rows` stand when all rows' tokens are laid one after another: `(Σ lengths[rows],)`."""
+    starts = lengths.cumsum(0) - lengths
+    counts = lengths[rows]
+    offsets = torch.arange(int(counts.sum()), device=rows.device) - torch.repeat_interleave(
+        counts.cumsum(0) - counts, counts
+    )
+    return torch.repeat_interleave(starts[rows], counts) + offsets
+
+
+def concat(batches: Sequence[TrainBatch]) -> TrainBatch:
+    """The batches one after another, group ids shifted, padded to the longest.
+
+    Raises ValueError: no batches, or a stream that some of them have and others do not.
+    """
+    if not batches:
+        raise ValueError("concat needs at least one batch")
+    joined: dict[str, Any] = {"prompts": tuple(prompt for batch in batches for prompt in batch.prompts)}
+    shifts = [sum(len(before.prompts) for before in batches[:index]) for index in range(len(batches))]
+    joined["group_ids"] = torch.cat([batch.group_ids + shift for batch, shift in zip(batches, shifts, strict=True)])
+    for name in (field.name for field in fields(TrainBatch) if field.name not in joined):
+        parts: list[Tensor | None] = [getattr(batch, name) for batch in batches]
+        present = [part for part in parts if part is not None]
+        if not present:
+            continue
+        if len(present) != len(parts):
+            raise ValueError(f"{name} is in {len(present)} of {len(parts)} batches; it must be in all or none")
+        if name in _TOKEN_FIELDS or name in _STEP_FIELDS:
+            width = max(part.shape[1] for part in present)
+            present = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in present]
+        joined[name] = torch.cat(present)
+    return TrainBatch(**joined)
+
+
+def minibatches(batch: TrainBatch, count: int, seed: int, step: int, pass_index: int) -> list[TrainBatch]:
+    """The batch in `count` minibatches of whole groups, one optimizer update each; as many as groups if they are fewer.
+
+    Which groups go together is a function of `(seed, step, pass_index)`, so it needs no state to resume; sizes differ
+    by one group at most, and within a minibatch groups keep the batch's order.
+
+    Raises ValueError: `count` < 1, or a `pass_index` outside 0..2²⁰-1.
+    """
+    if count < 1 or not 0 <= pass_index < _PASSES_LIMIT:
+        raise ValueError(f"count must be >= 1 and pass_index in 0..{_PASSES_LIMIT - 1}, got {count} and {pass_index}")
+    groups = len(batch.prompts)
+    pieces = min(count, groups)
+    if pieces == 1:
+        return [batch]
+    order = permutation(seed, step * _PASSES_LIMIT + pass_index, groups).tolist()
+    bounds = [piece * groups // pieces for piece in range(pieces + 1)]
+    return [select_groups(batch, sorted(order[low:high])) for low, high in pairwise(bounds)]
+
+
+def micro_batches(batch: TrainBatch, tokens_per_micro_batch: int) -> Iterator[TrainBatch]:
+    """The batch in pieces that fit one forward pass; every row in exactly one, in the batch's order.
+
+    A piece costs `Σ_groups (P_g + Σ_rows |o_i|)`: a prompt is computed once for the rows it has in the piece. A group
+    that fits in a piece of its own is not split; one that does not is, its prompt repeated. A single row
+    above the budget goes alone. Rows that train nothing are carried too.
+
+    Raises ValueError where `tokens_per_micro_batch` < 1.
+    """
+    if tokens_per_micro_batch < 1:
+        raise ValueError(f"tokens_per_micro_batch must be >= 1, got {tokens_per_micro_batch}")
+    group_of: list[int] = batch.group_ids.tolist()
+    for rows in _plan(batch.lengths.tolist(), group_of, [len(p) for p in batch.prompts], tokens_per_micro_batch):
+        groups = list(dict.fromkeys(group_of[row] for row in rows))
+        yield _take(batch, torch.tensor(rows, device=batch.lengths.device), groups)
+
+
+def _plan(lengths: list[int], group_of: list[int], prompt_lengths: list[int], budget: int) -> Iterator[list[int]]:
+    """Row numbers of each piece: greedy, in order, starting anew before a group that only fits whole in a new piece."""
+    whole = list(prompt_lengths)
+    for length, group in zip(lengths, group_of, strict=True):
+        whole[group] += length
+    piece: list[int] = []
+    cost = 0
+    last_group = -1
+    for row, (length, group) in enumerate(zip(lengths, group_of, strict=True)):
+        begins = group != last_group
+        added = length + (prompt_lengths[group] if begins or not piece else 0)
+        needed = whole[group] if begins and whole[group] <= budget else added
+        if piece and cost + needed > budget:
+            yield piece
+            piece, cost, added = [], 0, length + prompt_lengths[group]
+        piece.append(row)
+        cost += added
+        last_group = group
+    if piece:
+        yield piece
