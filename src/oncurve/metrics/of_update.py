@@ -1,0 +1,194 @@
+"""Metrics of the updates: losses, ratios, divergences, the optimizer, and where the time and memory went.
+
+Means are over the trained tokens of all updates of a step unless the formula says otherwise.
+ρ = π_θ/π_old at a sampled token; d = log π_θ - log π_ref there.
+"""
+
+from oncurve.metrics.metric import Metric
+
+__all__ = ["UPDATE_METRICS"]
+
+_PHASE = "It is a share of `seconds`; what is missing from the sum of the phases is the loop itself."
+
+UPDATE_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "loss",
+        "mean",
+        "as the objective",
+        "mean over updates of Σ_it weight_it · loss_it",
+        "What the optimizer descends. Its value says little: with centred advantages and ρ = 1 it is near 0 by "
+        "construction, whatever is being learned.",
+        "Read it with advantage_abs, grad_norm and constant_groups. Jumps with ratio_max: the updates are too large.",
+    ),
+    Metric(
+        "policy_loss",
+        "mean",
+        "as the objective",
+        "mean over trained tokens of the objective's loss, before aggregation weights, KL and entropy",
+        "The objective's part of the loss.",
+        "As for loss; near 0 is normal on the first update after a rollout.",
+    ),
+    Metric(
+        "kl",
+        "mean",
+        "nats per token",
+        "mean over trained tokens of the chosen estimator's value",
+        "How far the policy has moved from the reference; exactly 0 before the first update.",
+        "Growing without end, or reward rising with it steeply: raise kl.coef or lower the learning rate. "
+        "Not 0 at step 1: the reference is not a copy of the policy.",
+    ),
+    Metric(
+        "kl_coef",
+        "last",
+        "1",
+        "β",
+        "The coefficient of the KL term in force.",
+        "Under a controller it should settle; if it runs away, the target cannot be met at this learning rate.",
+    ),
+    Metric(
+        "entropy",
+        "mean",
+        "nats per token",
+        "mean over trained tokens of -Σ_v π_θ(v) log π_θ(v), at the sampling temperature",
+        "How undecided the policy is; exploration needs some.",
+        "Falling to 0 early: groups become constant; raise clip_high, the temperature, kl.coef or the entropy bonus. "
+        "Rising: text is falling apart; lower the entropy bonus or the learning rate.",
+    ),
+    Metric(
+        "ratio",
+        "mean",
+        "1",
+        "mean ρ",
+        "How much likelier the sampled tokens became since the rollout; 1 on the first update.",
+        "Not 1 on the first update: see mismatch. Far from 1: too many updates, or too large, for one rollout.",
+    ),
+    Metric(
+        "ratio_max",
+        "max",
+        "1",
+        "max ρ",
+        "The largest ratio of the step.",
+        "In the hundreds: a few tokens steer the update; lower the learning rate or use dual_clip.",
+    ),
+    Metric(
+        "clip_fraction_low",
+        "mean",
+        "fraction",
+        "tokens with Â < 0 and ρ < 1 - clip_low / trained tokens",
+        "Tokens of bad completions already pushed down as far as one rollout allows: no gradient.",
+        "Above 0.2: the updates are too large, or too many for one rollout. Always 0 with one update a rollout.",
+    ),
+    Metric(
+        "clip_fraction_high",
+        "mean",
+        "fraction",
+        "tokens with Â > 0 and ρ > 1 + clip_high / trained tokens",
+        "Tokens of good completions already pushed up as far as one rollout allows: no gradient.",
+        "As clip_fraction_low; if only this one is high and entropy falls, raise clip_high (DAPO uses 0.28).",
+    ),
+    Metric(
+        "dual_clip_fraction",
+        "mean",
+        "fraction",
+        "tokens with Â < 0 and ρ > min(dual_clip, delta) / trained tokens",
+        "Tokens of bad completions that grew so much likelier that the outer bound holds their loss.",
+        "Above 0.01: something pushes bad tokens up; look at ratio_max and the learning rate.",
+    ),
+    Metric(
+        "approx_kl_old",
+        "mean",
+        "nats per token",
+        "mean (ρ - 1 - log ρ)",
+        "Estimate of KL(π_old || π_θ): how far this step's updates went from the rollout's policy.",
+        "Above 0.02: fewer passes, fewer minibatches or a lower learning rate.",
+    ),
+    Metric(
+        "mismatch",
+        "mean",
+        "nats",
+        "mean |log π_learner - log π_sampler| over trained tokens, before any update",
+        "How well the learner reproduces the log-probs the sampler recorded; rounding only, in one process.",
+        "Above 1e-3 in float32 or 0.05 in bfloat16: sampler and learner do not compute the same distribution; check "
+        "temperature, chat template, attention path.",
+    ),
+    Metric(
+        "mismatch_max",
+        "max",
+        "nats",
+        "max |log π_learner - log π_sampler|",
+        "The worst token of the step.",
+        "As mismatch; one large value in thousands is usual for bfloat16.",
+    ),
+    Metric(
+        "grad_norm",
+        "mean",
+        "1",
+        "mean over updates of ‖∇loss‖₂ before clipping",
+        "The size of the gradient.",
+        "0: nothing is learned (constant_groups?). Always far above the clip norm: only the direction counts, and the "
+        "learning rate alone sets the step. Spikes: look at ratio_max and the rollouts of that step.",
+    ),
+    Metric(
+        "learning_rate",
+        "last",
+        "1",
+        "η of the last update",
+        "The learning rate in force, schedule applied.",
+        "0 at the start is a warm-up; 0 for good means that the schedule has ended before the run.",
+    ),
+    Metric(
+        "updates",
+        "sum",
+        "updates",
+        "optimizer steps taken",
+        "How often the weights changed in this step: passes x minibatches, less those skipped.",
+        "0: the step trained nothing; see updates_skipped and dropped_groups.",
+    ),
+    Metric(
+        "updates_skipped",
+        "sum",
+        "updates",
+        "updates whose loss or gradient was not finite",
+        "Updates left out; their batch is kept under incidents/.",
+        "Three in a row stop the run. Try float32, a lower learning rate, and look at the saved batch.",
+    ),
+    Metric(
+        "nonfinite_values",
+        "sum",
+        "values",
+        "observations of other metrics that were NaN or infinite",
+        "Observations left out of their metric, so that no stored number is NaN.",
+        "Above 0: some statistic broke down; it usually comes with updates_skipped.",
+    ),
+    Metric(
+        "tokens_per_second",
+        "last",
+        "tokens per second",
+        "tokens / seconds",
+        "Completion tokens through the whole step, sampling to update.",
+        "Falling: completions grow shorter or raggeder, or the machine is shared; see the seconds of the phases.",
+    ),
+    Metric(
+        "seconds",
+        "sum",
+        "seconds",
+        "wall time of the step",
+        "How long the step took.",
+        "See which of the phases grew.",
+    ),
+    Metric("seconds_rollout", "sum", "seconds", "wall time of sampling", "Writing the completions.", _PHASE),
+    Metric("seconds_reward", "sum", "seconds", "wall time of scoring", "Scoring the completions.", _PHASE),
+    Metric("seconds_old", "sum", "seconds", "wall time of old log-probs", "Old log-probs, where needed.", _PHASE),
+    Metric("seconds_reference", "sum", "seconds", "wall time of the reference", "The reference's log-probs.", _PHASE),
+    Metric("seconds_update", "sum", "seconds", "wall time of the updates", "Forward, backward, optimizer.", _PHASE),
+    Metric("seconds_evaluation", "sum", "seconds", "wall time of evaluation", "Held-out evaluation.", _PHASE),
+    Metric("seconds_checkpoint", "sum", "seconds", "wall time of saving", "Checkpoints and logs.", _PHASE),
+    Metric(
+        "memory_bytes",
+        "max",
+        "bytes",
+        "peak resident memory of the process; of the GPU's allocator, where there is one",
+        "How near the machine is to its limit.",
+        "Too near: lower tokens_per_micro_batch or the rows decoded at once. Growing by the step: report it as a leak.",
+    ),
+)
