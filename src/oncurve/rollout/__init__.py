@@ -1,0 +1,1 @@
+"""Rollout: prompts and a policy in, groups of completions out."""
