@@ -1,0 +1,12 @@
+"""Advantages: from rewards to one number per token, `(B, T)`. Pure functions and their settings.
+
+An advantage is a `Component` called with a `TrainBatch`; `least_valid` is the number of valid completions that
+a group needs for it.
+"""
+
+from oncurve.advantages.group import GroupAdvantage, constant_groups, group_advantages
+from oncurve.spec import Component
+
+__all__ = ["ADVANTAGE_KINDS", "GroupAdvantage", "constant_groups", "group_advantages"]
+
+ADVANTAGE_KINDS: dict[str, type[Component]] = {"grpo": GroupAdvantage}
