@@ -112,7 +112,7 @@ ROLLOUT_METRICS: tuple[Metric, ...] = (
         "tokens",
         "mean |o_i|",
         "Mean length of the completions, end token included.",
-        "Growing while reward does not: the aggregation favours length (try seq-mean-token-sum-norm), or the reward does.",
+        "Growing while reward does not: the aggregation favours length (try seq-mean-token-sum-norm), or the reward.",
     ),
     Metric(
         "completion_length_max",
