@@ -1,0 +1,32 @@
+"""What a policy can do: greedy accuracy, mean reward, pass@k and maj@k, each with a 95 % interval.
+
+A completion is *correct* where its score is valid and its reward reaches `threshold` (1 unless said): a right answer
+with a bonus for its form is still right, half a point is not. A completion that could not be scored is not correct,
+and is counted in `invalid`.
+
+What is covered: exact estimators, intervals that do not collapse at 0 % and 100 %, the same digits on every run.
+What is not covered: comparing two policies on rewards that are not 0 or 1 (use `bootstrap` on the differences).
+"""
+
+from __future__ import annotations
+
+from oncurve.evaluate.estimators import final_answer, maj_at_k, pass_at_k, powers_of_two
+from oncurve.evaluate.evaluation import EVALUATION_DRAW, Engine, Evaluation, Scorer, evaluate
+from oncurve.evaluate.intervals import Interval, bootstrap, paired_difference, share, wilson
+
+__all__ = [
+    "EVALUATION_DRAW",
+    "Engine",
+    "Evaluation",
+    "Interval",
+    "Scorer",
+    "bootstrap",
+    "evaluate",
+    "final_answer",
+    "maj_at_k",
+    "paired_difference",
+    "pass_at_k",
+    "powers_of_two",
+    "share",
+    "wilson",
+]

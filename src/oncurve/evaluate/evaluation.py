@@ -1,0 +1,161 @@
+"""Ask a policy held-out prompts, and say how well it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from oncurve.evaluate.estimators import final_answer, maj_at_k, pass_at_k, powers_of_two
+from oncurve.evaluate.intervals import Interval, bootstrap, share, wilson
+from oncurve.types import Completion, Group, Prompt, Score
+
+__all__ = ["EVALUATION_DRAW", "Engine", "Evaluation", "Scorer", "evaluate"]
+
+EVALUATION_DRAW = -1  # training draws count up from 0, so no evaluation shares its random numbers with a step
+
+Settings = TypeVar("Settings", contravariant=True)
+
+
+class Engine(Protocol[Settings]):
+    """What evaluation needs of a rollout engine."""
+
+    def generate(self, prompts: Sequence[Prompt], draw: int, sampling: Settings) -> list[Group]:
+        """One group a prompt, sampled as `sampling` says."""
+        ...
+
+
+class Scorer(Protocol):
+    """What evaluation needs of the rewards."""
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """The same groups, each completion with its score."""
+        ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of `evaluate`. Fields that were not asked for are None or empty.
+
+    `completions` is n, the sampled completions a prompt; `mean_reward`, `pass_at_k` and `maj_at_k` are of those.
+    `mean_length` (tokens) and `truncated_fraction` are of the sampled completions, of the greedy ones where there are
+    none. `greedy` holds the scored greedy groups, in the order of the prompts.
+    """
+
+    prompts: int
+    completions: int
+    threshold: float
+    invalid: int
+    mean_length: float
+    truncated_fraction: float
+    greedy_accuracy: Interval | None = None
+    greedy_reward: Interval | None = None
+    mean_reward: Interval | None = None
+    pass_at_k: dict[int, Interval] = field(default_factory=dict)
+    maj_at_k: dict[int, Interval] = field(default_factory=dict)
+    greedy: tuple[Group, ...] = ()
+
+    @property
+    def greedy_correct(self) -> tuple[bool, ...]:
+        """Whether each prompt's greedy completion is correct: what `paired_difference` compares."""
+        return tuple(_correct(group.scores[0], self.threshold) for group in self.greedy)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
+        single = {"greedy_accuracy": self.greedy_accuracy, "greedy_reward": self.greedy_reward}
+        return {
+            "prompts": self.prompts,
+            "completions": self.completions,
+            "threshold": self.threshold,
+            "invalid": self.invalid,
+            "mean_length": self.mean_length,
+            "truncated_fraction": self.truncated_fraction,
+            **{key: interval.to_list() for key, interval in single.items() if interval is not None},
+            **({"mean_reward": self.mean_reward.to_list()} if self.mean_reward is not None else {}),
+            "pass_at_k": {str(k): interval.to_list() for k, interval in self.pass_at_k.items()},
+            "maj_at_k": {str(k): interval.to_list() for k, interval in self.maj_at_k.items()},
+        }
+
+    def to_metrics(self) -> dict[str, float]:
+        """The estimates under the declared keys `eval/<name>`: accuracy, reward, length, pass@k, maj@k.
+
+        `eval/reward` is that of the sampled completions, of the greedy ones where there are none.
+        """
+        reward = self.mean_reward or self.greedy_reward
+        metrics = {} if self.greedy_accuracy is None else {"eval/accuracy": self.greedy_accuracy.value}
+        if reward is not None:
+            metrics["eval/reward"] = reward.value
+        metrics["eval/completion_length"] = self.mean_length
+        metrics |= {f"eval/pass@{k}": interval.value for k, interval in self.pass_at_k.items()}
+        return metrics | {f"eval/maj@{k}": interval.value for k, interval in self.maj_at_k.items()}
+
+
+def evaluate(
+    engine: Engine[Settings],
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    *,
+    greedy: Settings | None = None,
+    sampled: Settings | None = None,
+    ks: Sequence[int] | None = None,
+    threshold: float = 1.0,
+    answer_of: Callable[[str], Hashable | None] = final_answer,
+    seed: int = 0,
+) -> Evaluation:
+    """Ask every prompt greedily, or n times, or both, and say how well the policy does.
+
+    greedy, sampled   sampling settings as the engine takes them: temperature 0 and one completion; n completions
+    ks                the k of pass@k and maj@k, each at most n; None: powers of two up to n
+    answer_of         what a completion's text votes for in maj@k
+    seed              of the bootstrap intervals
+
+    Raises ValueError: no prompts, neither `greedy` nor `sampled`, a k above n.
+    """
+    if not prompts:
+        raise ValueError("nothing to evaluate on: there are no prompts")
+    if greedy is None and sampled is None:
+        raise ValueError("nothing to do: give greedy or sampled settings, or both")
+    one = [] if greedy is None else scorer.score(engine.generate(prompts, EVALUATION_DRAW, greedy))
+    many = [] if sampled is None else scorer.score(engine.generate(prompts, EVALUATION_DRAW, sampled))
+    n = min((len(group.completions) for group in many), default=0)
+    chosen = powers_of_two(n) if ks is None else tuple(ks)
+    pairs = [pair for group in (many or one) for pair in zip(group.completions, group.scores, strict=True)]
+    verdicts = [_correct(group.scores[0], threshold) for group in one]
+    return Evaluation(
+        prompts=len(prompts),
+        completions=n,
+        threshold=threshold,
+        invalid=sum(not score.valid for group in (*one, *many) for score in group.scores),
+        mean_length=math.fsum(len(completion.ids) for completion, _ in pairs) / len(pairs),
+        truncated_fraction=sum(completion.ended == "length" for completion, _ in pairs) / len(pairs),
+        greedy_accuracy=wilson(sum(verdicts), len(verdicts)) if one else None,
+        greedy_reward=_reward(one, seed),
+        mean_reward=_reward(many, seed),
+        pass_at_k={k: share([_pass(group, k, threshold) for group in many], seed) for k in chosen},
+        maj_at_k={k: share([_majority(group, k, threshold, answer_of) for group in many], seed) for k in chosen},
+        greedy=tuple(one),
+    )
+
+
+def _correct(score: Score, threshold: float) -> bool:
+    return score.valid and score.reward >= threshold
+
+
+def _pass(group: Group, k: int, threshold: float) -> float:
+    return pass_at_k(len(group.scores), sum(_correct(score, threshold) for score in group.scores), k)
+
+
+def _majority(group: Group, k: int, threshold: float, answer_of: Callable[[str], Hashable | None]) -> float:
+    def vote(completion: Completion, score: Score) -> Hashable | None:
+        return answer_of(completion.text) if score.valid else None
+
+    votes = [vote(completion, score) for completion, score in zip(group.completions, group.scores, strict=True)]
+    return maj_at_k(votes, [_correct(score, threshold) for score in group.scores], k)
+
+
+def _reward(groups: Sequence[Group], seed: int) -> Interval | None:
+    """The mean over prompts of the mean reward of their valid completions; None where no completion is valid."""
+    rewards = [[score.reward for score in group.scores if score.valid] for group in groups]
+    means = [math.fsum(valid) / len(valid) for valid in rewards if valid]
+    return bootstrap(means, seed) if means else None

@@ -1,0 +1,227 @@
+import itertools
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from oncurve.evaluate import (
+    EVALUATION_DRAW,
+    bootstrap,
+    evaluate,
+    final_answer,
+    maj_at_k,
+    paired_difference,
+    pass_at_k,
+    powers_of_two,
+    share,
+    wilson,
+)
+from oncurve.types import Completion, Group, Prompt, Score
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "expected"),
+    [
+        (10, 3, 1, 0.3),
+        (10, 3, 2, 0.53333333),
+        (10, 3, 5, 0.91666667),
+        (10, 3, 8, 1.0),
+        (4, 1, 2, 0.5),
+        (2, 1, 2, 1.0),
+        (5, 0, 5, 0.0),
+    ],
+)
+def test_pass_at_k(n, c, k, expected) -> None:
+    assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 5, 1), (4, -1, 1), (4, 1, 0)])
+def test_pass_at_k_refuses_what_has_no_answer(n, c, k) -> None:
+    with pytest.raises(ValueError, match="pass@k needs"):
+        pass_at_k(n, c, k)
+
+
+def majority_by_enumeration(answers, correct, k) -> float:
+    total = 0.0
+    subsets = list(itertools.combinations(range(len(answers)), k))
+    for subset in subsets:
+        votes = Counter(answers[i] for i in subset if answers[i] is not None)
+        if not votes:
+            continue
+        winners = [answer for answer, count in votes.items() if count == max(votes.values())]
+        for winner in winners:
+            verdicts = [correct[i] for i in range(len(answers)) if answers[i] == winner]
+            total += sum(verdicts) / len(verdicts) / len(winners)
+    return total / len(subsets)
+
+
+def test_maj_at_3_of_aabbc_with_ties_broken_uniformly() -> None:
+    assert maj_at_k(list("AABBC"), [True, True, False, False, False], 3) == pytest.approx(0.43333333, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("answers", "right"),
+    [
+        (["A", "A", "B", "B", "C", None], "A"),
+        (["A", "B", "C", "D"], "C"),
+        ([None, None, "A"], "A"),
+        (["A"] * 4 + ["B"] * 3 + [None], "B"),
+        ([None, None], "A"),
+    ],
+)
+def test_maj_at_k_equals_enumeration(answers, right) -> None:
+    correct = [answer == right for answer in answers]
+    for k in range(1, len(answers) + 1):
+        assert maj_at_k(answers, correct, k) == pytest.approx(majority_by_enumeration(answers, correct, k), abs=1e-12)
+
+
+def test_an_answer_of_mixed_verdicts_is_right_by_their_share() -> None:
+    assert maj_at_k(["A", "A", "A", "B"], [True, True, False, False], 4) == pytest.approx(2 / 3)
+
+
+def test_maj_at_k_of_sixty_four_completions_needs_no_enumeration() -> None:
+    answers = [i % 9 for i in range(64)]
+    assert 0 < maj_at_k(answers, [a == 0 for a in answers], 32) < 1
+    assert maj_at_k(answers, [True] * 64, 31) == pytest.approx(1.0)
+
+
+def test_wilson_is_the_textbook_interval_and_stays_open_at_the_ends() -> None:
+    interval = wilson(160, 500)
+    assert (interval.value, interval.low, interval.high) == pytest.approx((0.32, 0.2806177, 0.3621270), abs=1e-6)
+    assert (wilson(0, 10).low, wilson(0, 10).high) == pytest.approx((0.0, 0.2775328), abs=1e-6)
+    assert wilson(10, 10).high == 1.0
+    with pytest.raises(ValueError, match="share"):
+        wilson(1, 0)
+
+
+def test_bootstrap_is_fixed_and_near_the_normal_interval() -> None:
+    values = [math.sin(i * 1.7) for i in range(400)]
+    first, again, other = bootstrap(values), bootstrap(values), bootstrap(values, seed=1)
+    assert first == again != other
+    mean = sum(values) / 400
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / 399)
+    assert first.value == pytest.approx(mean)
+    assert first.high - first.low == pytest.approx(2 * 1.96 * deviation / 20, rel=0.1)
+    assert bootstrap([2.0, 2.0]).to_list() == [2.0, 2.0, 2.0]
+
+
+def test_a_share_of_which_all_prompts_agree_still_has_an_interval() -> None:
+    assert share([0.0] * 10) == wilson(0, 10)
+    assert share([1.0] * 10) == wilson(10, 10)
+    assert share([0.5, 0.25]).value == 0.375
+
+
+def test_paired_difference_counts_only_what_changed() -> None:
+    before, after = [True] * 160 + [False] * 340, [True] * 450 + [False] * 50
+    gain = paired_difference(before, after)
+    assert gain.value == pytest.approx(0.58)
+    assert 0.53 < gain.low < 0.58 < gain.high < 0.63
+    assert paired_difference(after, before).value == pytest.approx(-0.58)
+    same = paired_difference([True, False], [True, False])
+    assert same.value == 0.0
+    assert same.low < 0 < same.high
+    with pytest.raises(ValueError, match="same prompts"):
+        paired_difference([True], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("7*8=56\n#### 56 \nmore", "56"), ("#### 1\n#### 2", "2"), (" yes ", "yes"), ("so ####", None), ("", None)],
+)
+def test_final_answer(text, answer) -> None:
+    assert final_answer(text) == answer
+
+
+def test_powers_of_two() -> None:
+    assert powers_of_two(8) == (1, 2, 4, 8)
+    assert powers_of_two(7) == (1, 2, 4)
+    assert powers_of_two(0) == ()
+
+
+class Answers:
+    """An engine that writes given texts: `sampling` is how many of each prompt's it takes, 0 for the greedy one."""
+
+    def __init__(self, texts: list[list[str]]) -> None:
+        self.texts = texts
+        self.draws: list[int] = []
+
+    def generate(self, prompts, draw: int, sampling: int) -> list[Group]:
+        self.draws.append(draw)
+        groups = []
+        for prompt, texts in zip(prompts, self.texts, strict=True):
+            chosen = texts[:1] if sampling == 0 else texts[:sampling]
+            completions = tuple(
+                Completion((1,) * max(1, len(text)), text, (-1.0,) * max(1, len(text)), "eos", i, 0)
+                for i, text in enumerate(chosen)
+            )
+            groups.append(Group(prompt, completions, draw=draw))
+        return groups
+
+
+class Equals:
+    """Rewards 1 where the text is the prompt's answer, 0.5 where it begins so; cannot score `?`."""
+
+    def score(self, groups) -> list[Group]:
+        def one(group: Group, text: str) -> Score:
+            if text == "?":
+                return Score(0.0, valid=False, fault="raised: no")
+            answer = group.prompt.columns["answer"]
+            return Score(1.0 if text == answer else 0.5 if text.startswith(answer) else 0.0)
+
+        return [Group(g.prompt, g.completions, tuple(one(g, c.text) for c in g.completions), g.draw) for g in groups]
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(i, f"p{i}", (1,), {"answer": "a"}) for i in range(count)]
+
+
+def test_evaluate_greedy_and_sampled() -> None:
+    engine = Answers([["a", "b", "b", "a"], ["b", "a", "?", "b"], ["ab", "ab", "ab", "ab"]])
+    result = evaluate(engine, Equals(), prompts(3), greedy=0, sampled=4)
+    assert result.greedy_accuracy == wilson(1, 3)
+    assert result.greedy_correct == (True, False, False)
+    assert result.greedy_reward.value == pytest.approx((1 + 0 + 0.5) / 3)
+    assert result.mean_reward.value == pytest.approx((0.5 + 1 / 3 + 0.5) / 3)
+    assert list(result.pass_at_k) == list(result.maj_at_k) == [1, 2, 4]
+    assert result.pass_at_k[1].value == pytest.approx((0.5 + 0.25 + 0) / 3)
+    assert result.pass_at_k[4].value == pytest.approx(2 / 3)
+    assert result.maj_at_k[4].value == pytest.approx((0.5 + 0 + 0) / 3)
+    assert result.invalid == 1
+    assert set(engine.draws) == {EVALUATION_DRAW}
+    assert result.mean_length == pytest.approx((4 + 4 + 8) / 12)
+
+
+def test_evaluation_as_json_and_as_metrics() -> None:
+    result = evaluate(Answers([["a", "b"]] * 4), Equals(), prompts(4), greedy=0, sampled=2, ks=(2,))
+    read = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert read["greedy_accuracy"] == wilson(4, 4).to_list()
+    assert read["pass_at_k"] == {"2": wilson(4, 4).to_list()}
+    metrics = result.to_metrics()
+    assert metrics["eval/accuracy"] == 1.0
+    assert metrics["eval/reward"] == 0.5
+    assert metrics["eval/maj@2"] == 0.5
+    assert metrics["eval/pass@2"] == 1.0
+
+
+def test_the_threshold_of_correct_can_be_lowered() -> None:
+    result = evaluate(Answers([["ab"]]), Equals(), prompts(1), greedy=0, threshold=0.5)
+    assert result.greedy_correct == (True,)
+    assert result.mean_reward is None
+    assert result.pass_at_k == {}
+
+
+def test_evaluate_refuses_nothing_to_do() -> None:
+    with pytest.raises(ValueError, match="no prompts"):
+        evaluate(Answers([]), Equals(), [], greedy=0)
+    with pytest.raises(ValueError, match="greedy or sampled"):
+        evaluate(Answers([["a"]]), Equals(), prompts(1))
+    with pytest.raises(ValueError, match="pass@k needs"):
+        evaluate(Answers([["a"]]), Equals(), prompts(1), sampled=1, ks=(2,))
+
+
+def test_a_policy_none_of_whose_completions_can_be_scored_has_no_reward() -> None:
+    result = evaluate(Answers([["?"]]), Equals(), prompts(1), greedy=0)
+    assert result.greedy_reward is None
+    assert result.greedy_accuracy.value == 0.0
+    assert result.invalid == 1
