@@ -1,0 +1,28 @@
+"""Losses: objective and regularizer give a loss per token, aggregation a weight per token; the products are summed."""
+
+from oncurve.losses.aggregate import (
+    AGGREGATION_KINDS,
+    SeqMeanTokenMean,
+    SeqMeanTokenSum,
+    SeqMeanTokenSumNorm,
+    TokenMean,
+    TokenSum,
+)
+from oncurve.losses.objectives import OBJECTIVE_KINDS, Clipped, Objective, Reinforce, Sequence
+from oncurve.losses.regularize import KLPenalty, Regularizer
+
+__all__ = [
+    "AGGREGATION_KINDS",
+    "OBJECTIVE_KINDS",
+    "Clipped",
+    "KLPenalty",
+    "Objective",
+    "Regularizer",
+    "Reinforce",
+    "SeqMeanTokenMean",
+    "SeqMeanTokenSum",
+    "SeqMeanTokenSumNorm",
+    "Sequence",
+    "TokenMean",
+    "TokenSum",
+]

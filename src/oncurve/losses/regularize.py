@@ -1,0 +1,100 @@
+"""What holds the policy back: the KL to the reference and the entropy bonus, per token, in the loss.
+
+    loss_it = β · KL_it - α · H_it
+
+aggregated with the same token weights as the objective (NUMERICS 3 and 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from oncurve.kl import KL_KINDS, EstimatorName, kl_value
+from oncurve.spec import Component
+from oncurve.types import Streams, TokenLoss, TrainBatch
+
+__all__ = ["KLPenalty", "Regularizer"]
+
+
+class KLPenalty(Component):
+    """Settings of the KL term.
+
+    where       "loss": added to each token's loss
+    estimator   one of `oncurve.kl.KL_KINDS`
+    coef        β; at 0 there is no KL term, and no reference is needed
+    """
+
+    where: Literal["loss"] = "loss"
+    estimator: EstimatorName = "k3"
+    coef: float = Field(default=0.001, ge=0)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Streams beside the log-probs: {"full_kl"} for the exact KL, where it is used at all."""
+        return KL_KINDS[self.estimator].needs if self.coef > 0 else frozenset()
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the batch must come with `ref_logprobs` (or `ref_hidden`, for the exact KL)."""
+        return self.coef > 0
+
+
+@dataclass(frozen=True)
+class Regularizer:
+    """`β · KL - α · H` per token. `entropy_coef` is α: positive rewards undecidedness, 0 is off.
+
+    Statistics: "kl", the estimator's value, where β > 0 or the batch has reference log-probs; "entropy", where the
+    stream is there. Statistics alone cost no gradient.
+    """
+
+    kl: KLPenalty
+    entropy_coef: float = 0.0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Streams beside the log-probs: a subset of {"full_kl", "entropy"}."""
+        return self.kl.needs | (frozenset({"entropy"}) if self.entropy_coef else frozenset())
+
+    def __call__(self, streams: Streams, batch: TrainBatch) -> TokenLoss:
+        """`(B, T)` loss and statistics, 0 where `loss_mask` is False.
+
+        Raises ValueError: the reference's log-probs or a stream in `needs` are absent.
+        """
+        loss = torch.zeros_like(streams.logprobs)
+        stats: dict[str, Tensor] = {}
+        kl = self._kl(streams, batch)
+        if kl is not None:
+            loss = loss + self.kl.coef * kl if self.kl.coef else loss
+            stats["kl"] = kl.detach()
+        if streams.entropy is not None:
+            entropy = torch.where(batch.loss_mask, streams.entropy, 0.0)
+            loss = loss - self.entropy_coef * entropy if self.entropy_coef else loss
+            stats["entropy"] = entropy.detach()
+        elif self.entropy_coef:
+            raise ValueError("the entropy bonus needs the stream entropy, which is absent")
+        return TokenLoss(loss, stats)
+
+    def _kl(self, streams: Streams, batch: TrainBatch) -> Tensor | None:
+        """The estimator's value per token, 0 where `loss_mask` is False; None where neither needed nor to be had."""
+        exact = "full_kl" in KL_KINDS[self.kl.estimator].needs
+        if not self.kl.coef and (streams.full_kl if exact else batch.ref_logprobs) is None:
+            return None
+        masked = _masker(batch.loss_mask, streams.logprobs.dtype)
+        return kl_value(
+            self.kl.estimator,
+            torch.where(batch.loss_mask, streams.logprobs, 0.0),
+            masked(batch.ref_logprobs),
+            masked(streams.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs),
+            None if streams.full_kl is None else torch.where(batch.loss_mask, streams.full_kl, 0.0),
+        )
+
+
+def _masker(loss_mask: Tensor, dtype: torch.dtype) -> Callable[[Tensor | None], Tensor | None]:
+    """A function that zeroes a stream where nothing is trained, before anything can overflow there."""
+    return lambda stream: None if stream is None else torch.where(loss_mask, stream.to(dtype), 0.0)
