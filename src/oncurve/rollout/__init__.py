@@ -1,1 +1,11 @@
-"""Rollout: prompts and a policy in, groups of completions out."""
+"""Rollout: prompts and a policy in, groups of completions out.
+
+sampling.py   the settings             sampler.py    one token a row from logits
+engine.py     prompts to groups        decoding.py   the token loop
+stopping.py   token ids to text, and where a stop string ends it
+"""
+
+from oncurve.rollout.engine import InProcessEngine, Policy, RolloutEngine
+from oncurve.rollout.sampling import Sampling
+
+__all__ = ["InProcessEngine", "Policy", "RolloutEngine", "Sampling"]

@@ -1,0 +1,178 @@
+"""Rollout engines turn prompts into groups of completions. `InProcessEngine` samples from the learner's own module.
+
+    engine.follow(Policy(model, version=3))
+    groups = engine.generate(prompts, draw=3)     # one Group a prompt, in order; no scores yet
+
+Sampler and learner share the module, so `follow` copies nothing, and a recorded log-probability is the learner's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from oncurve.errors import ConfigError, DataError
+from oncurve.models.causal import CausalModel
+from oncurve.randomness import row_keys
+from oncurve.rollout.decoding import Ended, decode_rows
+from oncurve.rollout.sampling import Sampling
+from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
+from oncurve.types import Completion, Group, Prompt
+
+__all__ = ["InProcessEngine", "Policy", "RolloutEngine"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model to sample from; `version` counts the updates it has seen and is written on every completion."""
+
+    model: CausalModel
+    version: int
+
+
+class RolloutEngine(Protocol):
+    """Prompts in, groups out, by the policy that was followed last."""
+
+    def follow(self, policy: Policy) -> None:
+        """Sample from this policy from now on."""
+
+    def generate(self, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None = None) -> list[Group]:
+        """One group a prompt, in the prompts' order, without scores.
+
+        `draw` is the number of this rollout in the run: with the seed, the prompt's id, the sample's index and the
+        token's position it decides every token. `sampling` stands in for the engine's own, say for an evaluation.
+        """
+
+
+class InProcessEngine:
+    """Samples with the policy's module in this process, whole groups in passes of at most `sampling.rows` rows.
+
+    sampling    the settings of a training rollout
+    tokenizer   for texts and stop strings; without one every text is ""
+    eos_ids     token ids that end a completion; `sampling.eos_ids` are added
+    seed        the run's seed
+
+    A prompt that stands in one call twice gets other samples the second time: its sample indices go on counting.
+
+    Raises ConfigError: stop strings without a tokenizer, or one that is a special token.
+    """
+
+    def __init__(
+        self, sampling: Sampling, tokenizer: Tokenizer | None = None, eos_ids: Sequence[int] = (), seed: int = 0
+    ) -> None:
+        self.sampling = sampling
+        self._tokenizer = tokenizer
+        self._eos_ids = tuple(eos_ids)
+        self._seed = seed
+        self._policy: Policy | None = None
+        self._tables: dict[tuple[str, ...], StopTable] = {}
+        self._stop_table(sampling)
+
+    def follow(self, policy: Policy) -> None:
+        """Sample from this policy from now on: the module is shared, nothing is copied."""
+        self._policy = policy
+
+    def generate(self, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None = None) -> list[Group]:
+        """See `RolloutEngine.generate`.
+
+        Raises DataError: a prompt without tokens, or too long for the model with `max_new_tokens` behind it.
+        Raises ModelError: the model's logits are not finite.
+        """
+        sampling = sampling or self.sampling
+        if self._policy is None:
+            raise RuntimeError("generate() before follow(): the engine has no policy yet")
+        _check_lengths(prompts, sampling, self._policy.model)
+        firsts = _first_samples(prompts, sampling.group_size)
+        groups: list[Group] = []
+        for start, end in _passes(len(prompts), sampling):
+            groups += self._generate_pass(self._policy, prompts[start:end], firsts[start:end], draw, sampling)
+        return groups
+
+    def _generate_pass(
+        self, policy: Policy, prompts: Sequence[Prompt], firsts: Sequence[int], draw: int, sampling: Sampling
+    ) -> list[Group]:
+        size = sampling.group_size
+        prompt_ids = torch.tensor([prompt.id for prompt in prompts]).repeat_interleave(size)
+        sample_index = (torch.tensor(firsts)[:, None] + torch.arange(size)).flatten()
+        table = self._stop_table(sampling)
+        ended = decode_rows(
+            policy.model,
+            [torch.tensor(prompt.ids) for prompt in prompts],
+            row_keys(self._seed, draw, prompt_ids, sample_index),
+            self._eos_ids + sampling.eos_ids,
+            sampling.max_new_tokens,
+            sampling.temperature,
+            StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
+        )
+        return [
+            Group(prompt, self._completions(prompt, ended[g * size : (g + 1) * size], first, policy.version), draw=draw)
+            for g, (prompt, first) in enumerate(zip(prompts, firsts, strict=True))
+        ]
+
+    def _completions(self, prompt: Prompt, ended: Sequence[Ended], first: int, version: int) -> tuple[Completion, ...]:
+        text = Detokenizer(self._tokenizer).after(prompt.ids) if self._tokenizer is not None else _no_text
+        return tuple(
+            Completion(
+                row.ids,
+                # The token that ended it by EOS is not text, be it special or not.
+                row.text if row.text is not None else text(row.ids[:-1] if row.ended == "eos" else row.ids),
+                row.logprobs,
+                row.ended,
+                first + index,
+                version,
+            )
+            for index, row in enumerate(ended)
+        )
+
+    def _stop_table(self, sampling: Sampling) -> StopTable | None:
+        if not sampling.stop:
+            return None
+        if self._tokenizer is None:
+            raise ConfigError("rollout.stop: stop strings need a tokenizer; without one, stop by rollout.eos_ids")
+        if sampling.stop not in self._tables:
+            self._tables[sampling.stop] = StopTable(self._tokenizer, sampling.stop)
+        return self._tables[sampling.stop]
+
+
+def _no_text(ids: Sequence[int]) -> str:
+    return ""
+
+
+def _passes(groups: int, sampling: Sampling) -> list[tuple[int, int]]:
+    """Ranges of groups, as equal as can be: at most `rows` rows each, but a group is never split."""
+    at_once = max(1, sampling.rows // sampling.group_size)
+    passes = -(-groups // at_once)
+    return [(groups * index // passes, groups * (index + 1) // passes) for index in range(passes)]
+
+
+def _first_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
+    """The sample index that each prompt's group begins at: 0, or on from where the same prompt's last group ended."""
+    seen: Counter[int] = Counter()
+    firsts = []
+    for prompt in prompts:
+        firsts.append(seen[prompt.id] * group_size)
+        seen[prompt.id] += 1
+    return firsts
+
+
+def _check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalModel) -> None:
+    positions = getattr(model, "max_positions", None)  # not every model has a limit, or knows it
+    for prompt in prompts:
+        length = len(prompt.ids)
+        if not length:
+            raise DataError(
+                f"prompt {prompt.id} ({prompt.text[:40]!r}) has no tokens; a completion needs at least one to follow: "
+                "begin the prompt with the BOS token, or leave the row out"
+            )
+        if positions is not None and length + sampling.max_new_tokens > positions:
+            room = positions - length
+            mend = f"set rollout.max_new_tokens to {room} or less, or shorten the prompt" if room > 0 else "shorten it"
+            raise DataError(
+                f"prompt {prompt.id} ({prompt.text[:40]!r}) has {length} tokens; with rollout.max_new_tokens = "
+                f"{sampling.max_new_tokens} that makes {length + sampling.max_new_tokens}, and the model has "
+                f"{positions} positions: {mend}"
+            )

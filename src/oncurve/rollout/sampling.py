@@ -1,0 +1,36 @@
+"""How completions are drawn: the settings of a rollout."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from oncurve.spec import Component
+
+__all__ = ["Sampling"]
+
+
+class Sampling(Component):
+    """How many completions of a prompt, how long, how random, and what ends them.
+
+    group_size       G, completions of each prompt
+    max_new_tokens   a completion of this many tokens is truncated: it ended by "length"
+    temperature      logits are divided by it, in the learner too; 0 takes the likeliest token (evaluation)
+    stop             strings that end a completion; the text ends before the string, the token ids after the token
+                     that completed it
+    eos_ids          token ids that end a completion, beside the model's own
+    rows             completions decoded side by side, which bounds memory: more are decoded in passes of whole groups
+    """
+
+    group_size: int = Field(8, ge=1)
+    max_new_tokens: int = Field(512, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    stop: tuple[str, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    rows: int = Field(256, ge=1)
+
+    @field_validator("stop")
+    @classmethod
+    def _not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in stop:
+            raise ValueError("an empty stop string would end every completion at once: leave it out")
+        return stop

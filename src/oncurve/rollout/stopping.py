@@ -1,0 +1,169 @@
+"""From token ids to text, and where a stop string ends it.
+
+Text is decoded behind the last tokens of the prompt, so that `prompt text + completion text` is the text of both (a
+tokenizer that marks a word's start drops the mark at the start of a text). Special tokens are not text.
+
+A stop string may span tokens, end inside one, or hold characters whose bytes are spread over tokens. Text is therefore
+looked at only after decoding with what came before, and half a character (U+FFFD at the end) waits for its other half.
+Only a token that can hold a stop string's last character is worth a look: a table over the vocabulary, filled as tokens
+come, picks those rows, so that the others cost one gather a step for all of them.
+
+Covered: byte-level BPE, byte fallback, word-start marks; several stop strings; a hit is confirmed on the whole text.
+Not covered: stop strings that hold U+FFFD or are special tokens (those are refused: `eos_ids` is for them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from oncurve.errors import ConfigError
+
+__all__ = ["Detokenizer", "GrowingText", "StopSearch", "StopTable", "Tokenizer"]
+
+_HALF = "\ufffd"
+# Enough tokens of the prompt to tell how a completion's first token reads behind it.
+_TAIL = 6
+
+
+class Tokenizer(Protocol):
+    """What rollout needs of a tokenizer: those of transformers have it."""
+
+    @property
+    def decode(self) -> Callable[..., Any]:
+        """`decode(ids, skip_special_tokens=..., clean_up_tokenization_spaces=...) -> str`."""
+
+    @property
+    def encode(self) -> Callable[..., Any]:
+        """`encode(text, add_special_tokens=...) -> list[int]`."""
+
+
+class Detokenizer:
+    """Token ids to text: special tokens left out, spaces as they are."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        """The text of `ids` by themselves."""
+        return str(self._decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def after(self, prompt_ids: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """A function from a completion's ids to its text behind this prompt."""
+        tail = tuple(prompt_ids[-_TAIL:])
+        before = self(tail)
+
+        def text(ids: Sequence[int]) -> str:
+            whole = self((*tail, *ids))
+            # A tail that ends in half a character reads otherwise once the completion has brought the rest.
+            return whole[len(before) :] if whole.startswith(before) else self(ids)
+
+        return text
+
+
+class GrowingText:
+    """The text of one growing completion, decoding each token about twice however often it is asked for.
+
+    A piece is decoded behind the piece before it, and kept once it does not end in half a character.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, prompt_ids: Sequence[int]) -> None:
+        self._detokenizer = detokenizer
+        self._context = tuple(prompt_ids[-_TAIL:])
+        self._pending: tuple[int, ...] = ()
+        self.settled = ""
+        self.tokens = 0
+
+    def extend(self, ids: Sequence[int]) -> str:
+        """Take in the next tokens; returns the text so far, half a character at its end included."""
+        self.tokens += len(ids)
+        self._pending += tuple(ids)
+        before = self._detokenizer(self._context)
+        whole = self._detokenizer(self._context + self._pending)
+        piece = whole[len(before) :] if whole.startswith(before) else whole
+        text = self.settled + piece
+        if not piece.endswith(_HALF):
+            self.settled = text
+            # A piece without text (special tokens only) is no context: behind it a word's space would be dropped.
+            self._context = self._pending if piece else self._context + self._pending
+            self._pending = ()
+        return text
+
+
+class StopTable:
+    """The stop strings, and which tokens can complete one.
+
+    Raises ConfigError for a stop string that is a special token: it is never part of the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self.stop = tuple(stop)
+        self.longest = max(map(len, stop))
+        self.detokenizer = Detokenizer(tokenizer)
+        self._states = torch.empty(0, dtype=torch.int8)  # by token id: 1 can, 0 cannot, -1 not asked yet
+        for text in stop:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if len(ids) == 1 and not self.detokenizer(ids):
+                raise ConfigError(
+                    f"rollout.stop: {text!r} is a special token and never part of the text, so it would stop nothing; "
+                    f"set rollout.eos_ids = [{ids[0]}] instead"
+                )
+
+    def candidates(self, ids: Tensor) -> Tensor:
+        """`(n,)` bool: the tokens `ids (n,)` (on the CPU, n > 0) that may complete a stop string."""
+        missing = int(ids.max()) + 1 - len(self._states)
+        if missing > 0:
+            self._states = torch.cat([self._states, torch.full((missing,), -1, dtype=torch.int8)])
+        states = self._states[ids]
+        unknown = ids[states < 0].unique()
+        if len(unknown):
+            self._states[unknown] = torch.tensor([self._may_complete(token) for token in unknown.tolist()]).to(
+                torch.int8
+            )
+            states = self._states[ids]
+        return states > 0
+
+    def _may_complete(self, token: int) -> bool:
+        # Behind itself a token shows the space that a decoder puts between words; half a character may become any.
+        text = self.detokenizer((token, token))
+        return _HALF in text or any(stop[-1] in text for stop in self.stop)
+
+    def cut(self, text: str) -> str | None:
+        """The text before the first stop string in it; None where there is none."""
+        starts = [start for start in map(text.find, self.stop) if start >= 0]
+        return text[: min(starts)] if starts else None
+
+
+class StopSearch:
+    """Looks for stop strings in the rows of one decoding pass; `prompts` are the prompt ids of each row."""
+
+    def __init__(self, table: StopTable, prompts: Sequence[tuple[int, ...]]) -> None:
+        self._table = table
+        self._prompts = prompts
+        self._texts: dict[int, GrowingText] = {}
+
+    def finished(self, rows: Tensor, ids: Tensor, tokens: Tensor) -> dict[int, str]:
+        """Rows whose newest token completed a stop string, each with its final text: what stands before the string.
+
+        rows    (k,) int64, the rows that are still growing; on the CPU
+        ids     (k,) int64, their newest tokens; on the CPU
+        tokens  (t, n) all tokens of all rows so far, the newest in the last line; anywhere
+        """
+        if not len(rows):
+            return {}
+        looked_at = rows[self._table.candidates(ids)].tolist()
+        texts = ((row, self._text_if_stopped(row, tokens)) for row in looked_at)
+        return {row: text for row, text in texts if text is not None}
+
+    def _text_if_stopped(self, row: int, tokens: Tensor) -> str | None:
+        if row not in self._texts:
+            self._texts[row] = GrowingText(self._table.detokenizer, self._prompts[row])
+        growing = self._texts[row]
+        start = max(0, len(growing.settled) - self._table.longest + 1)
+        text = growing.extend(tokens[growing.tokens :, row].tolist())
+        if self._table.cut(text[start:]) is None:
+            return None
+        return self._table.cut(self._table.detokenizer.after(self._prompts[row])(tokens[:, row].tolist()))
