@@ -1,0 +1,74 @@
+"""The fast path: a transformers causal LM whose attention is ours, so prompts are computed once per group.
+
+One module, one copy of the weights: the learner trains the very parameters the sampler reads. The module is used as it
+is; its attention is switched for the length of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.models.attention import AttentionContext, register, switched
+from oncurve.models.causal import Head, at_least_float32, check_rows, module_device
+from oncurve.models.decoding import CachedDecoder
+from oncurve.models.packed import PackedContext
+
+__all__ = ["TransformersModel"]
+
+
+class TransformersModel:
+    """A `CausalModel` over a `transformers.PreTrainedModel` with a language-model head.
+
+    Nothing is checked here: `probe.wrap` decides whether a module may come this way.
+    """
+
+    fast = True
+
+    def __init__(self, module: nn.Module, path_reason: str = "fast path: prompts once per group, cached decoding") -> None:
+        register()
+        network: Any = module.eval()
+        self.module = module
+        self.path_reason = path_reason
+        self._body: Any = network.get_decoder()
+        self._head: Any = network.get_output_embeddings()
+
+    def _run(self, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """The body over one flat row: `(N,)` ids and positions -> `(N, H)` after the final norm."""
+        if self.module.training:  # somebody called train(): dropout would make sampler and learner disagree
+            self.module.eval()
+        with switched(self._body.config):
+            outputs = self._body(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, oncurve_context=context
+            )
+        hidden: Tensor = outputs[0][0]
+        return hidden
+
+    def completion_hidden(
+        self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """See `CausalModel.completion_hidden`."""
+        check_rows(prompts, group_ids, completion_ids, lengths)
+        device = module_device(self.module)
+        context = PackedContext(
+            [prompt.to(device) for prompt in prompts],
+            group_ids.to(device),
+            completion_ids.to(device),
+            lengths.to(device),
+        )
+        return self._run(context.ids, context.positions, context).index_select(0, context.predictors)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalModel.logits`."""
+        return at_least_float32(self._head(hidden))
+
+    def head(self) -> Head:
+        """See `CausalModel.head`: this module's own head, without a gradient."""
+        return torch.no_grad()(self.logits)
+
+    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> CachedDecoder:
+        """See `CausalModel.decoder`."""
+        return CachedDecoder(self._run, prompts, copies, max_new_tokens, module_device(self.module))
