@@ -1,0 +1,16 @@
+"""Killable worker processes: user code runs in them under a deadline, a memory limit, and out of harm's way.
+
+    pool = WorkerPool("oncurve.rewards.mathematics:Checker", {"seconds": 5}, processes=2, timeout_seconds=10)
+    replies = pool.run([{"completion": "4", "answer": "4"}, ...])       # one Reply an item, in order
+
+What is covered: exceptions of any kind, `sys.exit`, `os._exit`, crashes, endless loops (also in C code that holds the
+interpreter lock), sleeping, huge allocations, printing, forked children, the death of the parent by kill -9.
+What is not: a sandbox. Code that means harm can still do what this user may do; processes that leave the worker's
+process group outlive it.
+"""
+
+from __future__ import annotations
+
+from oncurve.workers.pool import Reply, WorkerPool
+
+__all__ = ["Reply", "WorkerPool"]

@@ -1,0 +1,295 @@
+"""Worker processes: whatever user code does, a reply comes back in time and nothing is left running."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from oncurve.errors import ConfigError
+from oncurve.workers import Reply, WorkerPool
+
+MISCHIEF = """
+import contextlib, ctypes, os, re, subprocess, sys, threading, time
+
+print("printed while loading")
+
+class Own(BaseException):
+    pass
+
+def endless():
+    while True:
+        pass
+
+def fork():
+    if os.fork() == 0:
+        return "from the child"
+    return "from the parent"
+
+def close_everything():
+    os.closerange(3, 100)
+    return 1
+
+def grow():
+    kept = []
+    while True:
+        kept.append(bytearray(1 << 24))
+
+ACTIONS = {
+    "raise": lambda: 1 / 0,
+    "base": lambda: (_ for _ in ()).throw(Own("mine")),
+    "exit": lambda: sys.exit(3),
+    "os_exit": lambda: os._exit(7),
+    "crash": lambda: ctypes.string_at(0),
+    "endless": endless,
+    "backtrack": lambda: re.match("(a+)+$", "a" * 40 + "b"),
+    "sleep": lambda: time.sleep(3600),
+    "allocate": lambda: len(bytearray(1 << 45)),
+    "grow": grow,
+    "print": lambda: [print("{}" * 100), os.write(1, b"raw"), 5][2],
+    "fork": fork,
+    "object": lambda: object(),
+    "circular": lambda: (lambda x: x.append(x) or x)([]),
+    "nan": lambda: float("nan"),
+    "large": lambda: "x" * (20 << 20),
+    "junk": lambda: write_everywhere(b"junk\\n"),
+    "number": lambda: write_everywhere(b"5\\n"),
+    "close": close_everything,
+    "child": lambda: subprocess.Popen(["sleep", "3600"]).pid,
+    "pid": os.getpid,
+    "modules": lambda: sorted(sys.modules),
+    "main": lambda: sys.modules["__main__"].__dict__.get("__file__"),
+}
+
+def write_everywhere(data):
+    for descriptor in range(3, 20):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, data)
+
+class Echo:
+    about = {"made": True}
+
+    def __init__(self, tag):
+        self.tag = tag
+
+    def __call__(self, item):
+        return ACTIONS[item]() if isinstance(item, str) else [self.tag, item]
+
+def broken(tag):
+    raise RuntimeError("no licence file")
+"""
+
+
+@pytest.fixture(scope="module")
+def mischief(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("code") / "mischief.py"
+    path.write_text(MISCHIEF)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def pool(mischief: str) -> Iterator[WorkerPool]:
+    settings = {"tag": "t"}
+    with WorkerPool(
+        f"{mischief}:Echo", settings, processes=2, timeout_seconds=30.0, memory_limit_bytes=1 << 29
+    ) as workers:
+        yield workers
+
+
+def test_items_are_answered_in_order(pool: WorkerPool) -> None:
+    assert pool.about == {"made": True}
+    items = [{"n": n, "text": "ünï\n\ud800"} for n in range(500)]
+    assert [reply.value for reply in pool.run(items)] == [["t", item] for item in items]
+    assert pool.run([]) == []
+
+
+FAULTS = {
+    "raise": ("exception", "ZeroDivisionError"),
+    "base": ("exception", "Own: mine"),
+    "exit": ("exit", "SystemExit: 3"),
+    "os_exit": ("died", "exit code 7"),
+    "crash": ("died", "SIGSEGV"),
+    "allocate": ("memory", "MemoryError"),
+    "grow": ("memory", "MemoryError"),
+    "object": ("type", "a object cannot be sent"),
+    "circular": ("type", "Circular"),
+    "large": ("type", "too large"),
+    "junk": ("died", "broke its channel"),
+    "number": ("died", "broke its channel"),
+    "close": ("died", ""),
+}
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_every_fault_has_its_kind_and_takes_no_neighbour_along(pool: WorkerPool, action: str) -> None:
+    kind, words = FAULTS[action]
+    before, reply, after = pool.run([1, action, 2])
+    assert (before.value, after.value) == (["t", 1], ["t", 2])
+    assert reply.fault == kind
+    assert words in reply.message
+    assert reply.value is None
+
+
+@pytest.mark.parametrize("action", ["endless", "sleep", "backtrack"])
+def test_an_item_that_takes_too_long_is_killed_and_the_others_are_answered(
+    pool: WorkerPool, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.run([1, 2])
+    monkeypatch.setattr(pool, "timeout_seconds", 0.3)
+    pids = pool.pids
+    begun = time.monotonic()
+    replies = pool.run([1, action, 2, 3, 4])
+    assert time.monotonic() - begun < 20
+    assert [reply.fault for reply in replies] == [None, "timeout", None, None, None]
+    assert replies[1].message == "no answer within 0.3 seconds"
+    assert len(set(pids) & set(pool.pids)) == 1
+
+
+def test_the_deadline_is_for_an_item_not_for_the_run(tmp_path: Path) -> None:
+    (tmp_path / "naps.py").write_text("import time\ndef make():\n    return lambda s: time.sleep(s)\n")
+    with WorkerPool(f"{tmp_path}/naps.py:make", {}, timeout_seconds=1.0) as pool:
+        assert [reply.fault for reply in pool.run([0.12] * 10)] == [None] * 10
+
+
+def test_printing_forking_and_nan_do_not_disturb_the_channel(capfd: pytest.CaptureFixture[str], mischief: str) -> None:
+    with WorkerPool(f"{mischief}:Echo", {"tag": "t"}) as pool:
+        replies = pool.run(["print", "fork", "fork", "nan", 1])
+    assert [replies[index].value for index in (0, 1, 2, 4)] == [5, "from the parent", "from the parent", ["t", 1]]
+    assert replies[3].value != replies[3].value
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "raw" in printed.err
+
+
+def test_a_worker_does_not_import_torch_or_the_parents_main(pool: WorkerPool) -> None:
+    modules, main = pool.run(["modules", "main"])
+    assert not {"torch", "numpy", "transformers", "multiprocessing"} & set(modules.value)
+    assert main.value is None
+
+
+def test_a_traceback_begins_in_user_code(pool: WorkerPool) -> None:
+    (reply,) = pool.run(["raise"])
+    assert "mischief.py" in reply.message
+    assert "serve.py" not in reply.message
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("broken", "RuntimeError: no licence file"),
+        ("Ecko", "did you mean 'Echo'"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why(mischief: str, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words), WorkerPool(f"{mischief}:{name}", {"tag": 1}) as pool:
+        pool.run([1])
+
+
+def test_a_worker_that_died_idle_is_replaced_and_blames_no_item(pool: WorkerPool) -> None:
+    pool.run([1])
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+        psutil.Process(pid).wait() if psutil.pid_exists(pid) else None
+    assert [reply.value for reply in pool.run([1, 2])] == [["t", 1], ["t", 2]]
+
+
+def test_a_worker_that_leaks_is_replaced_when_it_reaches_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "leak.py").write_text(
+        "kept = []\ndef make():\n    return lambda megabytes: kept.append(bytearray(megabytes << 20)) or len(kept)\n"
+    )
+    with WorkerPool(f"{tmp_path}/leak.py:make", {}, memory_limit_bytes=100 << 20) as pool:
+        replies = pool.run([40, 40, 40, 40, 1])
+    assert [reply.value or reply.fault for reply in replies] == [1, 2, "memory", 1, 2]
+
+
+def test_an_interrupted_run_leaves_no_stale_answers(pool: WorkerPool) -> None:
+    pool.run([1, 2])
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(["sleep", "sleep"])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert [reply.value for reply in pool.run([1, 2])] == [["t", 1], ["t", 2]]
+
+
+def test_an_item_that_is_not_json_is_refused_and_arrays_become_lists(pool: WorkerPool) -> None:
+    import numpy as np
+
+    with pytest.raises(TypeError, match="cannot be sent to or from a worker"):
+        pool.run([object()])
+    assert pool.run([{"a": np.arange(3), "b": np.float32(0.5)}])[0].value == ["t", {"a": [0, 1, 2], "b": 0.5}]
+
+
+def test_closing_kills_workers_and_what_they_started(mischief: str) -> None:
+    pool = WorkerPool(f"{mischief}:Echo", {"tag": 1}, processes=2)
+    grandchild = pool.run(["child"])[0].value
+    workers = pool.pids
+    pool.close()
+    pool.close()
+    wait_gone([grandchild, *workers])
+    with pytest.raises(ValueError, match="closed"):
+        pool.run([1])
+    with pytest.raises(ValueError, match="closed"):
+        _ = pool.about
+
+
+def test_a_forgotten_pool_kills_its_workers(mischief: str) -> None:
+    pool = WorkerPool(f"{mischief}:Echo", {"tag": 1})
+    pids = pool.pids
+    del pool
+    wait_gone(pids)
+
+
+@pytest.mark.parametrize("action", ["None", "'sleep'", "'backtrack'", "'endless'"])
+def test_no_worker_outlives_a_parent_that_is_killed(mischief: str, action: str) -> None:
+    script = f"""
+from oncurve.workers import WorkerPool
+pool = WorkerPool({mischief + ":Echo"!r}, {{"tag": 1}}, processes=2, timeout_seconds=600)
+child = pool.run(["child"])[0].value
+print([child, *pool.pids], flush=True)
+pool.run([{action}] * 2)
+import time; time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        pids = json.loads(parent.stdout.readline())
+        time.sleep(0.1)
+        parent.kill()
+    try:
+        wait_gone(pids)
+    finally:
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_the_script_of_the_user_is_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def make():\n    return lambda x: x + 1\n")
+    (tmp_path / "script.py").write_text(
+        "print('running')\n"
+        "from oncurve.workers import WorkerPool\n"
+        "with WorkerPool('mine:make', {}) as pool:\n"
+        "    print(pool.run([1])[0])\n"
+    )
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"running\n{Reply(2)}\n", done.stderr
+
+
+def wait_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.02)
