@@ -1,0 +1,18 @@
+"""The learner: owns weights and optimizer, and turns a batch with advantages and weights into one update."""
+
+from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
+from oncurve.learner.policy import Accumulated, LearnerConfig, LocalLearner
+from oncurve.learner.protocol import Learner, UpdateResult
+from oncurve.learner.reference import Reference
+
+__all__ = [
+    "Accumulated",
+    "Learner",
+    "LearnerConfig",
+    "LocalLearner",
+    "MasterAdamW",
+    "Reference",
+    "Schedule",
+    "UpdateResult",
+    "scheduled_rate",
+]

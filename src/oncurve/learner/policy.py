@@ -1,0 +1,269 @@
+"""The learner: owns weights and optimizer, turns a minibatch into one update. No algorithm ever edits its heart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from oncurve.batching import micro_batches
+from oncurve.errors import CheckpointError, ConfigError
+from oncurve.learner.live import live_rows, observe_dead_rows, still_without_advantage
+from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
+from oncurve.learner.protocol import UpdateResult
+from oncurve.learner.reference import Reference, scored_logprobs
+from oncurve.losses import Objective, Regularizer
+from oncurve.metrics import Metrics
+from oncurve.models import CausalModel, token_streams
+from oncurve.models.causal import module_device
+from oncurve.spec import Component
+from oncurve.types import TokenLoss, TrainBatch
+
+__all__ = ["Accumulated", "LearnerConfig", "LocalLearner"]
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """A gradient that lies in the parameters' `.grad`, the loss `()` it is of, and the statistics of its batch."""
+
+    loss: Tensor
+    metrics: Metrics
+
+
+class LearnerConfig(Component):
+    """Settings of the optimizer and of how a batch is worked through.
+
+    learning_rate           peak of the schedule
+    betas, epsilon, weight_decay   of AdamW
+    max_grad_norm           the gradient's norm is scaled down to this; 0: no clipping
+    schedule                after the warm-up: "constant", or "linear" or "cosine" down to 0 at the last update
+    warmup_steps            updates over which the rate rises to its peak
+    passes, minibatches     updates per rollout: `passes` times over the batch, in `minibatches` pieces of whole groups
+    tokens_per_micro_batch  tokens (each prompt once per group) of one forward and backward pass
+    old_logprobs            with several updates per rollout, the old policy's log-probs: "recompute" them with the
+                            learner before the first, or take what the sampler recorded ("rollout")
+    """
+
+    learning_rate: float = Field(default=1e-6, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    schedule: Schedule = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    passes: int = Field(default=1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
+    tokens_per_micro_batch: int = Field(default=16384, ge=1)
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+
+    def build(
+        self,
+        model: CausalModel,
+        objective: Objective,
+        regularizer: Regularizer,
+        *,
+        temperature: float = 1.0,
+        total_updates: int = 0,
+        reference: CausalModel | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> LocalLearner:
+        """A learner in this process; see `LocalLearner`."""
+        return LocalLearner(
+            self,
+            model,
+            objective,
+            regularizer,
+            temperature=temperature,
+            total_updates=total_updates,
+            reference=reference,
+            dtype=dtype,
+        )
+
+
+class LocalLearner:
+    """A learner in this process: the sampler reads the very module that is trained, so there is nothing to transfer.
+
+    Two runs of the same updates on the same machine give the same bits, and so does a learner that `load_state` made.
+    Entropy is always measured (and logged) at the sampled distribution; it enters the gradient only through a bonus.
+    """
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        model: CausalModel,
+        objective: Objective,
+        regularizer: Regularizer,
+        *,
+        temperature: float = 1.0,
+        total_updates: int = 0,
+        reference: CausalModel | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Take charge of `model`.
+
+        Args:
+            temperature: what the sampler divides logits by; the log-probs trained on are those of that distribution.
+            total_updates: optimizer updates of the whole run; the decaying schedules end there.
+            reference: π_ref; by default a frozen copy of `model` as it is now, where the KL term needs one.
+            dtype: what the model computes in; None: the dtype its parameters have. In half precision the masters are
+                made of the parameters as they were given, before they are rounded.
+
+        Raises:
+            ConfigError: a temperature that is not positive; a decaying schedule without `total_updates`.
+            ModelError: nothing to train, or a model that cannot be copied for the reference.
+        """
+        if not temperature > 0:
+            raise ConfigError(
+                f"rollout.temperature must be > 0 to train (greedy text has no density), got {temperature}"
+            )
+        if config.schedule != "constant" and total_updates < 1:
+            raise ConfigError(f"learner.schedule = {config.schedule!r} needs to know how many updates the run makes")
+        self.config = config
+        self.objective = objective
+        self.regularizer = regularizer
+        self.optimizer = MasterAdamW(model.module, dtype, config.betas, config.epsilon, config.weight_decay)
+        self.reference = Reference(reference) if reference is not None else None
+        if self.reference is None and regularizer.kl.needs_reference:
+            self.reference = Reference.copy_of(model)
+        self._model = model
+        self._temperature = temperature
+        self._total_updates = total_updates
+        self._needs = objective.needs | regularizer.needs
+        self._by_advantage = still_without_advantage(objective, regularizer)
+        self._attempts = 0
+
+    @property
+    def version(self) -> int:
+        """How often the weights have changed: the optimizer's steps."""
+        return self.optimizer.steps
+
+    def policy(self) -> CausalModel:
+        """The model itself: sampler and learner share it."""
+        return self._model
+
+    def update(self, minibatch: TrainBatch) -> UpdateResult:
+        """`accumulate` and `apply`: one optimizer update on a batch with `advantages` and `token_weights`."""
+        return self.apply(self.accumulate(minibatch))
+
+    def accumulate(self, minibatch: TrainBatch) -> Accumulated:
+        """The gradient of Σ weight_it · loss_it over the batch, left in the parameters' `.grad`; nothing is stepped.
+
+        It does not depend on `tokens_per_micro_batch` nor on the order of rows. Rows that cannot move anything are not
+        computed (`live_rows`); statistics that need their forward pass are means over the others.
+
+        Raises ValueError where the batch has no `advantages` or `token_weights`, or a stream in `needs` is missing.
+        """
+        live = live_rows(minibatch, self._by_advantage)
+        device = module_device(self._model.module)
+        metrics = Metrics()
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.optimizer.zero_grad()
+        for micro in micro_batches(live, self.config.tokens_per_micro_batch) if live is not None else ():
+            loss += self._backward(_on(device, micro), metrics)
+        observe_dead_rows(metrics, minibatch, live)
+        self._observe_mismatch_of_old(metrics, minibatch)
+        return Accumulated(loss, metrics)
+
+    def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
+        """Adds the micro-batch's gradient to `.grad` and its statistics to `metrics`; returns its loss `()`."""
+        head = self.reference.head() if self.reference is not None else None
+        streams = token_streams(self._model, micro, self._needs | {"entropy"}, self._temperature, head)
+        token: TokenLoss = self.objective(streams, micro) + self.regularizer(streams, micro)
+        assert micro.token_weights is not None  # live_rows has looked
+        loss = (token.loss * micro.token_weights).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for key, values in token.stats.items():
+            metrics.add(key, values, micro.loss_mask)
+        if micro.old_logprobs is None:
+            _observe_mismatch(metrics, streams.logprobs, micro)
+        return loss.detach()
+
+    def apply(self, accumulated: Accumulated) -> UpdateResult:
+        """One AdamW step with the accumulated gradient, norm clipped, at the schedule's rate; `.grad` is empty then.
+
+        A batch without a live row has gradient 0, and the step is taken all the same: what is left in the moments moves
+        the weights, exactly as if the rows had been computed. Where loss or gradient is not finite nothing changes but
+        the schedule's position, and the metrics are only that.
+        """
+        rate = scheduled_rate(
+            self.config.learning_rate,
+            self._attempts,
+            self._total_updates,
+            self.config.warmup_steps,
+            self.config.schedule,
+        )
+        self._attempts += 1
+        norm, loss = self.optimizer.gradient_norm(), float(accumulated.loss)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return self._skip(loss, norm)
+        self.optimizer.step(rate, norm, self.config.max_grad_norm)
+        metrics = accumulated.metrics
+        for key, value in {"loss": loss, "grad_norm": norm, "learning_rate": rate, "updates": 1.0}.items():
+            metrics.add(key, value)
+        if self.reference is not None:
+            metrics.add("kl_coef", self.regularizer.kl.coef)
+        return UpdateResult(metrics)
+
+    def _skip(self, loss: float, norm: float) -> UpdateResult:
+        """Leaves everything as it was and says what was wrong."""
+        broken = [name for name, gradient in self.optimizer.gradients().items() if not bool(gradient.isfinite().all())]
+        self.optimizer.zero_grad()
+        where = f", first in {broken[0]} ({len(broken)} of {len(self.optimizer.trained)} parameters)" if broken else ""
+        metrics = Metrics()
+        metrics.add("updates_skipped", 1.0)
+        return UpdateResult(metrics, skipped=True, reason=f"loss {loss}, gradient norm {norm}{where}")
+
+    def old_logprobs(self, batch: TrainBatch) -> Tensor:
+        """Log-probs `(B, T)` of the batch under the weights as they are now, without a gradient."""
+        return scored_logprobs(self._model, batch, self._temperature, self.config.tokens_per_micro_batch)
+
+    def reference_streams(self, batch: TrainBatch) -> TrainBatch:
+        """`batch` with `ref_logprobs (B, T)`, and `ref_hidden` for the full KL; unchanged without a reference."""
+        if self.reference is None:
+            return batch
+        full = "full_kl" in self._needs
+        return self.reference.score(batch, self._temperature, self.config.tokens_per_micro_batch, full)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Masters and moments by name, and the counts. Tensors are views: write them before the next update."""
+        return self.optimizer.state(), {"steps": self.optimizer.steps, "attempts": self._attempts}
+
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """The inverse of `state`, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
+        if not {"steps", "attempts"} <= meta.keys():
+            raise CheckpointError("the learner's record has no `steps` and `attempts`: another version wrote it")
+        self.optimizer.load_state(tensors, int(meta["steps"]))
+        self._attempts = int(meta["attempts"])
+
+    def reference_state(self) -> dict[str, Tensor] | None:
+        """The reference's tensors, which never change; None where there is no reference."""
+        return self.reference.state() if self.reference is not None else None
+
+    def load_reference(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `reference_state`. Raises CheckpointError where there is no reference, or it is another's."""
+        if self.reference is None:
+            raise CheckpointError("the checkpoint has a reference, but this run's settings need none (kl.coef = 0)")
+        self.reference.load_state(tensors)
+
+    def _observe_mismatch_of_old(self, metrics: Metrics, batch: TrainBatch) -> None:
+        """Sampler against learner, where the old log-probs are the learner's own; from the sampler's there is none."""
+        if batch.old_logprobs is not None and self.config.old_logprobs == "recompute":
+            _observe_mismatch(metrics, batch.old_logprobs, batch)
+
+
+def _observe_mismatch(metrics: Metrics, logprobs: Tensor, batch: TrainBatch) -> None:
+    if batch.rollout_logprobs is not None:
+        gap = (logprobs.detach() - batch.rollout_logprobs).abs()
+        metrics.add("mismatch", gap, batch.loss_mask)
+        metrics.add("mismatch_max", gap, batch.loss_mask)
+
+
+def _on(device: torch.device, batch: TrainBatch) -> TrainBatch:
+    """The batch with its tensors on `device`; prompts stay where they are, models move them."""
+    tensors = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return batch.having(**{name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)})

@@ -1,0 +1,56 @@
+"""What the trainer knows of a learner, wherever its weights live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from oncurve.metrics import Metrics
+from oncurve.models import CausalModel
+from oncurve.types import TrainBatch
+
+__all__ = ["Learner", "UpdateResult"]
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update did. `skipped`: loss or gradient was not finite, nothing was changed, and `reason` says what."""
+
+    metrics: Metrics
+    skipped: bool = False
+    reason: str = ""
+
+
+class Learner(Protocol):
+    """Owns the policy's weights. The trainer knows no more of it than this, wherever the weights live."""
+
+    @property
+    def version(self) -> int:
+        """How often the weights have changed."""
+
+    def policy(self) -> CausalModel:
+        """The model to sample from, with the weights as they are now."""
+
+    def update(self, minibatch: TrainBatch) -> UpdateResult:
+        """One optimizer update on a batch with `advantages` and `token_weights`."""
+
+    def old_logprobs(self, batch: TrainBatch) -> Tensor:
+        """Log-probs `(B, T)` of the batch under the weights as they are now, without a gradient."""
+
+    def reference_streams(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with what the KL term needs of the reference; unchanged where there is no reference."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and a JSON-able record: everything that the next update needs, the reference aside."""
+
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """The inverse of `state`, bit for bit."""
+
+    def reference_state(self) -> dict[str, Tensor] | None:
+        """The reference's tensors, which never change; None where there is no reference."""
+
+    def load_reference(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `reference_state`."""

@@ -1,0 +1,61 @@
+"""A learner, a finished batch and its gradient in one line each, for the tests that compare gradients."""
+
+import torch
+from torch import Tensor
+
+from fakes.tiny_policy import tiny_model
+from oncurve.advantages import GroupAdvantage
+from oncurve.batching import collate
+from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.types import Group, TrainBatch
+
+OBJECTIVES = tuple(OBJECTIVE_KINDS)
+AGGREGATIONS = tuple(AGGREGATION_KINDS)
+MAX_LENGTH = 6
+
+
+def make_learner(
+    objective: str = "clipped",
+    estimator: str = "k3",
+    kl_coef: float = 0.1,
+    entropy_coef: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+    compute_dtype: torch.dtype | None = None,
+    temperature: float = 0.7,
+    total_updates: int = 10,
+    tied: bool = False,
+    **settings: object,
+) -> LocalLearner:
+    """A learner of a tiny policy (seed 0), whose reference is another one (seed 1) where there is a KL term."""
+    return LearnerConfig(**settings).build(
+        tiny_model(dtype, seed=0, tied=tied),
+        OBJECTIVE_KINDS[objective](),
+        Regularizer(KLPenalty(estimator=estimator, coef=kl_coef), entropy_coef),
+        temperature=temperature,
+        total_updates=total_updates,
+        reference=tiny_model(dtype, seed=1, tied=tied) if kl_coef else None,
+        dtype=compute_dtype,
+    )
+
+
+def finished(
+    learner: LocalLearner, groups: list[Group], aggregation: str = "token-mean", old: bool = True
+) -> TrainBatch:
+    """The batch of `groups` as it comes to an update; with `old`, the recorded log-probs are the old policy's."""
+    batch = learner.reference_streams(collate(groups))
+    if old:
+        batch = batch.having(old_logprobs=batch.rollout_logprobs)
+    batch = batch.with_advantages(GroupAdvantage()(batch))
+    settings = {"max_length": MAX_LENGTH} if aggregation == "seq-mean-token-sum-norm" else {}
+    return batch.with_weights(AGGREGATION_KINDS[aggregation](**settings)(batch))
+
+
+def gradient(learner: LocalLearner, batch: TrainBatch) -> Tensor:
+    """The whole gradient of one update as one float64 vector; nothing is stepped."""
+    learner.accumulate(batch)
+    return torch.cat([part.flatten().double() for part in learner.optimizer.gradients().values()])
+
+
+def relative_error(given: Tensor, right: Tensor) -> float:
+    return float((given - right).abs().max() / right.abs().max().clamp(min=1e-30))

@@ -1,0 +1,58 @@
+"""A language model of a few hundred parameters and random groups for it: enough to tell one gradient from another."""
+
+import random
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.models.generic import GenericModel
+from oncurve.types import Completion, Group, Prompt, Score
+
+VOCABULARY = 11
+
+
+class TinyLM(nn.Module):
+    """Logits that depend on the whole past: embedding, its mean so far, tanh, output (tied to the embedding or not)."""
+
+    def __init__(self, vocabulary: int = VOCABULARY, width: int = 6, seed: int = 0, tied: bool = False) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.mix = nn.Linear(width, width)
+        self.out = nn.Linear(width, vocabulary, bias=False)
+        for parameter in self.parameters():
+            parameter.data.normal_(0.0, 0.7, generator=generator)
+        if tied:
+            self.out.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        lengths = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
+        return self.out(torch.tanh(x + self.mix(x.cumsum(1) / lengths)))
+
+
+def tiny_model(dtype: torch.dtype = torch.float64, seed: int = 0, tied: bool = False) -> GenericModel:
+    return GenericModel(TinyLM(seed=seed, tied=tied).to(dtype))
+
+
+def random_groups(
+    count: int = 3,
+    size: int = 4,
+    longest: int = 6,
+    seed: int = 0,
+    rewards: list[list[float | None]] | None = None,
+) -> list[Group]:
+    """Groups of ragged completions with made-up sampler log-probs; a reward of None is a completion that faulted."""
+    chance = random.Random(seed)
+    groups = []
+    for number in range(count):
+        prompt = tuple(chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 4)))
+        completions, scores = [], []
+        for index in range(size):
+            ids = tuple(chance.randrange(VOCABULARY) for _ in range(chance.randint(1, longest)))
+            logprobs = tuple(-3.5 * chance.random() for _ in ids)
+            completions.append(Completion(ids, "", logprobs, "length", index, 0))
+            reward = rewards[number][index] if rewards is not None else round(chance.random(), 3)
+            scores.append(Score(reward) if reward is not None else Score(0.0, valid=False, fault="fault"))
+        groups.append(Group(Prompt(number, "", prompt), tuple(completions), tuple(scores)))
+    return groups

@@ -1,0 +1,90 @@
+"""The learner's gradient is the gradient of the formulas, as a plain second implementation computes it."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fakes.learning import AGGREGATIONS, MAX_LENGTH, OBJECTIVES, finished, gradient, make_learner, relative_error
+from fakes.tiny_policy import TinyLM, random_groups, tiny_model
+from oncurve.kl import KL_KINDS
+from oncurve.types import Group
+from oracles.plain_grpo import PlainAdamW, PlainConfig, PlainGroup, reference_loss, reference_step
+
+REWARDS: list[list[float | None]] = [[1.0, 0.0, 0.3, 1.0], [0.5, None, 0.0, 0.2], [0.7, 0.7, 0.7, 0.7]]
+TOLERANCE_AND_BUDGET = {torch.float64: (1e-10, 20), torch.float32: (1e-5, 10_000)}
+
+
+def plain_groups(groups: list[Group], old: bool = True) -> list[PlainGroup]:
+    return [
+        PlainGroup(
+            prompt=list(group.prompt.ids),
+            completions=[list(completion.ids) for completion in group.completions],
+            rewards=[score.reward if score.valid else None for score in group.scores],
+            old_logprobs=[list(completion.logprobs) for completion in group.completions] if old else None,
+        )
+        for group in groups
+    ]
+
+
+def logits_of(module: TinyLM):
+    return lambda ids: module(ids)[0]
+
+
+def judge(groups: list[Group], config: PlainConfig, old: bool = True) -> Tensor:
+    policy, reference = tiny_model(seed=0).module, tiny_model(seed=1).module
+    loss = reference_loss(logits_of(policy), plain_groups(groups, old), config, logits_of(reference))
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(policy.parameters()))])
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("estimator", tuple(KL_KINDS))
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gradient_is_the_oracles_for_each_objective_kl_and_aggregation(
+    objective: str, estimator: str, aggregation: str
+) -> None:
+    groups = random_groups(rewards=REWARDS)
+    config = PlainConfig(
+        temperature=0.7,
+        objective=objective,
+        kl=estimator,
+        kl_coef=0.1,
+        entropy_coef=0.05,
+        aggregation=aggregation,
+        max_length=MAX_LENGTH,
+    )
+    right = judge(groups, config)
+    for dtype, (tolerance, budget) in TOLERANCE_AND_BUDGET.items():
+        learner = make_learner(objective, estimator, entropy_coef=0.05, dtype=dtype, tokens_per_micro_batch=budget)
+        assert relative_error(gradient(learner, finished(learner, groups, aggregation)), right) <= tolerance
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gradient_is_the_oracles_without_kl_where_constant_groups_are_not_computed(objective: str, old: bool) -> None:
+    groups = random_groups(rewards=REWARDS)
+    right = judge(groups, PlainConfig(temperature=0.7, objective=objective, kl_coef=0.0), old)
+    learner = make_learner(objective, kl_coef=0.0)
+    assert relative_error(gradient(learner, finished(learner, groups, old=old)), right) <= 1e-10
+
+
+def test_updates_in_a_row_are_the_oracles() -> None:
+    groups = random_groups(rewards=REWARDS)
+    settings = {"learning_rate": 0.05, "weight_decay": 0.1, "max_grad_norm": 0.05}
+    learner = make_learner(**settings)
+    policy, reference = tiny_model(seed=0).module, tiny_model(seed=1).module
+    judge_optimizer = PlainAdamW(**settings)
+    batch = finished(learner, groups)
+    for _ in range(3):
+        metrics = learner.update(batch).metrics.result()
+        loss, norm = reference_step(
+            logits_of(policy),
+            list(policy.parameters()),
+            plain_groups(groups),
+            PlainConfig(temperature=0.7, kl_coef=0.1),
+            judge_optimizer,
+            logits_of(reference),
+        )
+        assert metrics["loss"] == pytest.approx(loss, rel=1e-6)
+        assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-6)
+    for given, right in zip(learner.policy().module.parameters(), policy.parameters(), strict=True):
+        torch.testing.assert_close(given, right, rtol=1e-9, atol=1e-12)

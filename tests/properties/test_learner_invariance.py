@@ -1,0 +1,98 @@
+"""One update's gradient does not depend on how the batch is cut, ordered, or padded with rows that teach nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes.learning import AGGREGATIONS, OBJECTIVES, finished, gradient, make_learner, relative_error
+from fakes.tiny_policy import random_groups, tiny_model
+from oncurve.kl import KL_KINDS
+from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.losses import Clipped, KLPenalty, Regularizer, Reinforce, Sequence
+from oncurve.types import Group
+
+REWARDS: list[list[float | None]] = [[1.0, 0.0, 0.3, 1.0], [0.5, None, 0.0, 0.2], [0.7, 0.7, 0.7, 0.7]]
+SMALLEST, SPLITTING, WHOLE = 1, 12, 10_000
+
+
+def reordered(group: Group, order: list[int]) -> Group:
+    return replace(
+        group,
+        completions=tuple(group.completions[i] for i in order),
+        scores=tuple(group.scores[i] for i in order),
+    )
+
+
+@pytest.mark.parametrize("estimator", tuple(KL_KINDS))
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gradient_does_not_depend_on_micro_batches_or_order(objective: str, estimator: str) -> None:
+    groups = random_groups(rewards=REWARDS)
+    turned = [reordered(group, [2, 0, 3, 1]) for group in reversed(groups)]
+    learners = {
+        budget: make_learner(objective, estimator, entropy_coef=0.05, tokens_per_micro_batch=budget)
+        for budget in (SMALLEST, SPLITTING, WHOLE)
+    }
+    for aggregation in AGGREGATIONS:
+        right = gradient(learners[WHOLE], finished(learners[WHOLE], groups, aggregation))
+        for budget, order in ((SMALLEST, turned), (SPLITTING, groups), (WHOLE, turned)):
+            learner = learners[budget]
+            assert relative_error(gradient(learner, finished(learner, order, aggregation)), right) <= 1e-10
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), budget=st.integers(1, 60), size=st.integers(2, 5), order=st.randoms())
+def test_gradient_of_any_groups_survives_any_cut_in_float32(seed: int, budget: int, size: int, order: object) -> None:
+    groups = random_groups(count=3, size=size, seed=seed)
+    turned = list(groups)
+    order.shuffle(turned)
+    whole = make_learner(dtype=torch.float32, tokens_per_micro_batch=WHOLE)
+    cut = make_learner(dtype=torch.float32, tokens_per_micro_batch=budget)
+    right = gradient(whole, finished(whole, groups))
+    assert relative_error(gradient(cut, finished(cut, turned)), right) <= 1e-5
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_faulted_completions_leave_no_trace_in_the_gradient(objective: str, aggregation: str) -> None:
+    groups = random_groups(rewards=REWARDS)
+    learner = make_learner(objective, entropy_coef=0.05)
+    without = [reordered(group, [i for i, score in enumerate(group.scores) if score.valid]) for group in groups]
+    assert sum(len(group.completions) for group in without) < sum(len(group.completions) for group in groups)
+    right = gradient(learner, finished(learner, without, aggregation))
+    assert relative_error(gradient(learner, finished(learner, groups, aggregation)), right) <= 1e-10
+
+
+class ComputedClipped(Clipped):
+    """The same mathematics from elsewhere: nothing is assumed of it, so all its rows are computed."""
+
+
+class ComputedSequence(Sequence):
+    """As above."""
+
+
+class ComputedReinforce(Reinforce):
+    """As above."""
+
+
+@pytest.mark.parametrize("skipping", [Clipped, Sequence, Reinforce])
+def test_rows_left_out_move_nothing(skipping: type) -> None:
+    computing = {Clipped: ComputedClipped, Sequence: ComputedSequence, Reinforce: ComputedReinforce}[skipping]
+    alive, dead = random_groups(rewards=REWARDS), random_groups(rewards=[[1.0] * 4] * 3)
+    results = []
+    for objective in (skipping(), computing()):
+        model = tiny_model()
+        regularizer = Regularizer(KLPenalty(coef=0.0))
+        config = LearnerConfig(learning_rate=0.05, weight_decay=0.01)
+        learner = LocalLearner(config, model, objective, regularizer)
+        for groups in (alive, dead, alive, dead):
+            result = learner.update(finished(learner, groups))
+            assert not result.skipped
+        assert learner.version == 4
+        results.append((torch.cat([p.detach().flatten() for p in model.module.parameters()]), result.metrics.result()))
+    (skipped, said), (computed, said_too) = results
+    torch.testing.assert_close(skipped, computed, rtol=0, atol=1e-12)
+    for key in ("loss", "grad_norm", "policy_loss", "updates"):
+        assert said[key] == pytest.approx(said_too[key], abs=1e-12)
