@@ -9,7 +9,7 @@ With d = log π_θ(o_t) - log π_ref(o_t) at a sampled token (NUMERICS 3; J. Sch
     k3        e⁻ᵈ + d - 1                             1 - e⁻ᵈ                       biased: that of KL(π_ref||π_θ)
     full      Σ_v π_θ(v) (log π_θ(v) - log π_ref(v))  exact                         exact, no sampling noise
     k1+ abs+ k3+   value of k1, abs, k3               d (that of k2)                exact gradient
-    ratio_k3  ρ·(e⁻ᵈ + d - 1), ρ = π_θ/π_old          through ρ and k3              exact, on- and off-policy
+    ratio_k3  ρ·(e⁻ᵈ + d - 1), ρ = π_θ/π_old          ρ·d (through ρ and k3)        exact, on- and off-policy
 
 All are per token, `(B, T)`, in nats, and 0 where policy and reference agree.
 """
@@ -71,14 +71,17 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def ratio_k3(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None) -> Tensor:
-    """`ρ·k3`, `ρ = π_θ/π_old`, with the gradient through both factors: `ρ·(k3 + 1 - e⁻ᵈ)`.
+    """`ρ·k3`, `ρ = π_θ/π_old`, with the gradient through both factors: `ρ·(k3 + 1 - e⁻ᵈ) = ρ·d`.
 
     Value and gradient are unbiased for KL(π_θ||π_ref) where tokens come from π_old. `old_logprobs` None means that
-    they come from π_θ itself: ρ is 1 and its gradient alive.
+    they come from π_θ itself: ρ is 1 and its gradient alive. The gradient is taken as `ρ·d`, not as the sum of its
+    two parts: these cancel (at d = -15 float32 has no digit left), and beyond d = -20, where k3 goes on straight
+    while ρ does not, their sum would turn its sign.
     Source: DeepSeek-V3.2, arXiv:2512.02556, "Unbiased KL Estimate".
     """
     old = logprobs if old_logprobs is None else old_logprobs
-    return clamped_ratio(logprobs - old.detach()) * k3(logprobs, ref_logprobs)
+    ratio = clamped_ratio(logprobs - old).detach()
+    return straight_through(ratio * k3(logprobs, ref_logprobs), gradient_of=ratio * k2(logprobs, ref_logprobs))
 
 
 def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
