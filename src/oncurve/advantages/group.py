@@ -34,12 +34,13 @@ def group_advantages(
     rewards (B,)   valid (B,) bool   group_ids (B,) int64, groups may be of any sizes   returns (B,) float64
 
         scale "group":  (r - mean) / (std_group + eps)      std with `ddof` (1: Bessel's correction)
-        scale "batch":  (r - mean) / (std_batch + eps)      std of all valid rewards of the batch
+        scale "batch":  (r - mean) / (std_batch + eps)      std of all valid rewards of the batch's usable groups
         scale "none":   r - mean
 
     Exactly 0: invalid completions (they take no part in any statistic); groups with fewer than two valid
-    completions; groups whose rewards are all the same, which max = min decides (a mean of eight times 0.7 is not 0.7 in
-    floating point, and its error over its std would be an advantage). With `eps` 0 also where std < 1e-8.
+    completions (the trainer drops them, so they are in no statistic either); groups whose rewards are all the same,
+    which max = min decides (a mean of eight times 0.7 is not 0.7 in floating point, and its error over its std would
+    be an advantage). With `eps` 0 also where std < 1e-8.
 
     Raises ValueError: a group of one completion, which has no siblings; shapes that differ; non-finite valid rewards;
     `ddof` not 0 or 1; negative `eps`.
@@ -57,15 +58,14 @@ def group_advantages(
     r = torch.where(valid, rewards.to(torch.float64), 0.0)
     if not bool(r.isfinite().all()):
         raise ValueError("a valid reward is NaN or infinite")
-    counts = segment_count(valid, group_ids, groups)
-    unequal = (counts >= LEAST_VALID) & ~constant_groups(rewards, valid, group_ids)
-    graded = valid & unequal[group_ids]
+    usable = valid & (segment_count(valid, group_ids, groups) >= LEAST_VALID)[group_ids]
+    graded = usable & ~constant_groups(rewards, valid, group_ids)[group_ids]
     centred = torch.where(graded, r - segment_mean(r, group_ids, groups, valid)[group_ids], 0.0)
     if scale == "none":
         return centred
-    std = _std(r, valid, group_ids if scale == "group" else torch.zeros_like(group_ids), ddof)
-    usable = graded & (std >= (_ZERO_STD if eps == 0 else 0.0))
-    return torch.where(usable, centred / torch.where(usable, std + eps, 1.0), 0.0)
+    std = _std(r, usable, group_ids if scale == "group" else torch.zeros_like(group_ids), ddof)
+    divided = graded & (std >= (_ZERO_STD if eps == 0 else 0.0))
+    return torch.where(divided, centred / torch.where(divided, std + eps, 1.0), 0.0)
 
 
 def _std(r: Tensor, valid: Tensor, segments: Tensor, ddof: int) -> Tensor:
