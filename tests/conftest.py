@@ -1,0 +1,20 @@
+"""Fixtures that every test may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of real files that are not part of the project: `ONCURVE_TEST_DATA`."""
+    folder = os.environ.get("ONCURVE_TEST_DATA")
+    if not folder:
+        pytest.skip(
+            "ONCURVE_TEST_DATA is not set: it names the folder of shared test data (models, data sets, vectors)"
+        )
+    path = Path(folder)
+    if not path.is_dir():
+        pytest.fail(f"ONCURVE_TEST_DATA names {path}, which is not a folder")
+    return path

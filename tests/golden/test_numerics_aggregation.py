@@ -1,0 +1,84 @@
+"""Aggregation as token weights against numbers worked out by hand: masks, splits, nothing at all."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from oncurve.batching import collate, micro_batches
+from oncurve.losses import AGGREGATION_KINDS, SeqMeanTokenSumNorm
+from oncurve.spec import Component
+from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
+
+LOSSES = torch.tensor([[1.0, 2, 3], [4, 0, 0]], dtype=torch.float64)
+EXPECTED = [
+    ("token-mean", {}, 2.5),
+    ("token-sum", {}, 10.0),
+    ("seq-mean-token-sum", {}, 5.0),
+    ("seq-mean-token-mean", {}, 3.0),
+    ("seq-mean-token-sum-norm", {"max_length": 3}, 1.66666667),
+    ("seq-mean-token-sum-norm", {"max_length": 8}, 0.625),
+]
+
+
+def aggregation(name: str, settings: dict[str, int]) -> Component:
+    return AGGREGATION_KINDS[name](**settings)
+
+
+def batch_of(*lengths: int, valid: tuple[bool, ...] | None = None) -> TrainBatch:
+    completions = tuple(Completion((1,) * n, "", (0.0,) * n, "eos", i, 0) for i, n in enumerate(lengths))
+    scores = tuple(Score(0.0, valid=ok) for ok in valid or (True,) * len(lengths))
+    return collate([Group(Prompt(0, "", (1, 2)), completions, scores)])
+
+
+@pytest.mark.parametrize(("name", "settings", "expected"), EXPECTED)
+def test_two_completions(name: str, settings: dict[str, int], expected: float) -> None:
+    weights = aggregation(name, settings)(batch_of(3, 1))
+    assert weights.dtype == torch.float64
+    assert (weights * LOSSES).sum().item() == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(("name", "settings", "expected"), EXPECTED)
+def test_a_completion_that_trains_nothing_changes_nothing(name: str, settings: dict[str, int], expected: float) -> None:
+    weights = aggregation(name, settings)(batch_of(3, 1, 2, valid=(True, True, False)))
+    assert weights[2].tolist() == [0, 0, 0]
+    assert (weights[:2] * LOSSES).sum().item() == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(("name", "settings", "expected"), EXPECTED)
+@pytest.mark.parametrize("budget", [1, 4, 5, 100])
+def test_any_split_gives_the_same_loss_and_gradient(
+    name: str, settings: dict[str, int], expected: float, budget: int
+) -> None:
+    batch = batch_of(3, 1)
+    batch = batch.having(token_weights=aggregation(name, settings)(batch), values=LOSSES)
+    losses = LOSSES.clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    row = 0
+    for micro in micro_batches(batch, budget):
+        assert micro.token_weights is not None
+        rows, width = micro.token_weights.shape
+        piece = (losses[row : row + rows, :width] * micro.token_weights).sum()
+        piece.backward()
+        total += piece.detach()
+        row += rows
+    assert row == 2
+    assert total.item() == pytest.approx(expected, abs=1e-8)
+    torch.testing.assert_close(losses.grad, batch.token_weights)
+
+
+def test_a_mean_of_micro_batch_means_would_be_wrong() -> None:
+    token_mean = AGGREGATION_KINDS["token-mean"]()
+    pieces = [token_mean(batch_of(3)), token_mean(batch_of(1))]
+    naive = sum((w * LOSSES[i, : w.shape[1]]).sum().item() for i, w in enumerate(pieces)) / 2
+    assert naive == 3.0
+
+
+@pytest.mark.parametrize(("name", "settings", "expected"), EXPECTED)
+def test_a_batch_that_trains_nothing_has_weight_zero(name: str, settings: dict[str, int], expected: float) -> None:
+    weights: Tensor = aggregation(name, settings)(batch_of(3, 1, valid=(False, False)))
+    assert weights.tolist() == [[0] * 3] * 2
+
+
+def test_the_constant_length_must_be_known() -> None:
+    with pytest.raises(ValueError, match="max_length"):
+        SeqMeanTokenSumNorm()(batch_of(3, 1))

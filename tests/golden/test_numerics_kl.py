@@ -1,0 +1,203 @@
+"""Every KL estimator: value and gradient at two points, and their expectations by enumerating three actions."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from oncurve.kl import KL_KINDS, full_kl_from_logits, k3, kl_value
+from oracles.finite_differences import autograd_gradient, finite_difference_gradient
+
+PI = (0.5, 0.3, 0.2)
+REF = (0.4, 0.4, 0.2)
+KL = math.fsum(p * math.log(p / q) for p, q in zip(PI, REF, strict=True))
+# d/dz_k of Σ_v π_v log(π_v/q_v) for softmax logits z is π_k (log(π_k/q_k) - KL)
+KL_GRADIENT = [p * (math.log(p / q) - KL) for p, q in zip(PI, REF, strict=True)]
+SAMPLED = ["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+", "ratio_k3"]
+
+
+def scalar(x: float) -> Tensor:
+    return torch.tensor([x], dtype=torch.float64)
+
+
+def value_and_gradient(estimator: str, logprob: float, ref_logprob: float, old: float | None = None) -> list[float]:
+    at = scalar(logprob).requires_grad_()
+    value = kl_value(estimator, at, scalar(ref_logprob), None if old is None else scalar(old))
+    (gradient,) = torch.autograd.grad(value.sum(), at)
+    return [value.item(), gradient.item()]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "above", "below"),
+    [
+        ("k1", [0.5, 1.0], [-0.5, 1.0]),
+        ("abs", [0.5, 1.0], [0.5, -1.0]),
+        ("k2", [0.125, 0.5], [0.125, -0.5]),
+        ("k3", [0.10653066, 0.39346934], [0.14872127, -0.64872127]),
+        ("k1+", [0.5, 0.5], [-0.5, -0.5]),
+        ("abs+", [0.5, 0.5], [0.5, -0.5]),
+        ("k3+", [0.10653066, 0.5], [0.14872127, -0.5]),
+        ("ratio_k3", [0.10653066, 0.5], [0.14872127, -0.5]),  # ρ = 1: k3 + (1 - e⁻ᵈ) = d
+    ],
+)
+def test_value_and_gradient(estimator: str, above: list[float], below: list[float]) -> None:
+    assert value_and_gradient(estimator, -1.0, -1.5) == pytest.approx(above, abs=1e-8)
+    assert value_and_gradient(estimator, -1.5, -1.0) == pytest.approx(below, abs=1e-8)
+
+
+@pytest.mark.parametrize("estimator", SAMPLED)
+def test_zero_where_policy_and_reference_agree(estimator: str) -> None:
+    value, gradient = value_and_gradient(estimator, -1.25, -1.25)
+    assert value == 0
+    assert gradient == (1.0 if estimator == "k1" else 0.0)
+
+
+def test_off_policy_k3_is_weighted_by_the_ratio_in_value_and_gradient() -> None:
+    ratio, plain, slope = math.exp(0.2), math.expm1(-0.5) + 0.5, -math.expm1(-0.5)
+    assert value_and_gradient("ratio_k3", -1.0, -1.5, old=-1.2) == pytest.approx(
+        [ratio * plain, ratio * (plain + slope)], abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("distance", [-500.0, -28.0, -15.0, -0.01, 0.01, 15.0, 28.0])
+def test_the_gradient_of_ratio_k3_is_the_ratio_times_the_distance_to_float32_precision(distance: float) -> None:
+    at = torch.tensor([-1.0], requires_grad=True)
+    kl_value("ratio_k3", at, torch.tensor([-1.0 - distance]), torch.tensor([-1.2])).sum().backward()
+    assert at.grad is not None
+    assert at.grad.item() == pytest.approx(math.exp(0.2) * distance, rel=1e-4)
+
+
+def test_far_from_the_reference_k3_goes_on_straight_with_its_sign_and_slope() -> None:
+    """At d = -28 the pull is still towards the reference (negative), as strong as at d = -20, and all is finite."""
+    edge, far = value_and_gradient("k3", -30.0, -10.0), value_and_gradient("k3", -38.0, -10.0)
+    assert edge == pytest.approx([math.exp(20) - 21, 1 - math.exp(20)], rel=1e-12)
+    assert far == pytest.approx([edge[0] + 8 * -edge[1], edge[1]], rel=1e-9)
+    assert far[1] < 0
+    assert value_and_gradient("k3", -1.0, -30.0) == pytest.approx([28.0, 1.0], abs=1e-6)
+
+
+def test_no_clamp_of_the_value_takes_the_pull_away() -> None:
+    value, gradient = value_and_gradient("k3", -5.0, -1.0)
+    assert value == pytest.approx(math.exp(4) - 5)
+    assert gradient == pytest.approx(1 - math.exp(4))
+
+
+@pytest.mark.parametrize("distance", [-500.0, -28.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 28.0, 500.0])
+@pytest.mark.parametrize("estimator", SAMPLED)
+def test_finite_in_float32_at_any_distance(estimator: str, distance: float) -> None:
+    at = torch.tensor([distance - 600.0], requires_grad=True)
+    value = kl_value(estimator, at, torch.tensor([-600.0]))
+    value.sum().backward()
+    assert at.grad is not None
+    assert value.isfinite().all()
+    assert at.grad.isfinite().all()
+    if estimator not in ("k1", "k1+"):
+        assert value.item() >= 0
+    if estimator != "k1" and distance:
+        assert math.copysign(1, at.grad.item()) == math.copysign(1, distance)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "distance"),
+    [(e, d) for e in ("k1", "abs", "k2", "k3", "ratio_k3") for d in (-3.0, -0.3, 0.4, 5.0)]
+    + [(e, d) for e in ("k1", "abs", "k2", "k3") for d in (-24.0, 24.0)],
+)
+def test_gradients_agree_with_finite_differences(estimator: str, distance: float) -> None:
+    def value(x: Tensor) -> Tensor:
+        return kl_value(estimator, x, scalar(-2.0 - distance), scalar(-2.1)).sum()
+
+    expected = finite_difference_gradient(value, scalar(-2.0))
+    torch.testing.assert_close(autograd_gradient(value, scalar(-2.0)), expected, rtol=1e-6, atol=1e-7)
+
+
+def expected_value_and_gradient(estimator: str) -> tuple[float, list[float]]:
+    """E over the actions of value and ∇_logits, each action's weight a constant."""
+    value, gradient = 0.0, [0.0, 0.0, 0.0]
+    for action, weight in enumerate(PI):
+        at, slope = value_and_gradient(estimator, math.log(weight), math.log(REF[action]))
+        value += weight * at
+        for k in range(3):  # ∂ log π_action / ∂z_k = 1[k = action] - π_k
+            gradient[k] += weight * slope * ((k == action) - PI[k])
+    return value, gradient
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "gradient"),
+    [
+        ("k1", 0.02526715, [0, 0, 0]),
+        ("k3", 0.02526715, [0.1, -0.1, 0]),
+        ("k2", 0.02486241, [0.0989382, -0.09388477, -0.00505343]),
+        ("ratio_k3", 0.02526715, [0.0989382, -0.09388477, -0.00505343]),
+        ("k1+", 0.02526715, [0.0989382, -0.09388477, -0.00505343]),
+        ("k3+", 0.02526715, [0.0989382, -0.09388477, -0.00505343]),
+        ("abs+", None, [0.0989382, -0.09388477, -0.00505343]),
+    ],
+)
+def test_expectations_by_enumeration(estimator: str, value: float | None, gradient: list[float]) -> None:
+    mean, slope = expected_value_and_gradient(estimator)
+    if value is not None:
+        assert mean == pytest.approx(value, abs=1e-8)
+    assert slope == pytest.approx(gradient, abs=1e-8)
+
+
+def test_off_policy_the_ratio_keeps_the_gradient_exact() -> None:
+    """Actions come from another policy: Σ_a π_old(a) ∇[ρ·k3] is still ∇KL, while Σ_a π_old(a) ∇k2 is not."""
+    old = (0.2, 0.2, 0.6)
+    gradients = {}
+    for estimator in ("ratio_k3", "k2"):
+        gradient = [0.0, 0.0, 0.0]
+        for a, weight in enumerate(old):
+            _, slope = value_and_gradient(estimator, math.log(PI[a]), math.log(REF[a]), math.log(weight))
+            gradient = [g + weight * slope * ((k == a) - PI[k]) for k, g in enumerate(gradient)]
+        gradients[estimator] = gradient
+    assert gradients["ratio_k3"] == pytest.approx(KL_GRADIENT, abs=1e-12)
+    assert gradients["k2"] != pytest.approx(KL_GRADIENT, abs=1e-3)
+
+
+def test_full_is_the_kl_over_the_vocabulary_with_its_exact_gradient() -> None:
+    assert pytest.approx(0.02526715, abs=1e-8) == KL
+    logits = torch.tensor([math.log(p) for p in PI], dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([math.log(q) + 3.0 for q in REF], dtype=torch.float64)
+    exact = full_kl_from_logits(logits, ref)
+    value = kl_value("full", torch.zeros(()), None, full_kl=exact)
+    value.backward()
+    assert value.item() == pytest.approx(KL, abs=1e-12)
+    assert logits.grad is not None
+    assert logits.grad.tolist() == pytest.approx([0.0989382, -0.09388477, -0.00505343], abs=1e-8)
+
+
+def test_full_mirrors_the_temperature_and_agrees_with_finite_differences() -> None:
+    logits = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.1, 4.0]], dtype=torch.float64)
+    ref = torch.tensor([[0.3, 0.2, 0.1], [2.0, 0.1, -1.0]], dtype=torch.float64)
+    torch.testing.assert_close(full_kl_from_logits(logits, ref, 0.5), full_kl_from_logits(2 * logits, 2 * ref))
+
+    def total(z: Tensor) -> Tensor:
+        return full_kl_from_logits(z, ref, 0.7).sum()
+
+    torch.testing.assert_close(autograd_gradient(total, logits), finite_difference_gradient(total, logits))
+
+
+def test_full_survives_tokens_that_are_ruled_out() -> None:
+    logits = torch.tensor([1.0, 0.0, -torch.inf], requires_grad=True)
+    full_kl_from_logits(logits, torch.tensor([0.0, 1.0, -torch.inf])).backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
+def test_k3_is_exact_near_zero_in_float32() -> None:
+    near = k3(torch.tensor([1e-4]), torch.tensor([0.0])).item()
+    assert near == pytest.approx(5e-9, rel=0.25)
+
+
+def test_only_k1_is_warned_of() -> None:
+    assert [name for name, estimator in KL_KINDS.items() if estimator.warning] == ["k1"]
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(ValueError, match="full_kl"):
+        kl_value("full", scalar(-1.0), scalar(-1.0))
+    with pytest.raises(ValueError, match="ref_logprobs"):
+        kl_value("k3", scalar(-1.0), None)
+    with pytest.raises(KeyError, match="no KL estimator 'k4'"):
+        kl_value("k4", scalar(-1.0), scalar(-1.0))

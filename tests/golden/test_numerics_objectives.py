@@ -1,0 +1,252 @@
+"""Objectives against numbers worked out by hand, gradients included; nothing leaks from masked places."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from oncurve.kl import KL_KINDS
+from oncurve.losses import OBJECTIVE_KINDS, Clipped, KLPenalty, Objective, Regularizer, Reinforce, Sequence
+from oncurve.metrics import Metrics
+from oncurve.types import Streams, TokenLoss, TrainBatch
+from oracles.finite_differences import autograd_gradient, finite_difference_gradient
+
+
+def batch_of(old: Tensor | None, advantages: Tensor | None, mask: Tensor, ref: Tensor | None = None) -> TrainBatch:
+    rows, width = mask.shape
+    return TrainBatch(
+        completion_ids=torch.zeros(rows, width, dtype=torch.int64),
+        lengths=torch.full((rows,), width),
+        loss_mask=mask,
+        valid=torch.ones(rows, dtype=torch.bool),
+        group_ids=torch.zeros(rows, dtype=torch.int64),
+        prompts=(torch.tensor([1]),),
+        rewards=torch.zeros(rows, dtype=torch.float64),
+        old_logprobs=old,
+        ref_logprobs=ref,
+        advantages=advantages,
+    )
+
+
+def one_token(objective: Objective, advantage: float, ratio: float) -> tuple[float, float]:
+    """The loss of one token, and ∂loss/∂log π."""
+    old = torch.tensor([[-1.0]], dtype=torch.float64)
+    at = (old + math.log(ratio)).requires_grad_()
+    batch = batch_of(old, torch.tensor([[advantage]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool))
+    loss = objective(Streams(at), batch).loss
+    (gradient,) = torch.autograd.grad(loss.sum(), at)
+    return loss.item(), gradient.item()
+
+
+@pytest.mark.parametrize("kind", [Clipped, Sequence])
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "settings", "loss", "gradient"),
+    [
+        (1, 1.5, {}, -1.2, 0),
+        (1, 1.5, {"clip_high": 0.28}, -1.28, 0),
+        (1, 0.5, {}, -0.5, -0.5),
+        (-1, 0.5, {}, 0.8, 0),
+        (-1, 1.5, {}, 1.5, 1.5),
+        (-1, 5, {}, 5, 5),
+        (-1, 5, {"dual_clip": 3.0}, 3, 0),
+        (-1, 5, {"delta": 4.0}, 4, 0),
+        (-1, 2, {"dual_clip": 3.0, "delta": 4.0}, 2, 2),
+        (1, 5, {"dual_clip": 3.0, "delta": 4.0}, -1.2, 0),
+        (1, 1.25, {"clip_high": 0.28}, -1.25, -1.25),
+        (-1, 0.7, {"clip_low": 0.4}, 0.7, 0.7),
+        (2, 1, {}, -2, -2),
+        (-2, 1, {}, 2, 2),
+        (0, 3, {}, 0, 0),
+    ],
+)
+def test_clipped_surrogate(
+    kind: type[Clipped | Sequence],
+    advantage: float,
+    ratio: float,
+    settings: dict[str, float],
+    loss: float,
+    gradient: float,
+) -> None:
+    got = one_token(kind(**settings), advantage, ratio)
+    assert got == pytest.approx((loss, gradient), abs=1e-12)
+
+
+def test_at_ratio_one_the_gradient_is_whole_however_narrow_the_clip() -> None:
+    assert one_token(Clipped(clip_low=0.0, clip_high=0.0), 1.0, 1.0) == (-1, -1)
+
+
+@pytest.mark.parametrize("kind", [Clipped, Sequence])
+def test_a_ratio_that_ran_away_is_finite_and_still_pulled_back(kind: type[Clipped | Sequence]) -> None:
+    """log ρ = 30 under a negative advantage: the value is clamped at e²⁰, the gradient is not taken away."""
+    loss, gradient = one_token(kind(), -1.0, math.exp(30))
+    assert loss == pytest.approx(math.exp(20))
+    assert gradient == pytest.approx(math.exp(20))
+    assert one_token(kind(), 1.0, math.exp(30)) == pytest.approx((-1.2, 0))
+    assert one_token(kind(), 1.0, math.exp(-30)) == pytest.approx((-math.exp(-20), -math.exp(-20)), rel=1e-9)
+
+
+def test_sequence_takes_the_product_of_the_trained_tokens_ratios() -> None:
+    log_ratios = torch.tensor([[0.1, -0.2, 0.3, 9.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True, False]])
+    batch = batch_of(torch.zeros(1, 4), torch.ones(1, 4), mask)
+    token = Sequence(clip_high=0.3)(Streams(log_ratios), batch)
+    assert math.exp(0.2) == pytest.approx(1.22140276)
+    assert token.loss.tolist()[0] == pytest.approx([-1.22140276 / 3] * 3 + [0])
+    assert token.stats["ratio"][0, :3].tolist() == pytest.approx([1.22140276] * 3)
+    clipped = Sequence()(Streams(log_ratios), batch)
+    assert clipped.loss.sum().item() == pytest.approx(-1.2)
+    assert clipped.stats["clip_fraction_high"][0, :3].tolist() == [1, 1, 1]
+
+
+def test_sequence_losses_spread_over_tokens_so_that_row_sums_are_the_completions_losses() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logprobs, old = (torch.rand(3, 5, generator=generator, dtype=torch.float64) / 10 for _ in range(2))
+    mask = torch.rand(3, 5, generator=generator) < 0.7
+    rewards = [1.0, -2.0, 0.5]
+    batch = batch_of(old, torch.tensor(rewards, dtype=torch.float64)[:, None].expand(3, 5), mask)
+    loss = Sequence()(Streams(logprobs), batch).loss
+    for row, advantage in enumerate(rewards):
+        ratio = math.exp(sum((logprobs[row, t] - old[row, t]).item() for t in range(5) if mask[row, t]))
+        expected = max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.2))
+        assert loss[row].sum().item() == pytest.approx(expected)
+
+
+def test_reinforce() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    batch = batch_of(None, torch.tensor([[0.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
+    loss = Reinforce()(Streams(logprobs), batch).loss
+    assert loss.tolist() == [[0.5, -2.0]]
+    loss.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[-0.5, 1.0]]
+
+
+def test_two_armed_softmax() -> None:
+    """z = 0, actions 0, 0, 1, 1 with rewards 1, 1, 0, 0: the mean gradient of the loss is [-.43301195, +.43301195]."""
+    z = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    logprobs = torch.log_softmax(z, 0)[torch.tensor([0, 0, 1, 1])][:, None]
+    advantages = torch.tensor([1, 1, -1, -1], dtype=torch.float64)[:, None] * 0.8660239
+    batch = batch_of(None, advantages, torch.ones(4, 1, dtype=torch.bool))
+    for objective in (Clipped(), Sequence(), Reinforce()):
+        (gradient,) = torch.autograd.grad(objective(Streams(logprobs), batch).loss.mean(), z, retain_graph=True)
+        assert gradient.tolist() == pytest.approx([-0.43301195, 0.43301195], abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", OBJECTIVE_KINDS)
+def test_without_old_logprobs_the_ratio_is_one_and_its_gradient_alive(kind: str) -> None:
+    logprobs = torch.tensor([[-1.0, -3.0]], requires_grad=True)
+    batch = batch_of(None, torch.tensor([[1.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool))
+    token = OBJECTIVE_KINDS[kind]()(Streams(logprobs), batch)
+    token.loss.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[-1, -1]]
+    if "ratio" in token.stats:
+        assert token.stats["ratio"].tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("rubbish", [torch.nan, torch.inf, -torch.inf, 1e30])
+@pytest.mark.parametrize("kind", OBJECTIVE_KINDS)
+@pytest.mark.parametrize("estimator", KL_KINDS)
+def test_masked_places_have_zero_loss_and_zero_gradient_whatever_stands_there(
+    kind: str, estimator: str, rubbish: float
+) -> None:
+    mask = torch.tensor([[True, False, True], [False, False, False]])
+    streams = {
+        name: torch.where(mask, torch.full((2, 3), value), rubbish).requires_grad_()
+        for name, value in (("logprobs", -1.0), ("entropy", 0.5), ("full_kl", 0.1))
+    }
+    old, advantages, ref = (torch.where(mask, value, rubbish) for value in (-1.1, 1.0, -1.3))
+    batch = batch_of(old, advantages, mask, ref)
+    given = Streams(**streams)
+    token = OBJECTIVE_KINDS[kind]()(given, batch) + Regularizer(KLPenalty(estimator=estimator), 0.01)(given, batch)
+    token.loss.sum().backward()
+    assert token.loss[~mask].tolist() == [0] * 4
+    assert token.loss[mask].isfinite().all()
+    for stream in streams.values():
+        if stream.grad is not None:
+            assert stream.grad[~mask].tolist() == [0] * 4
+            assert stream.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", OBJECTIVE_KINDS)
+def test_gradients_agree_with_finite_differences(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, old, advantages, ref = (torch.randn(3, 4, generator=generator, dtype=torch.float64) / 3 for _ in range(4))
+    batch = batch_of(old, advantages, torch.rand(3, 4, generator=generator) < 0.8, ref)
+    objective, regularizer = OBJECTIVE_KINDS[kind](), Regularizer(KLPenalty(estimator="ratio_k3", coef=0.3), 0.1)
+
+    def total(z: Tensor) -> Tensor:
+        streams = Streams(z, entropy=z.square())
+        return (objective(streams, batch) + regularizer(streams, batch)).loss.sum()
+
+    torch.testing.assert_close(autograd_gradient(total, x), finite_difference_gradient(total, x), atol=1e-8, rtol=1e-6)
+
+
+def test_statistics_are_declared_detached_and_right() -> None:
+    ratios = torch.tensor([[1.5, 0.5, 1.0], [1.5, 0.5, 9.0]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    logprobs = ratios.log().requires_grad_()
+    batch = batch_of(torch.zeros(2, 3), advantages, mask, torch.zeros(2, 3))
+    streams = Streams(logprobs, entropy=torch.ones(2, 3))
+    token: TokenLoss = Clipped(dual_clip=3.0)(streams, batch) + Regularizer(KLPenalty(), 0.1)(streams, batch)
+    metrics = Metrics()
+    for key, values in token.stats.items():
+        assert not values.requires_grad
+        metrics.add(key, values, mask)
+    result = metrics.result()
+    assert result["clip_fraction_high"] == pytest.approx(1 / 6)
+    assert result["clip_fraction_low"] == pytest.approx(1 / 6)
+    assert result["dual_clip_fraction"] == pytest.approx(1 / 6)
+    assert result["ratio"] == pytest.approx(14 / 6)
+    assert result["ratio_max"] == pytest.approx(9)
+    assert result["entropy"] == 1
+    expected = sum(r - 1 - math.log(r) for r in ratios.flatten().tolist()) / 6
+    assert result["approx_kl_old"] == pytest.approx(expected)
+    assert result["kl"] == pytest.approx(sum(1 / r + math.log(r) - 1 for r in ratios.flatten().tolist()) / 6)
+    assert result["policy_loss"] == pytest.approx((-1.2 - 0.5 - 1 + 1.5 + 0.8 + 3) / 6)
+
+
+def test_the_regularizer_is_coef_times_kl_less_the_entropy_bonus() -> None:
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    batch = batch_of(None, None, mask, torch.tensor([[-1.5]], dtype=torch.float64))
+    streams = Streams(torch.tensor([[-1.0]], dtype=torch.float64), entropy=torch.tensor([[2.0]], dtype=torch.float64))
+    token = Regularizer(KLPenalty(coef=0.1), 0.01)(streams, batch)
+    assert token.loss.item() == pytest.approx(0.1 * 0.10653066 - 0.02)
+    off = Regularizer(KLPenalty(coef=0.0))(streams, batch)
+    assert off.loss.item() == 0
+    assert off.stats["kl"].item() == pytest.approx(0.10653066)
+
+
+def test_without_coefficients_neither_reference_nor_streams_are_needed() -> None:
+    off = Regularizer(KLPenalty(estimator="full", coef=0.0))
+    assert off.needs == frozenset()
+    assert not off.kl.needs_reference
+    batch = batch_of(None, None, torch.ones(1, 1, dtype=torch.bool))
+    assert off(Streams(torch.zeros(1, 1)), batch).stats == {}
+    assert Regularizer(KLPenalty(estimator="full"), 0.1).needs == {"full_kl", "entropy"}
+    assert KLPenalty().needs_reference
+
+
+def test_what_is_missing_is_said() -> None:
+    batch = batch_of(None, None, torch.ones(1, 1, dtype=torch.bool))
+    streams = Streams(torch.zeros(1, 1))
+    for kind in OBJECTIVE_KINDS.values():
+        with pytest.raises(ValueError, match="advantages"):
+            kind()(streams, batch)
+    with pytest.raises(ValueError, match="ref_logprobs"):
+        Regularizer(KLPenalty())(streams, batch)
+    with pytest.raises(ValueError, match="full_kl"):
+        Regularizer(KLPenalty(estimator="full"))(streams, batch)
+    with pytest.raises(ValueError, match="entropy"):
+        Regularizer(KLPenalty(coef=0.0), 0.1)(streams, batch)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"dual_clip": 1.1}, {"delta": 1.2}, {"clip_low": 1.5}, {"clip_low": -0.1}, {"clip_hihg": 0.2}]
+)
+def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Clipped(**settings)
