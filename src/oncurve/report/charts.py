@@ -1,0 +1,184 @@
+"""A curve as numbers that a template can draw: points, ticks, a smoothed line. No markup is made here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from oncurve.metrics import Metric, declared
+
+__all__ = ["Chart", "Tick", "chart_of", "format_number", "nice_ticks", "smoothed"]
+
+WIDTH, HEIGHT = 360, 168
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 12, 24
+MOST_POINTS = 400  # more cannot be told apart on a screen, and the page stays small
+MOST_STRIPS = 80  # places to point at: narrower ones cannot be hit
+SPARSE = 25  # up to so many points each is drawn as a dot
+
+UNITLESS = frozenset({"1", "as named", "as the objective"})
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark on an axis: where it is drawn, and what stands there."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value, where it is drawn, the words shown for it, and the strip (left edge, width) in which they are shown."""
+
+    x: float
+    y: float
+    words: str
+    left: float
+    wide: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One metric over the steps, in the coordinates of a `WIDTH` x `HEIGHT` drawing.
+
+    `line` and `raw` are the `points` attribute of an SVG polyline: the smoothed curve, and the values as they are
+    ("" where nothing was smoothed).
+    """
+
+    key: str
+    unit: str
+    formula: str
+    meaning: str
+    advice: str
+    first: str
+    last: str
+    line: str
+    raw: str
+    points: tuple[Point, ...]
+    dots: bool
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    baseline: float
+
+
+def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> Chart | None:
+    """The chart of one key of `metrics` (each with a `step`); None where no line has it."""
+    series = [(float(line["step"]), float(line[key])) for line in metrics if key in line and "step" in line]
+    series = [(step, value) for step, value in series if math.isfinite(value)]
+    if not series:
+        return None
+    about = _about(key)
+    values = [value for _, value in series]
+    low, high = _range(values, about.unit)
+    marks = nice_ticks(low, high, 4)
+    low, high = min(low, marks[0]), max(high, marks[-1])
+    first, last = series[0][0], series[-1][0]
+
+    def x(step: float) -> float:
+        share = 0.5 if last == first else (step - first) / (last - first)
+        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 2)
+
+    def y(value: float) -> float:
+        return round(TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM), 2)
+
+    shown = _thinned(series, MOST_POINTS)
+    smooth = _thinned([(step, value) for (step, _), value in zip(series, smoothed(values), strict=True)], MOST_POINTS)
+    raw = " ".join(f"{x(step)},{y(value)}" for step, value in shown)
+    line = " ".join(f"{x(step)},{y(value)}" for step, value in smooth)
+    steps = [step for step in nice_ticks(first, last, 5) if first < step <= last and step == int(step)]
+    steps = [first, *(step for step in steps if x(step) - x(first) > 40)]
+    return Chart(
+        key=key,
+        unit=about.unit if about.unit not in UNITLESS and about.unit != key else "",
+        formula=about.formula,
+        meaning=about.meaning,
+        advice=about.advice,
+        first=format_number(values[0]),
+        last=format_number(values[-1]),
+        line=line,
+        raw=raw if raw != line else "",
+        points=_points([(x(step), y(value), step, value) for step, value in _thinned(series, MOST_STRIPS)]),
+        dots=len(shown) <= SPARSE,
+        x_ticks=tuple(Tick(x(step), f"{step:g}") for step in steps),
+        y_ticks=tuple(Tick(y(value), format_number(value)) for value in marks),
+        baseline=y(0.0) if low <= 0.0 <= high else HEIGHT - BOTTOM,
+    )
+
+
+def _about(key: str) -> Metric:
+    """The key's declaration; a run of another version may have keys that this one does not declare."""
+    try:
+        return declared(key)
+    except KeyError:
+        return Metric(key, "last", "", "not known", "Not declared by this version of oncurve.", "None known.")
+
+
+def _range(values: Sequence[float], unit: str) -> tuple[float, float]:
+    """What the vertical axis must show: shares from 0 to 1 as far as needed, other things with 0 where it is near."""
+    low, high = min(values), max(values)
+    if unit == "fraction" and low >= 0:
+        return 0.0, max(high, 0.05)
+    if low >= 0 and low < 0.6 * high:
+        low = 0.0
+    if low == high:
+        room = abs(low) * 0.1 or 1.0
+        return low - room if low else 0.0, high + room
+    return low, high
+
+
+def nice_ticks(low: float, high: float, most: int) -> list[float]:
+    """At most `most` + 1 round numbers (1, 2 or 5 times a power of ten apart) that reach from `low` to `high`."""
+    if not low < high:
+        return [low]
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next((factor * power for factor in (1, 2, 5) if factor * power >= rough * (1 - 1e-9)), 10 * power)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{index * step:.10g}") for index in range(first, last + 1)]
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The mean over a window around each value that is an eighth of the whole; short series are left as they are."""
+    reach = len(values) // 16 if len(values) > SPARSE else 0
+    if reach == 0:
+        return list(values)
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    ends = [(max(0, i - reach), min(len(values), i + reach + 1)) for i in range(len(values))]
+    return [(sums[end] - sums[start]) / (end - start) for start, end in ends]
+
+
+def _points(drawn: Sequence[tuple[float, float, float, float]]) -> tuple[Point, ...]:
+    """Points from (x, y, step, value), each with a strip that reaches half-way to its neighbours."""
+    xs = [LEFT, *(x for x, *_ in drawn), WIDTH - RIGHT]
+    points = []
+    for place, (x, y, step, value) in enumerate(drawn, start=1):
+        left = (xs[place - 1] + x) / 2 if place > 1 else LEFT
+        right = (x + xs[place + 1]) / 2 if place < len(drawn) else WIDTH - RIGHT
+        words = f"step {step:g}: {format_number(value)}"
+        points.append(Point(x, y, words, round(left, 2), round(right - left, 2)))
+    return tuple(points)
+
+
+def _thinned(series: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """At most `most` of the points: each the mean of its neighbours, at the last one's step."""
+    size = math.ceil(len(series) / most)
+    if size == 1:
+        return list(series)
+    pieces = [series[start : start + size] for start in range(0, len(series), size)]
+    return [(piece[-1][0], math.fsum(value for _, value in piece) / len(piece)) for piece in pieces]
+
+
+def format_number(value: float, digits: int = 3) -> str:
+    """A number for people: `digits` that matter, thousands as k, M, G, no trailing zeros."""
+    size = abs(value)
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= max(factor * 0.9995, 9999.5):
+            return f"{value / factor:.3g}{letter}"
+    if size >= 99.95:
+        return f"{value:.0f}"
+    if size >= 0.001 or size == 0:
+        return f"{value:.{digits}g}"
+    return f"{value:.1e}".replace("e-0", "e-")

@@ -1,0 +1,158 @@
+"""What a run leaves on the disk, as plain values: how a group is written, and how a whole run is read back."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from oncurve.durable import read_json, read_log
+from oncurve.errors import RunDirectoryError
+from oncurve.types import Completion, Group, Score
+
+__all__ = ["RunRecord", "group_record", "read_run"]
+
+
+def group_record(group: Group, advantages: Tensor | Sequence[float] | None = None) -> dict[str, Any]:
+    """A scored group as one line of `rollouts/step-000012.jsonl`: plain JSON values, nothing non-finite.
+
+    advantages   (n, T) over the group's completions and tokens, or one a completion (n,); None: not known
+    returns      {"draw": 11,
+                  "prompt": {"id": 7, "text": "2+2=", "ids": [5, 9], "columns": {"answer": "4"}},
+                  "completions": [{"text": "4", "ids": [6, 2], "logprobs": [-0.3, -0.1], "ended": "eos", "reward": 1.0,
+                                   "valid": true, "parts": {"exact": 1.0}, "fault": null, "advantage": 0.71,
+                                   "policy_version": 11}, ...]}
+
+    `advantage` is the tokens' common value; where tokens differ (steps were scored) it is their mean and the token
+    values follow under `advantages`. It is null where the completion is not valid or nothing is known. A non-finite
+    number becomes null. Raises ValueError: advantages for another number of completions.
+    """
+    rows: list[Any] = [None] * len(group.completions)
+    if advantages is not None:
+        rows = advantages.tolist() if isinstance(advantages, Tensor) else list(advantages)
+    if len(rows) != len(group.completions):
+        raise ValueError(f"{len(rows)} rows of advantages for {len(group.completions)} completions")
+    scores = group.scores or (None,) * len(group.completions)
+    prompt = group.prompt
+    columns = {key: _plain(value) for key, value in prompt.columns.items()}
+    return {
+        "draw": group.draw,
+        "prompt": {"id": prompt.id, "text": prompt.text, "ids": list(prompt.ids), "columns": columns},
+        "completions": [
+            _completion_record(completion, score, row)
+            for completion, score, row in zip(group.completions, scores, rows, strict=True)
+        ],
+    }
+
+
+def _completion_record(completion: Completion, score: Score | None, advantages: Any) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "text": completion.text,
+        "ids": list(completion.ids),
+        "logprobs": [_plain(value) for value in completion.logprobs],
+        "ended": completion.ended,
+        "sample_index": completion.sample_index,
+        "policy_version": completion.policy_version,
+    }
+    if score is not None:
+        record |= {
+            "reward": _plain(score.reward) if score.valid else None,
+            "valid": score.valid,
+            "parts": {name: _plain(value) for name, value in score.parts.items()},
+            "fault": score.fault,
+        }
+        if score.step_ends:
+            record |= {"step_ends": list(score.step_ends), "step_rewards": [_plain(r) for r in score.step_rewards]}
+    return record | _advantage_record(completion, score, advantages)
+
+
+def _advantage_record(completion: Completion, score: Score | None, advantages: Any) -> dict[str, Any]:
+    if advantages is None or (score is not None and not score.valid):
+        return {"advantage": None}
+    if not isinstance(advantages, list):
+        return {"advantage": _plain(float(advantages))}
+    values = advantages[: len(completion.ids)] or [0.0]
+    if min(values) == max(values):
+        return {"advantage": _plain(values[0])}
+    return {"advantage": math.fsum(values) / len(values), "advantages": [_plain(value) for value in values]}
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it: no NaN, no infinity; what JSON does not know is written as its text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return str(value)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as it stands on the disk. What is not there (yet) is empty.
+
+    metrics      one mapping a step, in order            rollouts     step -> the file that holds its groups
+    config       `config.toml`, parsed and as text       environment  `environment.json`
+    evaluation   `evaluation.json`: {"before": Evaluation.to_json(), "after": ..., "gain": [value, low, high]}
+    """
+
+    directory: Path
+    metrics: tuple[Mapping[str, float], ...] = ()
+    rollouts: Mapping[int, Path] | None = None
+    config: Mapping[str, Any] | None = None
+    config_text: str = ""
+    environment: Mapping[str, Any] | None = None
+    evaluation: Mapping[str, Any] | None = None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps whose groups are on the disk, ascending."""
+        return tuple(sorted(self.rollouts or {}))
+
+    def groups(self, step: int) -> list[dict[str, Any]]:
+        """The groups of one step, as `group_record` wrote them. Raises KeyError for a step that is not there."""
+        return read_log((self.rollouts or {})[step])
+
+
+def read_run(directory: Path) -> RunRecord:
+    """Read a run directory; a running one too (a torn last line is left out), and one that has just begun.
+
+    Raises RunDirectoryError: no such folder, or nothing of a run in it. CheckpointError: a file is damaged.
+    """
+    if not directory.is_dir():
+        raise RunDirectoryError(f"{directory} is not a folder. Name the --out of an earlier `oncurve train`.")
+    metrics, config, environment, evaluation = (
+        directory / name for name in ("metrics.jsonl", "config.toml", "environment.json", "evaluation.json")
+    )
+    if not metrics.is_file() and not config.is_file():
+        raise RunDirectoryError(f"{directory} has neither metrics.jsonl nor config.toml: it is not a run of oncurve.")
+    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+    return RunRecord(
+        directory=directory,
+        metrics=tuple(read_log(metrics)) if metrics.is_file() else (),
+        rollouts={
+            int(path.stem.removeprefix("step-")): path
+            for path in (directory / "rollouts").glob("step-*.jsonl")
+            if path.stem.removeprefix("step-").isdigit()
+        },
+        config=_parsed(text),
+        config_text=text,
+        environment=read_json(environment) if environment.is_file() else {},
+        evaluation=read_json(evaluation) if evaluation.is_file() else {},
+    )
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; empty where a hand has broken it: a report must not depend on it."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return {}

@@ -1,0 +1,71 @@
+import pytest
+
+from oncurve.report.charts import HEIGHT, WIDTH, chart_of, format_number, nice_ticks, smoothed
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 1, [0, 0.5, 1]),
+        (0.3, 9.7, [0, 5, 10]),
+        (0, 0.05, [0, 0.02, 0.04, 0.06]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+        (3, 3, [3]),
+        (1, 120, [0, 50, 100, 150]),
+    ],
+)
+def test_ticks_are_round_and_reach_both_ends(low, high, ticks) -> None:
+    assert nice_ticks(low, high, 4) == ticks
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.5, "0.5"),
+        (0.123456, "0.123"),
+        (12.34, "12.3"),
+        (1234.4, "1234"),
+        (9999.9, "10k"),
+        (12345, "12.3k"),
+        (1.2e6, "1.2M"),
+        (3e9, "3G"),
+        (0.00012, "1.2e-4"),
+        (-0.25, "-0.25"),
+        (3e-12, "3.0e-12"),
+    ],
+)
+def test_numbers_are_short(value, text) -> None:
+    assert format_number(value) == text
+
+
+def test_smoothing_keeps_short_series_and_the_mean_of_flat_ones() -> None:
+    assert smoothed([1.0, 5.0, 2.0]) == [1.0, 5.0, 2.0]
+    assert smoothed([2.0] * 100) == pytest.approx([2.0] * 100)
+    assert max(smoothed([0.0, 1.0] * 50)) < 0.7
+
+
+def test_a_chart_lies_within_its_drawing() -> None:
+    chart = chart_of("reward", [{"step": s, "reward": (s * 37 % 11) / 10} for s in range(1, 1001)])
+    places = [tuple(map(float, pair.split(","))) for pair in f"{chart.line} {chart.raw}".split()]
+    assert len(places) <= 800
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
+    assert len(chart.points) <= 80
+    assert not chart.dots
+
+
+def test_one_point_and_constant_series_can_be_drawn() -> None:
+    one = chart_of("kl", [{"step": 1, "kl": 0.0}])
+    assert one.dots
+    assert len(one.points) == 1
+    assert chart_of("reward", [{"step": s, "reward": -2.0} for s in (1, 2)]).last == "-2"
+
+
+def test_steps_without_the_key_are_gaps_and_a_key_nobody_has_is_no_chart() -> None:
+    metrics = [{"step": 1, "reward": 1.0}, {"step": 2}, {"step": 3, "reward": 2.0}]
+    assert len(chart_of("reward", metrics).points) == 2
+    assert chart_of("kl", metrics) is None
+
+
+def test_a_key_of_another_version_is_drawn_all_the_same() -> None:
+    assert "Not declared" in chart_of("from_the_future", [{"step": 1, "from_the_future": 3.0}]).meaning

@@ -1,0 +1,150 @@
+import json
+import re
+from html.parser import HTMLParser
+
+from oncurve.report import group_record, read_run, render_report, write_report
+from oncurve.report.groups import visible
+from oncurve.types import Completion, Group, Prompt, Score
+
+EVIL = (
+    "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}{% raw %}"
+    "\x00\x1b[31m\u202egnp.exe \U0001f600 e\u0301"
+)
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and whether each that was opened was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in {"meta", "link", "br"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+
+def make_run(directory, text="7*8=56", steps=30, rewards=(1.0, 0.0), **more) -> None:
+    (directory / "rollouts").mkdir(exist_ok=True)
+    lines = [
+        {"step": s, "reward": s / steps, "kl": 0.01 * s, "seconds": 2.0, "tokens": 100} for s in range(1, steps + 1)
+    ]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "config.toml").write_text('extends = "grpo"\n[run]\nsteps = 30\n[model]\npath = "some/<model>"\n')
+    (directory / "environment.json").write_text(json.dumps({"device": "cpu", "threads": 2, "torch": "<2>"}))
+    mean = sum(rewards) / len(rewards)
+    for step in {1, steps}:
+        completions = tuple(
+            Completion((1, 2), f"{text} of {i}", (-1.0, -1.0), "length" if i else "eos", i, step)
+            for i in range(len(rewards))
+        )
+        scored = Group(Prompt(3, f"ask {text}", (1,)), completions, tuple(Score(r) for r in rewards), draw=step)
+        record = {"step": step, **group_record(scored, [r - mean for r in rewards])}
+        (directory / "rollouts" / f"step-{step:06d}.jsonl").write_text(json.dumps(record) + "\n")
+
+
+def test_the_page_is_whole_and_asks_nothing_of_anyone(tmp_path) -> None:
+    make_run(tmp_path)
+    path = write_report(tmp_path)
+    assert path == tmp_path / "report.html"
+    html = path.read_text(encoding="utf-8")
+    elements = Elements()
+    elements.feed(html)
+    assert elements.open == []
+    tags = {tag for tag, _ in elements.found}
+    assert "svg" in tags
+    assert not tags & {"script", "iframe", "object", "img", "base", "form"}
+    for tag, attributes in elements.found:
+        assert not any(name.startswith("on") for name in attributes), tag
+        assert attributes.get("href") in (None, "data:,")
+        assert "src" not in attributes
+    assert not re.search(r"https?://|@import|url\(", html)
+    assert "default-src 'none'" in html
+
+
+def test_model_text_is_text_and_nothing_else(tmp_path) -> None:
+    make_run(tmp_path, text=EVIL)
+    html = render_report(read_run(tmp_path), notices=[EVIL])
+    elements = Elements()
+    elements.feed(html)
+    assert elements.open == []
+    assert not {tag for tag, _ in elements.found} & {"script", "img"}
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "{{ 7*7 }}" in html
+    assert "\x00" not in html
+    assert "\x1b" not in html
+    assert "\u202e" not in html
+    assert "\U0001f600" in html
+    assert "some/&lt;model&gt;" in html
+
+
+def test_lone_surrogates_do_not_stop_the_report(tmp_path) -> None:
+    make_run(tmp_path, text="half \ud83d pair")
+    assert "half" in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_seen_is_made_visible() -> None:
+    assert visible("a\tb\nc") == "a\tb\nc"
+    assert visible("\x1b[31m\x7f\u202e\ufeff") == "\u241b[31m\u2421\ufffd\ufffd"
+
+
+def test_curves_groups_and_settings_are_there_with_their_meaning(tmp_path) -> None:
+    make_run(tmp_path, rewards=(1.0, 0.0, 0.0, 0.5))
+    html = render_report(read_run(tmp_path))
+    assert "Mean reward of the valid completions" in html
+    assert "At the beginning" in html
+    assert "At the end" in html
+    assert "+0.62" in html
+    assert "−0.38" in html
+    assert "cut off at the limit" in html
+    assert "Mean reward 0.375, standard deviation 0.479." in html
+    assert "1 min 00 s" in html
+    assert "step 30 of 30" in html
+    assert "steps = 30" in html
+
+
+def test_the_evaluations_are_shown_first_and_drawn(tmp_path) -> None:
+    make_run(tmp_path)
+    accuracy = {"before": {"greedy_accuracy": [0.3, 0.27, 0.34]}, "after": {"greedy_accuracy": [0.81, 0.77, 0.84]}}
+    (tmp_path / "evaluation.json").write_text(json.dumps(accuracy))
+    html = render_report(read_run(tmp_path))
+    assert "30.0 → 81.0" in html
+    assert "eval/accuracy: from 0.3 to 0.81" in html
+
+
+def test_a_constant_group_says_that_it_teaches_nothing(tmp_path) -> None:
+    make_run(tmp_path, rewards=(0.0, 0.0))
+    assert "this group teaches nothing" in render_report(read_run(tmp_path))
+
+
+def test_large_groups_show_eight_from_best_to_worst(tmp_path) -> None:
+    make_run(tmp_path, rewards=tuple(float(i) for i in range(64)))
+    html = render_report(read_run(tmp_path))
+    assert "8 of 64 completions are shown." in html
+    assert "reward <b>63</b>" in html
+    assert "reward <b>0</b>" in html
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    html = render_report(read_run(tmp_path), notices=["Nothing was learned."])
+    assert "No step has ended yet." in html
+    assert "Nothing was learned." in html
+
+
+def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
+    make_run(tmp_path)
+    completion = Completion((1,), "", (-1.0,), "stop", 0, 1)
+    group = Group(Prompt(0, "p", (1,)), (completion,), (Score(0.0, valid=False, fault="raised: <boom>"),))
+    (tmp_path / "rollouts" / "step-000001.jsonl").write_text(json.dumps({"step": 1, **group_record(group)}) + "\n")
+    html = render_report(read_run(tmp_path))
+    assert "not scored: raised: &lt;boom&gt;" in html
+    assert "(nothing)" in html

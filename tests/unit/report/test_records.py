@@ -1,0 +1,97 @@
+import json
+
+import pytest
+import torch
+
+from oncurve.errors import RunDirectoryError
+from oncurve.report import group_record, read_run
+from oncurve.types import Completion, Group, Prompt, Score
+
+
+def group(scores: tuple[Score, ...]) -> Group:
+    prompt = Prompt(7, "2+2=", (5, 9), {"answer": "4", "odd": {1}, "nan": float("nan")})
+    right = Completion((6, 2), "4", (-0.3, -0.1), "eos", 0, 11)
+    wrong = Completion((7, 7, 7), "555", (-2.0, float("-inf"), -1.0), "length", 1, 11)
+    return Group(prompt, (right, wrong), scores, draw=11)
+
+
+def test_a_group_becomes_one_line_of_plain_json() -> None:
+    scored = group((Score(1.0, parts={"exact": 1.0, "length": None}), Score(0.0)))
+    record = group_record(scored, torch.tensor([[0.5, 0.5, 0.0], [-0.5, -0.5, -0.5]]))
+    read = json.loads(json.dumps(record, allow_nan=False))
+    assert read["draw"] == 11
+    assert read["prompt"] == {
+        "id": 7,
+        "text": "2+2=",
+        "ids": [5, 9],
+        "columns": {"answer": "4", "odd": "{1}", "nan": None},
+    }
+    first, second = read["completions"]
+    assert first == {
+        "text": "4",
+        "ids": [6, 2],
+        "logprobs": [-0.3, -0.1],
+        "ended": "eos",
+        "sample_index": 0,
+        "policy_version": 11,
+        "reward": 1.0,
+        "valid": True,
+        "parts": {"exact": 1.0, "length": None},
+        "fault": None,
+        "advantage": 0.5,
+    }
+    assert second["advantage"] == -0.5
+    assert second["logprobs"] == [-2.0, None, -1.0]
+
+
+def test_a_completion_that_is_not_valid_has_no_reward_and_no_advantage() -> None:
+    record = group_record(group((Score(1.0), Score(0.0, valid=False, fault="timeout"))), [0.0, 0.0])
+    assert record["completions"][1]["reward"] is None
+    assert record["completions"][1]["advantage"] is None
+    assert record["completions"][1]["fault"] == "timeout"
+
+
+def test_advantages_that_differ_by_token_are_all_kept() -> None:
+    scored = group((Score(1.0), Score(0.0, step_ends=(0, 2), step_rewards=(1.0, 0.0))))
+    record = group_record(scored, torch.tensor([[0.5, 0.5, 9.0], [0.25, -0.5, -0.5]]))
+    assert record["completions"][0]["advantage"] == 0.5
+    assert record["completions"][1]["advantage"] == -0.25
+    assert record["completions"][1]["advantages"] == [0.25, -0.5, -0.5]
+    assert record["completions"][1]["step_rewards"] == [1.0, 0.0]
+
+
+def test_an_unscored_group_can_be_recorded_too() -> None:
+    record = group_record(group(()))
+    assert "reward" not in record["completions"][0]
+    assert record["completions"][0]["advantage"] is None
+
+
+def test_advantages_of_another_group_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 rows of advantages for 2 completions"):
+        group_record(group(()), [1.0, 2.0, 3.0])
+
+
+def test_a_run_is_read_back(tmp_path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
+    (tmp_path / "config.toml").write_text("[run]\nsteps = 3\n")
+    line = json.dumps({"step": 1, **group_record(group((Score(1.0), Score(0.0))), [1.0, -1.0])})
+    (tmp_path / "rollouts" / "step-000001.jsonl").write_text(line + "\n")
+    run = read_run(tmp_path)
+    assert [dict(m) for m in run.metrics] == [{"step": 1, "reward": 0.5}]
+    assert run.steps == (1,)
+    assert run.groups(1)[0]["completions"][0]["advantage"] == 1.0
+    assert run.config == {"run": {"steps": 3}}
+    assert run.environment == run.evaluation == {}
+
+
+def test_a_config_broken_by_hand_does_not_hide_the_run(tmp_path) -> None:
+    (tmp_path / "config.toml").write_text("[run\n")
+    assert read_run(tmp_path).config == {}
+
+
+def test_what_is_no_run_is_refused(tmp_path) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run"):
+        read_run(tmp_path)
+    with pytest.raises(RunDirectoryError, match="not a folder"):
+        read_run(tmp_path / "missing")
