@@ -117,14 +117,9 @@ class StopTable:
         missing = int(ids.max()) + 1 - len(self._states)
         if missing > 0:
             self._states = torch.cat([self._states, torch.full((missing,), -1, dtype=torch.int8)])
-        states = self._states[ids]
-        unknown = ids[states < 0].unique()
-        if len(unknown):
-            self._states[unknown] = torch.tensor([self._may_complete(token) for token in unknown.tolist()]).to(
-                torch.int8
-            )
-            states = self._states[ids]
-        return states > 0
+        for token in set(ids[self._states[ids] < 0].tolist()):
+            self._states[token] = self._may_complete(token)
+        return self._states[ids] > 0
 
     def _may_complete(self, token: int) -> bool:
         # Behind itself a token shows the space that a decoder puts between words; half a character may become any.

@@ -1,0 +1,110 @@
+"""What every rollout engine promises, whatever it runs on."""
+
+import math
+
+import pytest
+import torch
+
+from fakes.scripted import ByteTokenizer, TableModel
+from oncurve.errors import DataError
+from oncurve.rollout import InProcessEngine, Policy, RolloutEngine, Sampling
+from oncurve.types import Prompt
+
+SAMPLING = Sampling(group_size=3, max_new_tokens=10, temperature=0.8, stop=("ca",))
+EOS = ord("e")
+PROMPTS = [Prompt(id=number, text=text, ids=tuple(text.encode())) for number, text in enumerate(["ab", "c", "dd"])]
+
+
+def model() -> TableModel:
+    table = torch.full((257, 257), -torch.inf)
+    letters = list(b"abcde")
+    table[:, letters] = torch.randn(257, 5, generator=torch.Generator().manual_seed(0))
+    return TableModel(table)
+
+
+def in_process(seed: int = 0) -> RolloutEngine:
+    return InProcessEngine(SAMPLING, ByteTokenizer(), eos_ids=(EOS,), seed=seed)
+
+
+ENGINES = {"in_process": in_process}
+
+
+@pytest.fixture(params=ENGINES.values(), ids=ENGINES.keys())
+def make_engine(request):
+    def make(seed: int = 0, version: int = 0) -> RolloutEngine:
+        engine = request.param(seed)
+        engine.follow(Policy(model(), version))
+        return engine
+
+    return make
+
+
+def test_one_group_a_prompt_in_order_without_scores(make_engine):
+    groups = make_engine().generate(PROMPTS, draw=4)
+    assert [group.prompt for group in groups] == PROMPTS
+    assert all(len(group.completions) == 3 and group.draw == 4 and group.scores == () for group in groups)
+
+
+def test_every_completion_is_whole(make_engine):
+    for group in make_engine(version=6).generate(PROMPTS, draw=0):
+        assert [completion.sample_index for completion in group.completions] == [0, 1, 2]
+        for completion in group.completions:
+            assert completion.policy_version == 6
+            assert 1 <= len(completion.ids) == len(completion.logprobs) <= 10
+            assert all(math.isfinite(logprob) and logprob <= 0 for logprob in completion.logprobs)
+            assert isinstance(completion.ids[0], int)
+            assert isinstance(completion.logprobs[0], float)
+
+
+def test_each_ending_means_what_it_says(make_engine):
+    sampling = SAMPLING.model_copy(update={"group_size": 64})
+    endings = set()
+    for group in make_engine().generate(PROMPTS, draw=0, sampling=sampling):
+        for completion in group.completions:
+            endings.add(completion.ended)
+            whole = bytes(completion.ids).decode()
+            assert (completion.ended == "eos") == (completion.ids[-1] == EOS)
+            assert EOS not in completion.ids[:-1]
+            assert "ca" not in completion.text
+            assert (completion.ended == "stop") == whole.endswith("ca")
+            assert completion.text == {"eos": whole[:-1], "stop": whole[:-2], "length": whole}[completion.ended]
+            assert completion.ended != "length" or len(completion.ids) == 10
+    assert endings == {"eos", "stop", "length"}
+
+
+def test_logprobs_are_those_of_the_distribution_sampled_from(make_engine):
+    policy = model()
+    for group in make_engine().generate(PROMPTS, draw=0):
+        for completion in group.completions:
+            hidden = policy.completion_hidden(
+                [torch.tensor(group.prompt.ids)],
+                torch.tensor([0]),
+                torch.tensor([completion.ids]),
+                torch.tensor([len(completion.ids)]),
+            )
+            expected = torch.log_softmax(policy.logits(hidden) / 0.8, dim=-1)[
+                torch.arange(len(completion.ids)), torch.tensor(completion.ids)
+            ]
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_the_same_call_gives_the_same_groups_and_another_draw_or_seed_does_not(make_engine):
+    engine = make_engine()
+    first = engine.generate(PROMPTS, draw=0)
+    other_draw = engine.generate(PROMPTS, draw=1)
+    assert engine.generate(PROMPTS, draw=0) == first == make_engine().generate(PROMPTS, draw=0)
+    assert [group.completions for group in other_draw] != [group.completions for group in first]
+    assert make_engine(seed=1).generate(PROMPTS, draw=0) != first
+
+
+def test_greedy_sampling_gives_every_sample_alike_and_leaves_the_engines_settings_alone(make_engine):
+    engine = make_engine()
+    before = engine.generate(PROMPTS, draw=0)
+    greedy = engine.generate(PROMPTS, draw=0, sampling=Sampling(group_size=2, max_new_tokens=5, temperature=0))
+    assert all(group.completions[0].ids == group.completions[1].ids for group in greedy)
+    assert engine.generate(PROMPTS, draw=0) == before
+
+
+def test_a_prompt_without_tokens_is_refused(make_engine):
+    with pytest.raises(DataError, match="no tokens"):
+        make_engine().generate([Prompt(9, "", ())], draw=0)

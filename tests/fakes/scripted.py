@@ -1,0 +1,106 @@
+"""Models and a tokenizer whose every move is known: they obey the protocols and compute next to nothing."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class TableModel:
+    """A bigram model: the last token alone decides the next one's logits, a row of `table (V, V)`.
+
+    Looking up a row is exact, so results may not depend on batching by one bit. `prefilled` and `stepped` record the
+    number of prompts and rows that each call worked on.
+    """
+
+    fast = True
+    path_reason = "a table"
+
+    def __init__(self, table: Tensor, max_positions: int | None = None) -> None:
+        self.module = nn.Module()
+        self.table = table
+        self.max_positions = max_positions
+        self.prefilled: list[int] = []
+        self.stepped: list[int] = []
+
+    def completion_hidden(
+        self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
+    ) -> Tensor:
+        rows = zip(group_ids.tolist(), completion_ids, lengths.tolist(), strict=True)
+        return self.table[torch.cat([torch.cat([prompts[g][-1:], ids])[:length] for g, ids, length in rows])]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def head(self):
+        return self.logits
+
+    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "TableDecoder":
+        self.prefilled.append(len(prompts))
+        return TableDecoder(self, torch.stack([prompt[-1] for prompt in prompts]), torch.tensor(list(copies)))
+
+
+class TableDecoder:
+    def __init__(self, model: TableModel, last: Tensor, copies: Tensor) -> None:
+        self._model = model
+        self.first_hidden = model.table[last]
+        self.groups = torch.arange(len(last)).repeat_interleave(copies)
+
+    def step(self, ids: Tensor) -> Tensor:
+        assert len(ids) == len(self.groups)
+        self._model.stepped.append(len(ids))
+        return self._model.table[ids]
+
+    def keep(self, rows: Tensor) -> None:
+        self.groups = self.groups[rows]
+
+
+class ScriptedModel(TableModel):
+    """Says what it was told to: row r's token t is `scripts[r][t]`, whatever is sampled."""
+
+    def __init__(self, scripts: Sequence[Sequence[int]], vocabulary: int) -> None:
+        longest = max(map(len, scripts))
+        super().__init__(torch.zeros(vocabulary, vocabulary))
+        self.script = torch.tensor([[*script, *[0] * (longest - len(script))] for script in scripts])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        said = torch.zeros(len(hidden), len(self.table)).scatter_(1, hidden.long(), 1.0)
+        return said.log()
+
+    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "ScriptedDecoder":
+        assert sum(copies) == len(self.script)
+        return ScriptedDecoder(self.script, torch.tensor(list(copies)))
+
+
+class ScriptedDecoder:
+    def __init__(self, script: Tensor, copies: Tensor) -> None:
+        assert (copies == 1).all()
+        self._script, self._position = script, 0
+        self.first_hidden = script[:, :1].double()
+        self.groups = torch.arange(len(copies))
+
+    def step(self, ids: Tensor) -> Tensor:
+        assert (ids == self._script[:, self._position]).all()
+        self._position += 1
+        return self._script[:, self._position, None].double()
+
+    def keep(self, rows: Tensor) -> None:
+        self._script, self.groups = self._script[rows], self.groups[rows]
+
+
+class ByteTokenizer:
+    """Byte-level: token `i` is `pieces[i]`, the first 256 pieces are the bytes; then come `merges`, then `<eos>`."""
+
+    def __init__(self, merges: Sequence[str | bytes] = ()) -> None:
+        extra = [piece.encode() if isinstance(piece, str) else piece for piece in merges]
+        self.pieces = [bytes([byte]) for byte in range(256)] + extra
+        self.eos_id = len(self.pieces)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [self.eos_id] if text == "<eos>" else list(text.encode())
+
+    def decode(
+        self, ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+    ) -> str:
+        assert skip_special_tokens
+        return b"".join(self.pieces[i] for i in ids if i != self.eos_id).decode(errors="replace")

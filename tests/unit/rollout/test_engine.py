@@ -1,0 +1,280 @@
+import pytest
+import torch
+
+import oncurve.rollout.decoding
+from fakes.scripted import ByteTokenizer, ScriptedModel, TableModel
+from oncurve.errors import ConfigError, DataError, ModelError
+from oncurve.models.generic import GenericModel
+from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.types import Prompt
+from oracles import plain_rollout
+
+VOCABULARY = 9
+EOS = (3, 7)
+
+
+def table(seed=0, vocabulary=VOCABULARY, scale=1.5):
+    return (
+        torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    )
+
+
+def make_engine(model=None, sampling=None, tokenizer=None, eos_ids=EOS, seed=5, version=0):
+    sampling = sampling or Sampling(group_size=4, max_new_tokens=12)
+    engine = InProcessEngine(sampling, tokenizer, eos_ids, seed)
+    engine.follow(Policy(model or TableModel(table()), version))
+    return engine
+
+
+def make_prompts(*ids):
+    return [Prompt(id=number, text=str(number), ids=(number % VOCABULARY, (number * 5) % VOCABULARY)) for number in ids]
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
+def test_every_token_is_what_a_plain_loop_draws(temperature):
+    sampling = Sampling(group_size=8, max_new_tokens=6, temperature=temperature)
+    prompts = make_prompts(4, 2, 11, 30)
+    groups = make_engine(sampling=sampling).generate(prompts, draw=9)
+    endings = set()
+    for prompt, group in zip(prompts, groups, strict=True):
+        for index, completion in enumerate(group.completions):
+            key = (5, 9, prompt.id, index)
+            expected = plain_rollout.complete(table().tolist(), prompt.ids[-1], key, set(EOS), 6, temperature)
+            assert (list(completion.ids), completion.ended) == (expected[0], expected[2])
+            assert completion.logprobs == pytest.approx(expected[1], abs=1e-6)
+            endings.add(completion.ended)
+    assert temperature == 0 or endings == {"eos", "length"}
+
+
+def test_groups_come_in_the_order_of_prompts_and_carry_where_they_came_from():
+    prompts = make_prompts(8, 1, 5)
+    groups = make_engine(version=17).generate(prompts, draw=3)
+    assert [group.prompt for group in groups] == prompts
+    assert {group.draw for group in groups} == {3}
+    assert all(group.scores == () for group in groups)
+    for group in groups:
+        assert [completion.sample_index for completion in group.completions] == [0, 1, 2, 3]
+        assert {completion.policy_version for completion in group.completions} == {17}
+        assert all(len(completion.ids) == len(completion.logprobs) for completion in group.completions)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 11, 1000])
+def test_results_do_not_depend_on_how_many_rows_are_decoded_at_once(rows):
+    prompts = make_prompts(*range(7))
+    whole = make_engine().generate(prompts, draw=0)
+    assert make_engine().generate(prompts, 0, Sampling(group_size=4, max_new_tokens=12, rows=rows)) == whole
+
+
+def test_a_prompts_completions_do_not_depend_on_the_other_prompts():
+    prompts = make_prompts(0, 1, 2, 3)
+    whole = make_engine().generate(prompts, draw=0)
+    assert make_engine().generate(prompts[::-1], draw=0) == whole[::-1]
+    assert make_engine().generate(prompts[2:3], draw=0) == whole[2:3]
+
+
+def test_a_smaller_group_is_the_beginning_of_a_larger_one():
+    prompts = make_prompts(0, 1)
+    large = make_engine().generate(prompts, draw=0)
+    small = make_engine().generate(prompts, 0, Sampling(group_size=2, max_new_tokens=12))
+    assert [group.completions for group in small] == [group.completions[:2] for group in large]
+
+
+def test_seed_and_draw_change_the_completions():
+    prompts = make_prompts(0, 1)
+    results = [make_engine(seed=seed).generate(prompts, draw) for seed in (0, 1) for draw in (0, 1)]
+    completions = [tuple(group.completions for group in groups) for groups in results]
+    assert len(set(completions)) == 4
+
+
+def test_a_prompt_given_twice_gets_other_samples_the_second_time():
+    prompt, other = make_prompts(4, 5)
+    first, _, second = make_engine().generate([prompt, other, prompt], draw=0)
+    assert [completion.sample_index for completion in second.completions] == [4, 5, 6, 7]
+    wide = make_engine().generate([prompt], 0, Sampling(group_size=8, max_new_tokens=12))[0]
+    assert wide.completions == first.completions + second.completions
+
+
+def test_prompts_are_computed_once_a_group_and_finished_rows_leave_the_batch():
+    model = TableModel(table())
+    groups = make_engine(model, Sampling(group_size=16, max_new_tokens=12)).generate(make_prompts(0, 1, 2), draw=0)
+    assert model.prefilled == [3]
+    lengths = torch.tensor([len(completion.ids) for group in groups for completion in group.completions])
+    growing = [int((lengths > t).sum()) for t in range(1, 12)]  # rows that a decoder has to compute at step t
+    assert len(model.stepped) == len([count for count in growing if count])
+    assert all(count <= rows <= count / 0.875 + 1 for count, rows in zip(growing, model.stepped, strict=False))
+
+
+def test_decoding_stops_when_every_row_has_ended():
+    model = ScriptedModel([[1, 3], [7]], VOCABULARY)
+    groups = make_engine(model, Sampling(group_size=1, max_new_tokens=50)).generate(make_prompts(0, 1), draw=0)
+    assert [group.completions[0].ids for group in groups] == [(1, 3), (7,)]
+
+
+def test_endings_are_recorded_not_guessed():
+    scripts = [[1, 2, 7, 0], [3, 0, 0, 0], [1, 1, 1, 3], [1, 2, 4, 5]]
+    groups = make_engine(ScriptedModel(scripts, VOCABULARY), Sampling(group_size=1, max_new_tokens=4)).generate(
+        make_prompts(0, 1, 2, 3), draw=0
+    )
+    completions = [group.completions[0] for group in groups]
+    assert [completion.ids for completion in completions] == [(1, 2, 7), (3,), (1, 1, 1, 3), (1, 2, 4, 5)]
+    assert [completion.ended for completion in completions] == ["eos", "eos", "eos", "length"]
+
+
+def test_the_settings_eos_ids_are_added_to_the_models():
+    sampling = Sampling(group_size=1, max_new_tokens=3, eos_ids=(5,))
+    groups = make_engine(ScriptedModel([[1, 5, 1], [3, 1, 1]], VOCABULARY), sampling).generate(make_prompts(0, 1), 0)
+    assert [group.completions[0].ids for group in groups] == [(1, 5), (3,)]
+
+
+def test_without_an_eos_id_only_length_ends_a_completion():
+    groups = make_engine(eos_ids=()).generate(make_prompts(0, 1), draw=0)
+    assert {(len(c.ids), c.ended) for group in groups for c in group.completions} == {(12, "length")}
+
+
+def test_the_ending_token_is_in_the_ids_and_not_in_the_text():
+    tokenizer = ByteTokenizer()
+    hello = list(b"hello")
+    scripts = [[*hello, tokenizer.eos_id], [*hello, ord("!")], [*hello, ord(".")]]
+    engine = make_engine(
+        ScriptedModel(scripts, 257), Sampling(group_size=1, max_new_tokens=6), tokenizer, (tokenizer.eos_id, ord("!"))
+    )
+    completions = [group.completions[0] for group in engine.generate(make_prompts(0, 1, 2), draw=0)]
+    assert [completion.text for completion in completions] == ["hello", "hello", "hello."]
+    assert [completion.ids for completion in completions] == [tuple(script) for script in scripts]
+
+
+def test_a_stop_string_cuts_text_before_it_and_ids_after_the_token_that_completed_it():
+    tokenizer = ByteTokenizer(["</ans", "wer>\n"])
+    scripts = [[*b"4", 256, 257, *b"xyz"], [*b"4</answer", *b"? "], [*b"ab", tokenizer.eos_id, *b"</answer>"]]
+    engine = make_engine(
+        ScriptedModel(scripts, 259),
+        Sampling(group_size=1, max_new_tokens=11, stop=("</answer>",)),
+        tokenizer,
+        (tokenizer.eos_id,),
+    )
+    stopped, long, ended = (group.completions[0] for group in engine.generate(make_prompts(0, 1, 2), draw=0))
+    assert (stopped.ids, stopped.text, stopped.ended) == (tuple(scripts[0][:3]), "4", "stop")
+    assert len(stopped.logprobs) == 3
+    assert (long.ids, long.text, long.ended) == (tuple(scripts[1]), "4</answer? ", "length")
+    assert (ended.ids, ended.text, ended.ended) == (tuple(scripts[2][:3]), "ab", "eos")
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_stop_strings_give_the_same_for_any_number_of_rows(temperature):
+    tokenizer = ByteTokenizer()
+    logits = torch.full((257, 257), -torch.inf)
+    logits[:, list(b"abc ")] = table(2, 257)[:, list(b"abc ")].float()
+    sampling = Sampling(group_size=4, max_new_tokens=40, temperature=temperature, stop=("ab", "c a"))
+    prompts = [Prompt(number, "", (number, 97 + number)) for number in range(3)]
+    results = [
+        make_engine(TableModel(logits), sampling.model_copy(update={"rows": rows}), tokenizer).generate(prompts, draw=1)
+        for rows in (1, 8, 100)
+    ]
+    assert results[0] == results[1] == results[2]
+    stopped = [c for group in results[0] for c in group.completions if c.ended == "stop"]
+    assert stopped
+    for completion in stopped:
+        whole = tokenizer.decode(completion.ids, skip_special_tokens=True)
+        assert whole in (completion.text + "ab", completion.text + "c a")
+        assert "ab" not in completion.text
+        assert "c a" not in completion.text
+
+
+def test_without_a_tokenizer_texts_are_empty():
+    assert {c.text for group in make_engine().generate(make_prompts(0), draw=0) for c in group.completions} == {""}
+
+
+def test_no_prompts_give_no_groups():
+    assert make_engine().generate([], draw=0) == []
+
+
+def test_a_prompt_without_tokens_is_refused_before_anything_is_generated():
+    model = TableModel(table())
+    with pytest.raises(DataError, match=r"prompt 4 .*no tokens"):
+        make_engine(model).generate([*make_prompts(0), Prompt(4, "", ())], draw=0)
+    assert not model.prefilled
+
+
+def test_a_prompt_too_long_for_the_model_is_refused_with_the_mend():
+    with pytest.raises(
+        DataError, match=r"prompt 0 .*2 tokens.*makes 14.*has 13 positions: set rollout.max_new_tokens to 11"
+    ):
+        make_engine(TableModel(table(), max_positions=13)).generate(make_prompts(0), draw=0)
+    with pytest.raises(DataError, match="shorten it"):
+        make_engine(TableModel(table(), max_positions=2)).generate(make_prompts(0), draw=0)
+    assert make_engine(TableModel(table(), max_positions=14)).generate(make_prompts(0), draw=0)
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    broken = table()
+    broken[:, 2] = torch.nan
+    with pytest.raises(ModelError, match="not finite"):
+        make_engine(TableModel(broken)).generate(make_prompts(0), draw=0)
+
+
+def test_what_a_finished_row_draws_is_not_judged():
+    poisoned = table()
+    poisoned[3] = torch.nan  # only an ended row ever looks behind an EOS
+    groups = make_engine(TableModel(poisoned), eos_ids=(3,)).generate(make_prompts(*range(6)), draw=0)
+    assert any(completion.ended == "eos" for group in groups for completion in group.completions)
+
+
+def test_generating_without_a_policy_is_an_error():
+    with pytest.raises(RuntimeError, match="follow"):
+        InProcessEngine(Sampling()).generate(make_prompts(0), draw=0)
+
+
+def test_following_another_policy_changes_what_is_sampled():
+    engine = make_engine()
+    before = engine.generate(make_prompts(0), draw=0)
+    engine.follow(Policy(TableModel(table(seed=1)), version=1))
+    after = engine.generate(make_prompts(0), draw=0)
+    assert before != after
+    assert {completion.policy_version for completion in after[0].completions} == {1}
+
+
+def test_a_large_vocabulary_is_sampled_in_slices_with_the_same_result(monkeypatch):
+    model = TableModel(table(vocabulary=300))
+    prompts = make_prompts(0, 1, 2)
+    whole = make_engine(model).generate(prompts, draw=0)
+    monkeypatch.setattr(oncurve.rollout.decoding, "_LOGITS_AT_ONCE", 300 * 5)
+    assert make_engine(model).generate(prompts, draw=0) == whole
+
+
+def test_more_positions_than_one_block_of_uniforms():
+    sampling = Sampling(group_size=2, max_new_tokens=150)
+    group = make_engine(sampling=sampling, eos_ids=()).generate(make_prompts(4), draw=2)[0]
+    for index, completion in enumerate(group.completions):
+        expected = plain_rollout.complete(table().tolist(), group.prompt.ids[-1], (5, 2, 4, index), set(), 150, 1.0)
+        assert list(completion.ids) == expected[0]
+
+
+def test_stop_strings_without_a_tokenizer_are_refused():
+    with pytest.raises(ConfigError, match="need a tokenizer"):
+        InProcessEngine(Sampling(stop=("x",)))
+    with pytest.raises(ConfigError, match="need a tokenizer"):
+        make_engine().generate(make_prompts(0), 0, Sampling(stop=("x",)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"group_size": 0},
+        {"max_new_tokens": 0},
+        {"temperature": -1.0},
+        {"rows": 0},
+        {"stop": ("a", "")},
+        {"temprature": 1.0},
+    ],
+)
+def test_impossible_sampling_settings_are_refused(settings):
+    with pytest.raises(ValueError):
+        Sampling(**settings)
+
+
+def test_a_rollout_leaves_the_module_able_to_learn():
+    module = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 4), torch.nn.Linear(4, VOCABULARY))
+    engine = make_engine(GenericModel(module))
+    engine.generate(make_prompts(0, 1), draw=0)
+    module(torch.tensor([[1, 2]])).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
