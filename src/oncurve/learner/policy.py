@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -25,6 +25,9 @@ from oncurve.spec import Component
 from oncurve.types import TokenLoss, TrainBatch
 
 __all__ = ["Accumulated", "LearnerConfig", "LocalLearner"]
+
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class LearnerConfig(Component):
     """
 
     learning_rate: float = Field(default=1e-6, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, ge=0)

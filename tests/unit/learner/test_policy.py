@@ -1,0 +1,251 @@
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from fakes.learning import finished, gradient, make_learner
+from fakes.tiny_policy import TinyLM, random_groups, tiny_model
+from oncurve.batching import collate
+from oncurve.errors import CheckpointError, ConfigError, ModelError
+from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.losses import Clipped, KLPenalty, Regularizer
+from oncurve.models.generic import GenericModel
+
+GROUPS = random_groups()
+
+
+def weights(learner: LocalLearner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in learner.policy().module.parameters()])
+
+
+def test_settings_have_the_vetted_defaults() -> None:
+    config = LearnerConfig()
+    assert (config.learning_rate, config.betas, config.weight_decay, config.max_grad_norm) == (1e-6, (0.9, 0.999), 0, 1)
+    assert (config.passes, config.minibatches, config.schedule, config.old_logprobs) == (1, 1, "constant", "recompute")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"learning_rate": -1.0}, {"passes": 0}, {"schedule": "exponential"}, {"betas": (0.9, 1.0)}, {"lr": 1e-6}],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        LearnerConfig(**wrong)
+
+
+def test_greedy_temperature_cannot_be_trained_on() -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        make_learner(temperature=0.0)
+
+
+def test_a_decaying_schedule_needs_to_know_the_end() -> None:
+    with pytest.raises(ConfigError, match="how many updates"):
+        make_learner(schedule="cosine", total_updates=0)
+
+
+def test_an_update_moves_the_weights_and_says_what_it_did() -> None:
+    learner = make_learner(learning_rate=0.01, schedule="linear", total_updates=10)
+    before = weights(learner)
+    result = learner.update(finished(learner, GROUPS))
+    said = result.metrics.result()
+    assert not result.skipped
+    assert not torch.equal(weights(learner), before)
+    assert learner.version == 1
+    assert said["learning_rate"] == pytest.approx(0.01)
+    assert said["updates"] == 1
+    assert said["kl"] > 0
+    assert said["kl_coef"] == pytest.approx(0.1)
+    assert {"loss", "policy_loss", "grad_norm", "entropy", "ratio", "ratio_max", "clip_fraction_low"} <= said.keys()
+    second = learner.update(finished(learner, GROUPS)).metrics.result()
+    assert second["learning_rate"] == pytest.approx(0.009)
+
+
+def test_accumulating_leaves_the_weights_alone() -> None:
+    learner = make_learner()
+    before = weights(learner)
+    learner.accumulate(finished(learner, GROUPS))
+    assert torch.equal(weights(learner), before)
+    assert learner.version == 0
+    assert all(parameter.grad is not None for parameter in learner.policy().module.parameters())
+
+
+def test_an_update_after_an_accumulation_forgets_it() -> None:
+    learner = make_learner()
+    batch = finished(learner, GROUPS)
+    once = gradient(learner, batch).clone()
+    assert torch.equal(gradient(learner, batch), once)
+
+
+@pytest.mark.parametrize("missing", ["advantages", "token_weights"])
+def test_a_batch_that_is_not_finished_is_refused(missing: str) -> None:
+    learner = make_learner()
+    with pytest.raises(ValueError, match="advantages and token_weights"):
+        learner.update(replace(finished(learner, GROUPS), **{missing: None}))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_non_finite_loss_changes_nothing_and_says_why(bad: float) -> None:
+    learner = make_learner(learning_rate=0.01, schedule="linear", total_updates=4)
+    batch = finished(learner, GROUPS)
+    learner.update(batch)
+    before, tensors = weights(learner), {name: t.clone() for name, t in learner.state()[0].items()}
+    broken = batch.advantages.clone()
+    broken[0, 0] = bad
+    result = learner.update(batch.with_advantages(broken))
+    assert result.skipped
+    assert "loss" in result.reason
+    assert "embedding.weight" in result.reason
+    assert result.metrics.result() == {"updates_skipped": 1}
+    assert torch.equal(weights(learner), before)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in learner.state()[0].items())
+    assert learner.version == 1
+    after = learner.update(batch).metrics.result()
+    assert after["learning_rate"] == pytest.approx(0.005)  # the schedule counts the attempt
+    assert learner.version == 2
+
+
+def test_a_finite_loss_with_a_broken_gradient_is_skipped_too() -> None:
+    class Spike(TinyLM):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            logits = super().forward(input_ids)
+            return logits + 0.0 * (self.mix.bias - self.mix.bias.detach()).square().sum().sqrt()  # value 0, slope NaN
+
+    learner = LearnerConfig().build(GenericModel(Spike()), Clipped(), Regularizer(KLPenalty(coef=0.0)))
+    batch = finished(learner, GROUPS)
+    assert bool(learner.accumulate(batch).loss.isfinite())
+    result = learner.update(batch)
+    assert result.skipped
+    assert "mix.bias" in result.reason
+
+
+def test_the_reference_is_a_frozen_copy_and_kl_starts_at_zero() -> None:
+    learner = LearnerConfig(learning_rate=0.1).build(tiny_model(), Clipped(), Regularizer(KLPenalty(coef=0.1)))
+    frozen = {name: tensor.clone() for name, tensor in learner.reference_state().items()}
+    first = learner.update(finished(learner, GROUPS)).metrics.result()
+    second = learner.update(finished(learner, GROUPS)).metrics.result()
+    assert first["kl"] == 0
+    assert second["kl"] > 0
+    assert all(torch.equal(tensor, frozen[name]) for name, tensor in learner.reference_state().items())
+    assert not any(p.requires_grad for p in learner.reference.model.module.parameters())
+
+
+def test_the_full_kl_starts_at_zero_too() -> None:
+    model = tiny_model(torch.float32)
+    learner = LearnerConfig().build(model, Clipped(), Regularizer(KLPenalty(coef=0.1, estimator="full")))
+    assert learner.update(finished(learner, GROUPS)).metrics.result()["kl"] == 0
+
+
+def test_without_a_kl_term_there_is_no_reference() -> None:
+    learner = make_learner(kl_coef=0.0)
+    batch = collate(GROUPS)
+    assert learner.reference_streams(batch) is batch
+    assert learner.reference_state() is None
+    with pytest.raises(CheckpointError, match="reference"):
+        learner.load_reference({})
+
+
+def test_a_loaded_reference_is_the_stored_one() -> None:
+    stored = {name: tensor.clone() for name, tensor in make_learner().reference_state().items()}
+    learner = LearnerConfig().build(tiny_model(), Clipped(), Regularizer(KLPenalty(coef=0.1)))
+    learner.load_reference(stored)
+    batch = collate(GROUPS)
+    given = learner.reference_streams(batch).ref_logprobs
+    right = make_learner(temperature=1.0).reference_streams(batch).ref_logprobs
+    assert torch.equal(given, right)
+    with pytest.raises(CheckpointError, match="another"):
+        learner.load_reference({"mix.bias": torch.zeros(6)})
+
+
+def test_a_model_that_cannot_be_copied_is_named() -> None:
+    class Uncopyable(TinyLM):
+        def __deepcopy__(self, memo: object) -> nn.Module:
+            raise TypeError("it holds a file handle")
+
+    with pytest.raises(ModelError, match=r"Uncopyable.*file handle.*ref_model"):
+        LearnerConfig().build(GenericModel(Uncopyable()), Clipped(), Regularizer(KLPenalty()))
+
+
+def test_old_logprobs_are_those_of_the_first_pass_whatever_the_micro_batch() -> None:
+    batch = collate(GROUPS)
+    whole = make_learner().old_logprobs(batch)
+    assert whole.shape == batch.completion_ids.shape
+    assert not whole.requires_grad
+    assert bool((whole[~batch.existing()] == 0).all())
+    torch.testing.assert_close(make_learner(tokens_per_micro_batch=5).old_logprobs(batch), whole, rtol=0, atol=1e-12)
+    said = make_learner().update(finished(make_learner(), GROUPS).having(old_logprobs=whole)).metrics.result()
+    assert said["ratio"] == 1
+    assert said["ratio_max"] == 1
+
+
+def test_mismatch_is_between_the_learners_first_pass_and_what_the_sampler_recorded() -> None:
+    learner = make_learner()
+    batch = finished(learner, GROUPS, old=False)
+    gap = (learner.old_logprobs(batch) - batch.rollout_logprobs).abs()[batch.loss_mask]
+    with_old = batch.having(old_logprobs=learner.old_logprobs(batch))
+    for said in (learner.accumulate(batch).metrics.result(), learner.accumulate(with_old).metrics.result()):
+        assert said["mismatch"] == pytest.approx(float(gap.mean()))
+        assert said["mismatch_max"] == pytest.approx(float(gap.max()))
+    sampler_is_old = make_learner(old_logprobs="rollout")
+    assert "mismatch" not in sampler_is_old.accumulate(finished(sampler_is_old, GROUPS)).metrics.result()
+
+
+def test_an_untrained_batch_is_a_step_with_gradient_zero() -> None:
+    learner = make_learner()
+    result = learner.update(finished(learner, random_groups(rewards=[[None] * 4] * 3)))
+    said = result.metrics.result()
+    assert not result.skipped
+    assert (said["loss"], said["grad_norm"], learner.version) == (0, 0, 1)
+
+
+def test_statistics_that_are_zero_in_dead_rows_count_them() -> None:
+    learner = make_learner(kl_coef=0.0)
+    alive, dead = random_groups(1, seed=3), random_groups(2, seed=4, rewards=[[1.0] * 4] * 2)
+    alone = learner.accumulate(finished(learner, alive)).metrics.result()
+    both = learner.accumulate(finished(learner, alive + dead)).metrics.result()
+    share = collate(alive).token_count / collate(alive + dead).token_count
+    for key in ("clip_fraction_low", "clip_fraction_high"):
+        assert 0 < both[key] == pytest.approx(alone[key] * share)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_saved_learner_goes_on_bit_for_bit(dtype: torch.dtype | None) -> None:
+    settings = {
+        "dtype": torch.float32,
+        "compute_dtype": dtype,
+        "tied": True,
+        "learning_rate": 0.01,
+        "schedule": "cosine",
+        "tokens_per_micro_batch": 15,
+    }
+    learner = make_learner(**settings)
+    batch = finished(learner, GROUPS)
+    for _ in range(2):
+        learner.update(batch)
+    tensors, meta = copy.deepcopy(learner.state())
+    reference = copy.deepcopy(learner.reference_state())
+    resumed = make_learner(**settings)
+    resumed.update(batch)
+    resumed.load_reference(reference)
+    resumed.load_state(tensors, meta)
+    assert resumed.version == 2
+    for _ in range(2):
+        assert learner.update(batch).metrics.result() == resumed.update(batch).metrics.result()
+    ours, theirs = learner.state()[0], resumed.state()[0]
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(weights(learner), weights(resumed))
+
+
+def test_a_record_of_another_version_is_refused() -> None:
+    learner = make_learner()
+    with pytest.raises(CheckpointError, match="another version"):
+        learner.load_state(learner.state()[0], {"steps": 0})
+
+
+def test_bfloat16_gradients_point_where_float32_ones_do() -> None:
+    exact = make_learner(dtype=torch.float32)
+    half = make_learner(dtype=torch.float32, compute_dtype=torch.bfloat16, tokens_per_micro_batch=15)
+    right, given = gradient(exact, finished(exact, GROUPS)), gradient(half, finished(half, GROUPS))
+    assert float(nn.functional.cosine_similarity(given, right, dim=0)) > 0.995
