@@ -232,6 +232,10 @@ class LocalLearner:
         full = "full_kl" in self._needs
         return self.reference.score(batch, self._temperature, self.config.tokens_per_micro_batch, full)
 
+    def masters(self) -> dict[str, Tensor]:
+        """Every parameter by name in its full precision, tied ones once: what an export is made of. Views."""
+        return {name: master.detach() for name, master in self.optimizer.masters.items()}
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Masters and moments by name, and the counts. Tensors are views: write them before the next update."""
         return self.optimizer.state(), {"steps": self.optimizer.steps, "attempts": self._attempts}

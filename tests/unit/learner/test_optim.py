@@ -76,7 +76,7 @@ def test_updates_too_small_for_bfloat16_are_not_lost() -> None:
         net(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
         optimizer.step(1e-4, optimizer.gradient_norm())
     assert float(net.weight.detach()) == pytest.approx(0.99, abs=2e-3)
-    assert float(optimizer.masters["weight"].detach()) == pytest.approx(0.99, abs=1e-6)
+    assert float(optimizer.masters["weight"].detach()) == pytest.approx(0.99, abs=1e-5)
 
 
 def test_a_model_given_in_bfloat16_gets_masters_too() -> None:

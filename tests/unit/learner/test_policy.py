@@ -238,6 +238,15 @@ def test_a_saved_learner_goes_on_bit_for_bit(dtype: torch.dtype | None) -> None:
     assert torch.equal(weights(learner), weights(resumed))
 
 
+def test_masters_are_in_full_precision_whatever_the_model_computes_in() -> None:
+    learner = make_learner(dtype=torch.float32, compute_dtype=torch.bfloat16, tied=True)
+    masters = learner.masters()
+    assert list(masters) == ["embedding.weight", "mix.weight", "mix.bias"]
+    exact = dict(tiny_model(torch.float32, tied=True).module.named_parameters())
+    assert all(torch.equal(master, exact[name]) for name, master in masters.items())
+    assert not any(master.requires_grad for master in masters.values())
+
+
 def test_a_record_of_another_version_is_refused() -> None:
     learner = make_learner()
     with pytest.raises(CheckpointError, match="another version"):
