@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncurve.models.causal import CausalModel, Decoder, Head
-    from oncurve.models.chat import Rendered, render
+    from oncurve.models.chat import has_template, render
     from oncurve.models.generic import GenericModel
-    from oncurve.models.huggingface import LoadedModel, ModelConfig, save
+    from oncurve.models.huggingface import LoadedModel, ModelConfig
     from oncurve.models.network import TransformersModel
     from oncurve.models.probe import wrap
+    from oncurve.models.saving import save
     from oncurve.models.streams import token_streams
 
 _HOMES = {
@@ -24,10 +25,10 @@ _HOMES = {
     "Head": "causal",
     "LoadedModel": "huggingface",
     "ModelConfig": "huggingface",
-    "Rendered": "chat",
     "TransformersModel": "network",
+    "has_template": "chat",
     "render": "chat",
-    "save": "huggingface",
+    "save": "saving",
     "token_streams": "streams",
     "wrap": "probe",
 }
@@ -39,8 +40,8 @@ __all__ = [
     "Head",
     "LoadedModel",
     "ModelConfig",
-    "Rendered",
     "TransformersModel",
+    "has_template",
     "render",
     "save",
     "token_streams",

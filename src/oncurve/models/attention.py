@@ -1,18 +1,19 @@
 """The door into transformers' attention: one function, registered as "oncurve", that hands the work to a context.
 
-transformers lets a model's attention be any registered function. Ours does no attention itself: a *context*, passed down
-through the model's forward as the keyword argument `oncurve_context`, knows which of three modes is meant:
+transformers lets a model's attention be any registered function. Ours does no attention itself: a *context*, passed
+down through the model's forward as the keyword argument `oncurve_context`, knows which of three modes is meant:
 
-    packed training   `packed.PackedContext`      prompts once per group, completions behind them, no padding in linear layers
+    packed training   `packed.PackedContext`      prompts once per group, completions behind them, nothing padded
     prefill           `decoding.PrefillContext`   prompts, whose keys and values are kept
-    decode            `decoding.DecodeContext`    one new token a row, behind the group's prefix and the row's own suffix
+    decode            `decoding.DecodeContext`    one new token a row, behind the group's prefix and the row's own
+    suffix
 
-No mask function is registered on purpose: for a name without one, transformers builds no mask at all, and a context makes
-its own. The name is set on the model's configuration only while a context runs (`switched`), so the module stays as it
-was for everybody else.
+No mask function is registered on purpose: for a name without one, transformers builds no mask at all, and a context
+makes its own. The name is set on the model's configuration only while a context runs (`switched`), so the module stays
+as it was for everybody else.
 
-Covered: grouped-query heads, scaling, sliding windows, bf16. Refused with `ModelError`, never ignored: soft caps, sinks,
-biases, dropout, masks of the model's own, and any keyword argument this file does not know.
+Covered: grouped-query heads, scaling, sliding windows, bf16. Refused with `ModelError`, never ignored: soft caps,
+sinks, biases, dropout, masks of the model's own, and any keyword argument this file does not know.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def attention(
     if not isinstance(layer, int):
         raise ModelError(f"{type(module).__name__} has no layer_idx")
     factor = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    rows = (x[0].transpose(0, 1) for x in (query, key, value))
-    return oncurve_context.attend(layer, *rows, factor, sliding_window)[None], None
+    asked, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    return oncurve_context.attend(layer, asked, keys, values, factor, sliding_window)[None], None
 
 
 def _asks_for_something(given: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CausalModel", "Decoder", "Head", "at_least_float32", "check_decoder", "check_rows", "module_device"]
+__all__ = ["CausalModel", "Decoder", "Head", "check_decoder", "check_rows", "module_device"]
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states `(n, H)` -> logits `(n, V)`."""
@@ -84,12 +84,7 @@ class CausalModel(Protocol):
         """What makes logits from stored hidden states without a gradient: a frozen reference hands this out."""
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
-        """A decoder after its prefill: `copies[g]` >= 1 completions of prompt g, at most `max_new_tokens` tokens each."""
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is where it is wider."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+        """A decoder after its prefill: `copies[g]` >= 1 completions of prompt g of at most `max_new_tokens` tokens."""
 
 
 def module_device(module: nn.Module) -> torch.device:
@@ -121,7 +116,9 @@ def check_decoder(prompts: Sequence[Tensor], copies: Sequence[int]) -> None:
         ValueError: any of these.
     """
     if not prompts or len(prompts) != len(copies):
-        raise ValueError(f"a decoder needs one number of copies per prompt: {len(prompts)} prompts, {len(copies)} copies")
+        raise ValueError(
+            f"a decoder needs one number of copies per prompt: {len(prompts)} prompts, {len(copies)} copies"
+        )
     if any(prompt.ndim != 1 or prompt.numel() == 0 for prompt in prompts):
         raise ValueError("every prompt must be a (P,) tensor of at least one token id")
     if min(copies) < 1:

@@ -1,10 +1,11 @@
 """The cached decoder: prefill computes each prompt once per group, then every step adds one token to every live row.
 
-Keys and values live in two places: the *prefix*, once per group, `(M, h_kv, P, d)`, and the *suffix*, per row, which grows.
-One step of attention is four batched products: scores against both, one softmax over both, and the two weighted sums.
+Keys and values live in two places: the *prefix*, once per group, `(M, h_kv, P, d)`, and the *suffix*, per row, which
+grows. One step of attention is four batched products: scores against both, one softmax over both, and the two weighted
+sums.
 
-The batch of these products is `(group, kv head, row of the group)`, in that order: then the scores of a group's rows against
-its prefix are one matrix product per kv head and need no shuffling beside the suffix scores. Where groups have
+The batch of these products is `(group, kv head, row of the group)`, in that order: then the scores of a group's rows
+against its prefix are one matrix product per kv head and need no shuffling beside the suffix scores. Where groups have
 different numbers of live rows, `slots` says where each row stands in the padded `(M, h_kv, G)`; only prefix scores are
 padded so, never the suffix.
 """
@@ -22,7 +23,7 @@ from oncurve.models.packed import PromptAttention, Rows, additive
 __all__ = ["CachedDecoder", "DecodeContext", "PrefillContext"]
 
 _FIRST_CAPACITY = 64
-_CHUNK = 16  # tokens scored at once: products of a width that fills vector registers; what is beyond the last token is cut off
+_CHUNK = 16  # suffix slots are scored by the chunk, a width that fills vector registers; the surplus is cut off
 
 Run = Callable[[Tensor, Tensor, "PrefillContext | DecodeContext"], Tensor]
 """`(ids (N,), positions (N,), context) -> hidden (N, H)`: the model's body."""
@@ -183,7 +184,7 @@ class DecodeContext:
         return self._masks[window]
 
     def keep(self, rows: Tensor, groups: Tensor) -> None:
-        """Go on with `rows` of the live rows, whose groups are now `groups`; prefixes of groups without rows are freed."""
+        """Go on with `rows` of the live rows, of these `groups`; prefixes of groups without rows are freed."""
         live, renumbered = torch.unique_consecutive(groups, return_inverse=True)
         if len(live) < len(self._lengths):
             self._lengths = self._lengths[live]

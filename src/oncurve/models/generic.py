@@ -2,7 +2,8 @@
 
 Prompts and completions are put together row by row, padded on the *right* and run whole: a causal model never looks
 right, so padding needs no mask. `hidden` is the logits themselves and `logits()` only widens them. There is no cache:
-the decoder runs everything again at each step. Slower than `network.TransformersModel`, same results, and said so at start.
+the decoder runs everything again at each step. Slower than `network.TransformersModel`, same results, and said so at
+start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.errors import ModelError
-from oncurve.models.causal import Head, at_least_float32, check_decoder, check_rows, module_device
+from oncurve.models.causal import Head, check_decoder, check_rows, module_device
+from oncurve.ops import at_least_float32
 
 __all__ = ["GenericDecoder", "GenericModel", "plain_logits"]
 
@@ -82,7 +84,9 @@ class GenericDecoder:
     """A `Decoder` without a cache: every step runs the whole rows again. Never records a gradient."""
 
     @torch.no_grad()
-    def __init__(self, module: nn.Module, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> None:
+    def __init__(
+        self, module: nn.Module, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int
+    ) -> None:
         check_decoder(prompts, copies)
         device = module_device(module)
         self._module = module

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.models.attention import AttentionContext, register, switched
-from oncurve.models.causal import Head, at_least_float32, check_rows, module_device
+from oncurve.models.causal import Head, check_rows, module_device
 from oncurve.models.decoding import CachedDecoder
 from oncurve.models.packed import PackedContext
+from oncurve.ops import at_least_float32
 
 __all__ = ["TransformersModel"]
 
@@ -28,7 +29,9 @@ class TransformersModel:
 
     fast = True
 
-    def __init__(self, module: nn.Module, path_reason: str = "fast path: prompts once per group, cached decoding") -> None:
+    def __init__(
+        self, module: nn.Module, path_reason: str = "fast path: prompts once per group, cached decoding"
+    ) -> None:
         register()
         network: Any = module.eval()
         self.module = module

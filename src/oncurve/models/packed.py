@@ -1,4 +1,4 @@
-"""Packed, prefix-shared attention: each prompt once per group, its completions behind it, nothing padded outside attention.
+"""Packed, prefix-shared attention: each prompt once per group, its completions behind it, no padding elsewhere.
 
 All tokens stand in one flat row: M prompts one after another, then b completions one after another. Linear layers
 and norms see exactly the tokens that exist. Only attention needs rows, so only there they are padded:
@@ -6,9 +6,10 @@ and norms see exactly the tokens that exist. Only attention needs rows, so only 
     prompts       (M, P)      causal among themselves
     completions   (b, C)      keys: the group's prompt (P), then the row's own completion up to the query: P + C
 
-A key at slot p < P stands at position p of prompt g; slot P + s is completion token s, at position P_g + s. A query t is at
-P_g + t. Allowed: p < P_g for the prefix, s <= t for the suffix, and a distance below the window where there is one. Padding to
-the right of a completion needs no mask: it lies in the future of every token that exists. Its own outputs are dropped.
+A key at slot p < P stands at position p of prompt g; slot P + s is completion token s, at position P_g + s. A query t
+is at P_g + t. Allowed: p < P_g for the prefix, s <= t for the suffix, and a distance below the window where there is
+one. Padding to the right of a completion needs no mask: it lies in the future of every token that exists. Its own
+outputs are dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Place(torch.autograd.Function):
         return x.new_zeros(slots, *x.shape[1:]).index_copy_(0, index, x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
         return grad.index_select(0, index), None, None
 
@@ -46,7 +47,7 @@ class _Pick(torch.autograd.Function):
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
         return grad.new_zeros(ctx.slots, *grad.shape[1:]).index_copy_(0, index, grad), None
 

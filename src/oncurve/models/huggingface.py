@@ -1,0 +1,188 @@
+"""Models and tokenizers in Hugging Face form: from a directory or a hub id.
+
+A directory is read without touching the network. Weights are safetensors, never pickle; code from a repository
+runs only where `trust_remote_code` says so. What is missing is refused with the mend, not filled with random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from oncurve.errors import ModelError
+from oncurve.models.causal import CausalModel
+from oncurve.models.probe import wrap
+from oncurve.models.quiet import quiet
+from oncurve.spec import Component
+
+__all__ = ["LoadedModel", "ModelConfig"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready for use.
+
+    eos_ids         every token that ends a completion: of the generation config, the config and the tokenizer
+    dtype           what it is to compute in; a learner makes bf16 copies of the float32 parameters itself
+    context_length  the positions the model was made for, prompt and completion together; None: not stated
+    """
+
+    model: CausalModel
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    name: str
+    dtype: torch.dtype
+    context_length: int | None
+
+
+class ModelConfig(Component):
+    """The section `[model]`.
+
+    path               a directory in Hugging Face form, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`
+    dtype              what the model computes in; with bfloat16 the learner keeps float32 masters
+    attention          "auto": the fast path where the load-time probe allows it; "generic": the plain forward
+    trust_remote_code  run code that comes with the model
+    device             "auto": cuda where there is one
+    """
+
+    path: str = ""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["auto", "generic"] = "auto"
+    trust_remote_code: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch knows it."""
+        return _DTYPES[self.dtype]
+
+    def build(self, masters: bool = False) -> LoadedModel:
+        """Load the model, its tokenizer, and choose its path.
+
+        With `masters` the parameters come in float32 whatever `dtype` is: for a learner, which steps in
+        float32 and makes the `dtype` copies itself. Without, they come in `dtype`: for evaluation.
+
+        Raises:
+            ModelError: no such directory; no weights, only pickled ones, or not all of them; no tokenizer; a hub id
+                that cannot be fetched; code that is not trusted; no CUDA device.
+        """
+        directory = _directory(self.path)
+        source = str(directory or self.path)
+        device = self._device()
+        module, missing = self._load_module(source, directory is not None, masters)
+        if missing:
+            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            raise ModelError(
+                f"{source}: the weights lack {shown}; a model with random parts cannot be trained on purpose"
+            )
+        tokenizer = self._load_tokenizer(source, directory is not None)
+        with quiet():
+            model = wrap(module.to(device), self.attention)
+        context: int | None = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+        name = directory.name if directory is not None else self.path
+        return LoadedModel(model, tokenizer, _eos_ids(module, tokenizer), name, self.torch_dtype, context)
+
+    def _device(self) -> torch.device:
+        available = torch.cuda.is_available()
+        if self.device == "cuda" and not available:
+            raise ModelError('model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
+        return torch.device("cuda" if available and self.device != "cpu" else "cpu")
+
+    def _load_module(self, source: str, local: bool, masters: bool) -> tuple[Any, list[str]]:
+        with quiet(), _explained(source, "model"):
+            from transformers import AutoModelForCausalLM
+
+            module, loading = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=torch.float32 if masters else self.torch_dtype,
+                use_safetensors=True,
+                local_files_only=local,
+                trust_remote_code=self.trust_remote_code,
+                output_loading_info=True,
+            )
+        return module, sorted(str(key) for key in (*loading["missing_keys"], *loading["mismatched_keys"]))
+
+    def _load_tokenizer(self, source: str, local: bool) -> Any:
+        with quiet(), _explained(source, "tokenizer"):
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(
+                source, local_files_only=local, trust_remote_code=self.trust_remote_code
+            )
+
+
+def _directory(path: str) -> Path | None:
+    """The directory that `path` means, checked; None where it means a hub id.
+
+    Raises:
+        ModelError: no path, a path to nothing, or a directory that holds no model oncurve can load.
+    """
+    if not path:
+        raise ModelError("model.path is not set: name a directory in Hugging Face form, or a hub id")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        _check_directory(folder)
+        return folder
+    if folder.exists():
+        raise ModelError(f"{path} is a file; model.path names a directory in Hugging Face form, or a hub id")
+    if path[0] in "./~" or path.count("/") > 1:
+        raise ModelError(f"{path}: no such directory")
+    return None
+
+
+def _check_directory(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: it is not a model in Hugging Face form")
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+        if pickled:
+            raise ModelError(
+                f"{folder} has only pickled weights ({pickled[0]}), which run code when they are loaded; oncurve never "
+                "loads them. Convert them where you trust them: transformers' save_pretrained writes safetensors"
+            )
+        raise ModelError(f"{folder} has no weights (*.safetensors)")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(f"{folder} has no tokenizer (tokenizer.json and its like); copy its files beside the weights")
+
+
+def _eos_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
+    """EOS is a set: a chat model ends its turns with another token than its texts."""
+    found: list[int] = []
+    for holder in (getattr(module, "generation_config", None), module.config, tokenizer):
+        given = getattr(holder, "eos_token_id", None)
+        found += [given] if isinstance(given, int) else list(given or ())
+    return tuple(dict.fromkeys(found))
+
+
+@contextmanager
+def _explained(source: str, what: str) -> Iterator[None]:
+    """What transformers raises, as a `ModelError` that says what to do."""
+    try:
+        yield
+    except ImportError as error:
+        raise ModelError(f"{source}: the {what} needs a package that is not installed: {_first(error)}") from error
+    except Exception as error:  # transformers, huggingface_hub and safetensors have no common base
+        text = str(error)
+        if "trust_remote_code" in text:
+            raise ModelError(
+                f"{source}: its {what} comes with code of its own; set model.trust_remote_code = true if you trust it"
+            ) from error
+        if isinstance(error, OSError) and not Path(source).is_dir():
+            raise ModelError(
+                f"{source} is neither a directory here nor a {what} the hub could give: {_first(error)} "
+                "(a hub id needs the network, or an earlier download; a private one needs `hf auth login`)"
+            ) from error
+        raise ModelError(f"{source}: the {what} cannot be loaded: {_first(error)}") from error
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

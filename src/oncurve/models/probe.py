@@ -1,0 +1,163 @@
+"""Which path a module takes: the fast one only if it gives, now and here, what the module itself gives.
+
+A transformers model with a standard attention goes the fast path. What transformers does not pass through its attention
+interface, what asks attention for more than ours does, and what differs from the plain forward in value or gradient
+on a few tokens, goes the generic path; the reason is said at the start of a run.
+
+Covered by the probe: positions, heads, scaling, soft caps, anything between the last norm and the logits. Not covered
+by a few tokens: what begins only far into a text. Those are known by their settings: chunked attention, unknown layer
+types.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.errors import ModelError
+from oncurve.models.causal import CausalModel
+from oncurve.models.generic import GenericModel
+from oncurve.models.leaves import replace_norms
+from oncurve.models.network import TransformersModel
+
+__all__ = ["compare", "wrap"]
+
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_SMALL = 30_000_000
+"""Parameters up to which the probe looks at every gradient, and at a float32 copy of a bf16 model."""
+
+# value, gradient: relative errors a faithful path stays well below, and a wrong one exceeds by far.
+_TOLERANCE = {torch.float64: (1e-6, 1e-5), torch.float32: (1e-4, 1e-3)}
+_HALF_TOLERANCE = (5e-2, 1e-1)
+
+
+def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> CausalModel:
+    """`module` as a `CausalModel`, put in eval mode: dropout is off everywhere.
+
+    `attention="generic"` asks for the generic path. The random generators and the parameters' `.grad` stay as they
+    were.
+    """
+    if attention == "generic":
+        return GenericModel(module, _generic('asked for by model.attention = "generic"'))
+    if not _from_transformers(module):
+        return GenericModel(module, _generic(f"{type(module).__name__} is not a transformers model"))
+    obstacle = _declared_obstacle(module)
+    if obstacle is None:
+        replace_norms(module)
+        obstacle = _probe(module)
+    if obstacle is not None:
+        return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"))
+    return TransformersModel(module)
+
+
+def _generic(reason: str) -> str:
+    return f"generic path: plain padded forward, no cache, because {reason}"
+
+
+def _from_transformers(module: nn.Module) -> bool:
+    transformers = sys.modules.get("transformers")  # a model from a library that nobody imported does not exist
+    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
+
+
+def _declared_obstacle(module: Any) -> str | None:
+    """What the model says of itself that the fast path cannot do."""
+    config = module.config.get_text_config()
+    if module.config.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if module.get_output_embeddings() is None:
+        return "it has no language-model head"
+    if not module._supports_attention_backend:
+        return "its attention does not go through transformers' AttentionInterface"
+    if unknown := set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS:
+        return f"it has layers of type {', '.join(sorted(unknown))}"
+    if getattr(config, "attention_chunk_size", None):
+        return "it attends in chunks"
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if getattr(config, key, None):
+            return f"it has a soft cap ({key})"
+    return None
+
+
+def _probe(module: nn.Module) -> str | None:
+    """Compare both paths on a few tokens; what speaks against the fast one, or None."""
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    if parameters <= _SMALL and any(dtype.itemsize < 4 for dtype in dtypes):
+        module = copy.deepcopy(module).float()
+        dtypes = {torch.float32}
+    value_limit, gradient_limit = (
+        _TOLERANCE[dtypes.pop()] if len(dtypes) == 1 and dtypes <= _TOLERANCE.keys() else _HALF_TOLERANCE
+    )
+    try:
+        value, gradient = compare(module, every_gradient=parameters <= _SMALL)
+    except ModelError as error:
+        return str(error)
+    except Exception as error:  # whatever an unknown architecture does with a flat row is a reason, not a crash
+        return f"the fast path failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    if not value <= value_limit:
+        return f"the fast path's logits differ from its own by {value:.1e} (allowed {value_limit:.0e})"
+    if not gradient <= gradient_limit:
+        return f"the fast path's gradient differs from its own by {gradient:.1e} (allowed {gradient_limit:.0e})"
+    return None
+
+
+def compare(module: nn.Module, every_gradient: bool = True) -> tuple[float, float]:
+    """Relative differences (value, gradient) between the fast path and the plain forward of a transformers model.
+
+    value: the largest difference of a logit in packed training, prefill and decode, over the largest logit. gradient:
+    the norm of the difference over the norm, for a fixed combination of all logits, over all trainable parameters or
+    (`every_gradient=False`) over biases and norms only, whose gradients every layer's attention has a part in.
+    """
+    fast, plain = TransformersModel(module), GenericModel(module)
+    head: Any = module
+    vocabulary = int(head.get_output_embeddings().weight.shape[0])
+    device = next(module.parameters()).device
+    ids = (torch.arange(20, device=device) * 7919 + 5) % vocabulary
+    prompts = [ids[:3], ids[3:5]]
+    rows = (torch.tensor([0, 0, 1], device=device), ids[5:14].view(3, 3), torch.tensor([3, 1, 2], device=device))
+    trained = _trained(module, every_gradient)
+    with torch.enable_grad():
+        outputs = [model.logits(model.completion_hidden(prompts, *rows)) for model in (fast, plain)]
+        weights = torch.cos(torch.arange(outputs[0].numel(), device=device)).view_as(outputs[0])
+        gradients = [
+            torch.autograd.grad((logits * weights).mean(), trained, allow_unused=True) if trained else ()
+            for logits in outputs
+        ]
+    packed, wanted = (logits.detach() for logits in outputs)
+    decoded = _decode(fast, prompts, rows)
+    scale = wanted.abs().max()
+    value = max(float((got - wanted).abs().max() / scale) for got in (packed, decoded))
+    return value, _relative(*gradients)
+
+
+def _decode(model: CausalModel, prompts: Sequence[Tensor], rows: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The logits of `completion_hidden`, one token at a time."""
+    _, ids, lengths = rows
+    decoder = model.decoder(prompts, [2, 1], ids.shape[1])
+    steps = [decoder.first_hidden[decoder.groups]]
+    steps += [decoder.step(ids[:, column]) for column in range(ids.shape[1] - 1)]
+    exists = torch.arange(ids.shape[1], device=ids.device)[None, :] < lengths[:, None]
+    with torch.no_grad():
+        return model.logits(torch.stack(steps, 1)[exists])
+
+
+def _trained(module: nn.Module, every: bool) -> list[Tensor]:
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    small = [parameter for parameter in trained if parameter.ndim == 1]
+    return list(trained if every or not small else small)
+
+
+def _relative(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]) -> float:
+    difference = reference = 0.0
+    for left, right in zip(ours, theirs, strict=True):
+        if (left is None) != (right is None):
+            return float("inf")
+        if left is not None and right is not None:
+            difference += float((left.double() - right.double()).square().sum())
+            reference += float(right.double().square().sum())
+    return 0.0 if difference == 0 else (difference / reference) ** 0.5 if reference else float("inf")
