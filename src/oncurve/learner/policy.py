@@ -130,9 +130,9 @@ class LocalLearner:
         self.objective = objective
         self.regularizer = regularizer
         self.optimizer = MasterAdamW(model.module, dtype, config.betas, config.epsilon, config.weight_decay)
-        self.reference = Reference(reference) if reference is not None else None
-        if self.reference is None and regularizer.kl.needs_reference:
-            self.reference = Reference.copy_of(model)
+        self.reference: Reference | None = None
+        if reference is not None or regularizer.kl.needs_reference:
+            self.reference = Reference.beside(model, reference, dtype)
         self._model = model
         self._temperature = temperature
         self._total_updates = total_updates

@@ -24,10 +24,21 @@ class Reference:
     them once.
     """
 
-    def __init__(self, model: CausalModel) -> None:
-        """Freeze `model` and keep it; it must share no parameter with the policy."""
+    def __init__(self, model: CausalModel, dtype: torch.dtype | None = None) -> None:
+        """Freeze `model`, which must share no parameter with the policy; its floating parameters become `dtype`."""
         self.model = model
-        model.module.requires_grad_(False)
+        for parameter in model.module.parameters():
+            parameter.requires_grad_(False)
+            if dtype is not None and parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+
+    @classmethod
+    def beside(cls, policy: CausalModel, given: CausalModel | None, dtype: torch.dtype | None = None) -> Reference:
+        """The reference of `policy`: the model that was `given`, or a copy of the policy if none or the policy was."""
+        mine = set(map(id, policy.module.parameters()))
+        if given is None or any(id(parameter) in mine for parameter in given.module.parameters()):
+            return cls.copy_of(policy if given is None else given)
+        return cls(given, dtype)
 
     @classmethod
     def copy_of(cls, policy: CausalModel) -> Reference:

@@ -159,6 +159,20 @@ def test_a_loaded_reference_is_the_stored_one() -> None:
         learner.load_reference({"mix.bias": torch.zeros(6)})
 
 
+def test_the_policy_given_as_its_own_reference_is_copied_not_frozen() -> None:
+    model = tiny_model()
+    regularizer = Regularizer(KLPenalty(coef=0.1))
+    learner = LearnerConfig(learning_rate=0.1).build(model, Clipped(), regularizer, reference=model)
+    said = [learner.update(finished(learner, GROUPS)).metrics.result()["kl"] for _ in range(2)]
+    assert said[0] == 0 < said[1]
+
+
+def test_a_given_reference_computes_in_the_policys_dtype() -> None:
+    settings = {"dtype": torch.bfloat16, "reference": tiny_model(torch.float32)}
+    learner = LearnerConfig().build(tiny_model(torch.float32), Clipped(), Regularizer(KLPenalty(coef=0.1)), **settings)
+    assert learner.update(finished(learner, GROUPS)).metrics.result()["kl"] == 0
+
+
 def test_a_model_that_cannot_be_copied_is_named() -> None:
     class Uncopyable(TinyLM):
         def __deepcopy__(self, memo: object) -> nn.Module:
