@@ -1,0 +1,161 @@
+"""What GRPO does, shown on a real group; and what it did, shown on the same problems before and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oncurve.display.text import is_plain, one_line, plain_text, printable, wrapped
+
+__all__ = ["BeforeAfter", "Graded", "explain_group", "show_before_after", "show_group"]
+
+ABOVE, BELOW = "cyan", "dark_orange"  # told apart by all eyes, on light and on dark
+_BAR = 8
+_ENDED = {"eos": "", "stop": "", "length": " (cut off)"}
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One completion of a group: its text, how it ended ("eos", "stop", "length"), reward and advantage.
+
+    None for a reward that could not be had; such a completion takes part in nothing.
+    """
+
+    text: str
+    reward: float | None
+    advantage: float | None
+    ended: str = "eos"
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """One problem, and what the policy wrote before and after training, with whether it was right."""
+
+    problem: str
+    answer: str
+    before: str
+    before_correct: bool
+    after: str
+    after_correct: bool
+
+
+def explain_group(group: Sequence[Graded]) -> str:
+    """What GRPO makes of this group, in words and with its own numbers."""
+    known = [(item.reward, item.advantage) for item in group if item.reward is not None and item.advantage is not None]
+    rewards = [reward for reward, _ in known]
+    if not rewards:
+        return "No completion of this group has a reward, so the group teaches nothing."
+    mean = math.fsum(rewards) / len(rewards)
+    if min(rewards) == max(rewards):
+        return (
+            f"All {len(rewards)} rewards are {mean:.2f}: nobody is above the mean of the group and nobody below, every "
+            "advantage is 0, and this group teaches nothing. It counts as one of the constant groups."
+        )
+    lines = [
+        f"The same question, answered {len(group)} times by the same model. There is no teacher's solution and no "
+        "second model that judges: each answer is graded on the curve of its siblings.",
+        _arithmetic(known, mean),
+        "One step of GRPO now makes the tokens of answers above the mean (+) more likely, and those below (-) less "
+        "likely: the further from the mean, the more.",
+    ]
+    return "\n".join(lines)
+
+
+def _arithmetic(known: Sequence[tuple[float, float]], mean: float) -> str:
+    """The advantage of the best and the worst, worked out the way it was: with the deviation, or without."""
+    squares = math.fsum((reward - mean) ** 2 for reward, _ in known)
+    best, worst = max(known), min(known)
+    for divisor in (len(known) - 1, len(known)):  # of a sample, or of the group as a whole
+        deviation = math.sqrt(squares / divisor)
+        if all(math.isclose(a, (r - mean) / deviation, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
+            worked = (f"  ({r:g} - {mean:.2f}) / {deviation:.2f} = {a:+.2f}" for r, a in (best, worst))
+            head = f"The mean reward is {mean:.2f}, the standard deviation {deviation:.2f}; "
+            return "\n".join([head + "advantage = (reward - mean) / standard deviation:", *worked])
+    if all(math.isclose(a, r - mean, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
+        worked = (f"  {r:g} - {mean:.2f} = {a:+.2f}" for r, a in (best, worst))
+        return "\n".join([f"The mean reward is {mean:.2f}; advantage = reward - mean:", *worked])
+    return (
+        f"The mean reward is {mean:.2f}; the advantage says how far above (+) or below (-) its siblings an answer is."
+    )
+
+
+def show_group(console: Console, prompt: str, group: Sequence[Graded], title: str = "One group") -> None:
+    """Print a real group, best first, with rewards and advantages, and what GRPO does with it.
+
+    In colour on a terminal, plain lines elsewhere. All texts are stripped of escape and control sequences.
+    """
+    ranked = sorted(group, key=lambda item: -math.inf if item.advantage is None else item.advantage, reverse=True)
+    plain = is_plain(console)
+    largest = max((abs(item.advantage or 0.0) for item in group), default=0.0) or 1.0
+    question = printable(plain_text(prompt).strip(), console)
+    if plain:
+        lines = ["", title, wrapped(question, indent="  "), "", "  reward  advantage  completion"]
+        lines += [
+            f"  {_number(item.reward, '.2f'):>6}  {_number(item.advantage, '+.2f'):>9}  "
+            f"{printable(one_line(item.text, 110) + _ENDED.get(item.ended, ''), console)}"
+            for item in ranked
+        ]
+        console.print(Text("\n".join([*lines, "", wrapped(explain_group(group), indent="  "), ""])), soft_wrap=True)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    table.add_column("reward", justify="right", no_wrap=True)
+    table.add_column("advantage", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("completion", overflow="fold")
+    room = max(40, 2 * (console.width - 40))
+    for item in ranked:
+        style = _style(item.advantage)
+        text = Text(one_line(item.text, room, mark=" ⏎ ") or "(nothing)", style if style else "dim")
+        text.append(_ENDED.get(item.ended, ""), "yellow")
+        advantage = Text(_number(item.advantage, "+.2f"), f"bold {style}")
+        table.add_row(_number(item.reward, ".2f"), advantage, _bar(item.advantage, largest), text)
+    console.print(Text(f"\n{title}", "bold"))
+    console.print(Text(f"{question}\n"))
+    console.print(table)
+    console.print(Text(f"\n{wrapped(explain_group(group), min(100, console.width))}\n"))
+
+
+def show_before_after(console: Console, problems: Sequence[BeforeAfter]) -> None:
+    """Print what the policy wrote on the same problems before and after training, and which of it was right."""
+    plain = is_plain(console)
+    for number, item in enumerate(problems, start=1):
+        console.print(Text(f"\nProblem {number}", "bold"))
+        console.print(
+            Text(printable(f"{plain_text(item.problem).strip()}  (answer: {plain_text(item.answer)})", console)),
+            soft_wrap=plain,
+        )
+        for label, text, correct in (
+            ("before", item.before, item.before_correct),
+            ("after", item.after, item.after_correct),
+        ):
+            style = ABOVE if correct else BELOW
+            verdict = "right" if correct else "wrong"
+            written = one_line(text, 200, " | " if plain else " ⏎ ") or "(nothing)"
+            line = Text.assemble(
+                (f"  {label:<7}", "dim"), (f"{verdict}  ", f"bold {style}"), printable(written, console)
+            )
+            console.print(line, soft_wrap=plain)
+
+
+def _style(advantage: float | None) -> str:
+    if not advantage:
+        return ""
+    return ABOVE if advantage > 0 else BELOW
+
+
+def _number(value: float | None, form: str) -> str:
+    return "none" if value is None else format(value, form)
+
+
+def _bar(advantage: float | None, largest: float) -> Text:
+    """A bar to the right of the middle for what is above the mean, to the left for what is below."""
+    length = round(_BAR * abs(advantage or 0.0) / largest)
+    above = (advantage or 0.0) > 0
+    left = "" if above else "█" * length
+    right = "█" * length if above else ""
+    return Text.assemble((f"{left:>{_BAR}}", BELOW), ("│", "dim"), (f"{right:<{_BAR}}", ABOVE))

@@ -1,0 +1,183 @@
+"""A run while it goes on: one live line on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from oncurve.display.advice import explain_zero_reward
+from oncurve.display.text import clock, is_plain, printable, share, short, sparkline, wrapped
+
+__all__ = ["Progress", "fields_of"]
+
+PLAIN_LINES = 60  # a longer run prints every second, third, ... step
+_BAR = 22
+_SPARK = 18
+_RECENT = 20  # steps from which the time left is told
+
+Field = tuple[str, str]
+
+
+def fields_of(metrics: Mapping[str, float], accuracy: float | None = None) -> list[Field]:
+    """What a line says of a step, as (label, value), the reward left out. Keys that are missing are left out."""
+    found: list[Field] = []
+    if accuracy is not None:
+        found.append(("accuracy", share(accuracy)))
+    for key, label, words in (
+        ("completion_length", "length", lambda value: f"{value:.1f}"),
+        ("kl", "KL", short),
+        ("entropy", "entropy", short),
+        ("constant_groups", "constant groups", share),
+        ("tokens_per_second", "tokens/s", short),
+    ):
+        if key in metrics:
+            found.append((label, words(metrics[key])))
+    if metrics.get("invalid_completions"):
+        found.append(("invalid", f"{metrics['invalid_completions']:.0f}"))
+    if metrics.get("updates_skipped"):
+        found.append(("updates skipped", f"{metrics['updates_skipped']:.0f}"))
+    return found
+
+
+class Progress:
+    """Shows the steps of a run as they end. Single use, as a context:
+
+        with Progress(steps=120) as progress:
+            trainer.observers = (lambda result: progress.step(result.metrics),)
+
+    On a terminal with colours one line is redrawn; otherwise (a pipe, `NO_COLOR`, a terminal without UTF-8) plain
+    ASCII lines are printed, all steps or, in a long run, some of them. Other output goes through `say` or the same
+    `console`, and stands above the live line. `clock_seconds` is a monotonic clock (for tests).
+    """
+
+    def __init__(
+        self, steps: int, console: Console | None = None, clock_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = console or Console(highlight=False)
+        self.steps = steps
+        self._plain = is_plain(self.console)
+        self._now = clock_seconds
+        self._ends: deque[tuple[int, float]] = deque(maxlen=_RECENT + 1)
+        self._rewards: list[float] = []
+        self._history: deque[Mapping[str, float]] = deque(maxlen=8)
+        self._accuracy: float | None = None
+        self._explained = False
+        self._begun = False
+        self._live: Live | None = None
+
+    def __enter__(self) -> Progress:
+        self._started = self._now()
+        if not self._plain:
+            self._live = Live(
+                get_renderable=self._render, console=self.console, refresh_per_second=2, vertical_overflow="visible"
+            )
+            self._live.start(refresh=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a sentence above the live line. The text is taken as it is: no markup."""
+        self.console.print(Text(printable(text, self.console)), soft_wrap=self._plain)
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """Show a step that has ended; `metrics` by declared key, `step` among them.
+
+        The first time that nothing could be learned for some steps, this says why and what to do.
+        """
+        number = int(metrics["step"])
+        if not self._ends:
+            self._ends.append((number - 1, self._started))
+        self._ends.append((number, self._now()))
+        self._history.append(metrics)
+        if "reward" in metrics:
+            self._rewards.append(metrics["reward"])
+        self._accuracy = metrics.get("eval/accuracy", self._accuracy)
+        if self._plain and self._due(number):
+            self.console.print(Text(self.line()), soft_wrap=True)
+        elif self._live is not None:
+            self._live.refresh()
+        reason = None if self._explained else explain_zero_reward(self._history)
+        if reason is not None:
+            self._explained = True
+            self.say(f"\n{wrapped(reason, min(100, self.console.width))}\n")
+
+    def _due(self, number: int) -> bool:
+        every = -(-self.steps // PLAIN_LINES)
+        first, self._begun = not self._begun, True
+        return first or number % every == 0 or number == self.steps
+
+    def line(self) -> str:
+        """The last step as one plain ASCII line."""
+        metrics = self._history[-1]
+        width = len(str(self.steps))
+        words = [f"step {int(metrics['step']):>{width}}/{self.steps}"]
+        if self._nothing_learned():
+            words.append("nothing to learn from (all groups constant)")
+        elif "reward" in metrics:
+            words.append(f"reward {short(metrics['reward'])} [{sparkline(self._rewards, 12, ascii_only=True):<12}]")
+        words += [f"{label} {value}" for label, value in self._fields()]
+        return "  ".join([*words, f"left {clock(self.seconds_left())}"])
+
+    def seconds_left(self) -> float:
+        """The time left at the pace of the last steps, evaluations and all; infinite before the first."""
+        if len(self._ends) < 2:
+            return float("inf")
+        (first, began), (last, ended) = self._ends[0], self._ends[-1]
+        return (self.steps - last) * (ended - began) / (last - first) if last > first else float("inf")
+
+    def _fields(self) -> list[Field]:
+        fields = fields_of(self._history[-1], self._accuracy)
+        return [field for field in fields if field[0] != "constant groups"] if self._nothing_learned() else fields
+
+    def _nothing_learned(self) -> bool:
+        return self._explained and self._history[-1].get("constant_groups") == 1.0
+
+    def _render(self) -> RenderableType:
+        """The live line, folded between its fields where the terminal is narrow."""
+        if not self._history:
+            return Text(f"step 0/{self.steps}  the first step is under way ({clock(self._now() - self._started)})")
+        metrics = self._history[-1]
+        number = int(metrics["step"])
+        filled = round(_BAR * number / self.steps)
+        fields = [
+            Text.assemble(
+                ("step ", "dim"),
+                (f"{number}/{self.steps} ", "bold"),
+                ("━" * filled, "cyan"),
+                ("─" * (_BAR - filled), "dim"),
+            )
+        ]
+        if self._nothing_learned():
+            fields.append(Text("nothing to learn from: all groups constant", "dark_orange"))
+        elif "reward" in metrics:
+            curve = sparkline(self._rewards, _SPARK)
+            fields.append(Text.assemble(("reward ", "dim"), (short(metrics["reward"]), "bold"), " ", (curve, "cyan")))
+        fields += [
+            Text.assemble((f"{label} ", "dim"), (value, "bold" if label == "accuracy" else ""))
+            for label, value in self._fields()
+        ]
+        since = self._now() - self._ends[-1][1]
+        fields.append(Text.assemble((clock(self.seconds_left() - since), "bold"), (" left", "dim")))
+        return _folded(fields, self.console.width)
+
+
+def _folded(fields: list[Text], width: int) -> Text:
+    """The fields two spaces apart, on as few lines as they need; a field is never broken."""
+    lines: list[Text] = []
+    for field in fields:
+        if lines and lines[-1].cell_len + 2 + field.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], "  ", field)
+        else:
+            lines.append(field)
+    return Text("\n").join(lines)

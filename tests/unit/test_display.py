@@ -1,0 +1,285 @@
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from oncurve.display import (
+    BeforeAfter,
+    Graded,
+    Progress,
+    explain_group,
+    explain_zero_reward,
+    is_plain,
+    plain_text,
+    show_before_after,
+    show_group,
+    sparkline,
+)
+from oncurve.display.text import clock, one_line, share, short, wrapped
+
+EVIL = "\x1b[2J\x1b]0;title\x07a\x1b]52;c;aGk=\x1b\\b\x9b31m\x00\u202ec[red]\r\x08 \U0001f600"
+
+
+@pytest.fixture(autouse=True)
+def _colours_allowed(monkeypatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+class Stream(io.StringIO):
+    def __init__(self, encoding: str = "utf-8") -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:
+        return self._encoding
+
+
+def pipe(encoding: str = "utf-8", **options) -> Console:
+    return Console(file=Stream(encoding), highlight=False, **options)
+
+
+def terminal(width: int = 120) -> Console:
+    return Console(file=Stream(), force_terminal=True, width=width, highlight=False, color_system="truecolor")
+
+
+def printed(console: Console) -> str:
+    return console.file.getvalue()
+
+
+def step(number: int, **more: float) -> dict[str, float]:
+    basics = {"step": number, "reward": 0.4, "completion_length": 37.42, "kl": 0.0021, "entropy": 0.3}
+    return basics | {"constant_groups": 0.125, "tokens_per_second": 9123.0} | more
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_model_text_loses_its_escape_sequences_and_control_characters() -> None:
+    assert plain_text(EVIL) == "abc[red] \U0001f600"
+    assert plain_text("one\ttwo\nthree") == "one two\nthree"
+    assert plain_text("\x1b]0;never closed") == ""
+    assert one_line("a\n\n b \n", 80) == "a | b"
+    assert one_line("abcdefghij", 8) == "abcde..."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0.000"),
+        (0.4123, "0.412"),
+        (37.42, "37.4"),
+        (9123, "9.1k"),
+        (0.0021, "0.0021"),
+        (5e-5, "5.0e-5"),
+        (-2.5, "-2.500"),
+    ],
+)
+def test_short_numbers(value, text) -> None:
+    assert short(value) == text
+
+
+def test_shares_and_spans_of_time() -> None:
+    assert [share(x) for x in (0.0, 0.001, 0.125, 0.999, 1.0)] == ["0%", "<1%", "12%", ">99%", "100%"]
+    assert [clock(x) for x in (7, 750, 11100, float("inf"))] == ["0:07", "12:30", "3:05:00", "?"]
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0] * 100, width=10) == "▁" * 10
+    assert sparkline([]) == ""
+    assert sparkline([0, float("nan"), 1], ascii_only=True) == "_#"
+    assert len(sparkline(list(range(1000)), width=16)) == 16
+
+
+def test_wrapping_hangs_the_items_of_a_list() -> None:
+    assert wrapped("a b\n  1. cc dd", 8) == "a b\n  1. cc\n     dd"
+
+
+def test_plain_where_there_is_no_terminal_no_colour_or_no_utf8(monkeypatch) -> None:
+    assert is_plain(pipe())
+    assert not is_plain(terminal())
+    assert is_plain(Console(file=Stream("ascii"), force_terminal=True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert is_plain(terminal())
+
+
+def test_plain_progress_is_one_ascii_line_a_step() -> None:
+    console, clock_seconds = pipe(), Clock()
+    with Progress(3, console, clock_seconds) as progress:
+        for number, reward in ((1, 0.25), (2, 0.5), (3, 0.75)):
+            clock_seconds.now += 2.0
+            more = {"eval/accuracy": 0.5} if number == 2 else {}
+            progress.step(step(number, reward=reward, **more))
+    lines = printed(console).splitlines()
+    assert printed(console).isascii()
+    assert "\x1b" not in printed(console)
+    assert lines[0] == (
+        "step 1/3  reward 0.250 [_           ]  length 37.4  KL 0.0021  entropy 0.300  constant groups 12%  "
+        "tokens/s 9.1k  left 0:04"
+    )
+    assert "accuracy 50%" in lines[1]
+    assert "left 0:02" in lines[1]
+    assert "accuracy 50%" in lines[2]
+    assert len(lines) == 3
+
+
+def test_a_long_run_prints_some_of_its_lines_with_the_first_and_the_last() -> None:
+    console = pipe()
+    with Progress(601, console, Clock()) as progress:
+        for number in range(1, 602):
+            progress.step(step(number))
+    numbers = [int(n) for n in re.findall(r"step +(\d+)/", printed(console))]
+    assert numbers[0] == 1
+    assert numbers[-1] == 601
+    assert 50 <= len(numbers) <= 62
+
+
+def test_the_time_left_of_a_resumed_run_counts_only_its_own_steps() -> None:
+    clock_seconds = Clock()
+    with Progress(100, pipe(), clock_seconds) as progress:
+        assert progress.seconds_left() == float("inf")
+        for number in (91, 92):
+            clock_seconds.now += 3.0
+            progress.step(step(number))
+        assert progress.seconds_left() == pytest.approx(24.0)
+
+
+def test_trouble_is_on_the_line() -> None:
+    console = pipe()
+    with Progress(1, console, Clock()) as progress:
+        progress.step(step(1, invalid_completions=3.0, updates_skipped=1.0))
+    assert "invalid 3  updates skipped 1" in printed(console)
+
+
+def test_the_live_line_is_redrawn_in_colour_and_stays_at_the_end() -> None:
+    console = terminal()
+    with Progress(2, console, Clock()) as progress:
+        progress.step(step(1))
+        progress.say("[bold]a word[/bold]")
+        progress.step(step(2, **{"eval/accuracy": 0.625}))
+    text = printed(console)
+    assert "\x1b[" in text
+    assert "[bold]a word[/bold]" in text
+    assert "▁" in text
+    last = plain_text(text[text.rindex("step ") :])
+    assert "2/2" in last
+    assert "accuracy 62%" in last
+
+
+def test_a_narrow_terminal_folds_between_fields() -> None:
+    console = terminal(width=60)
+    with Progress(2, console, Clock()) as progress:
+        progress.step(step(1))
+    lines = [plain_text(line) for line in re.split(r"[\r\n]", printed(console))]
+    assert 40 < max(len(line) for line in lines) <= 60
+
+
+def test_zeros_are_explained_once_and_then_not_printed_as_numbers() -> None:
+    console = pipe(width=100)
+    with Progress(6, console, Clock()) as progress:
+        for number in range(1, 7):
+            progress.step(step(number, reward=0.0, constant_groups=1.0))
+    text = printed(console)
+    assert text.count("every reward has been 0") == 1
+    assert "partial credit" in text
+    assert text.count("reward 0.000") == 3
+    assert text.count("nothing to learn from") == 3
+    assert max(len(line) for line in text.splitlines()) <= 130
+
+
+def history(reward: float, constant: float, count: int = 3) -> list[dict[str, float]]:
+    return [step(n, reward=reward, constant_groups=constant) for n in range(1, count + 1)]
+
+
+def test_explain_zero_reward() -> None:
+    assert "not even by chance" in explain_zero_reward(history(0.0, 1.0))
+    assert "same (mean 1)" in explain_zero_reward(history(1.0, 1.0))
+    assert explain_zero_reward(history(0.0, 1.0, count=2)) is None
+    assert explain_zero_reward(history(0.01, 0.9)) is None
+    assert explain_zero_reward([*history(0.0, 1.0), step(4)]) is None
+    assert explain_zero_reward([]) is None
+
+
+def group() -> list[Graded]:
+    return [
+        Graded("7*8=54\n#### 54", 0.0, -0.5, "length"),
+        Graded("7*8=56\n#### 56", 1.0, 1.5),
+        Graded("[red]no[/red]\x1b[31m", 0.0, -0.5),
+        Graded("?", 0.0, -0.5),
+    ]
+
+
+def test_a_group_in_plain_lines_is_ranked_and_worked_out() -> None:
+    console = pipe()
+    show_group(console, "What is 7*8?\x1b[2J", group(), "One group of step 3")
+    text = printed(console)
+    assert "\x1b" not in text
+    rows = [line.strip() for line in text.splitlines()]
+    assert rows[1:3] == ["One group of step 3", "What is 7*8?"]
+    assert rows[5] == "1.00      +1.50  7*8=56 | #### 56"
+    assert "0.00      -0.50  7*8=54 | #### 54 (cut off)" in rows
+    assert "0.00      -0.50  [red]no[/red]" in rows
+    assert "(1 - 0.25) / 0.50 = +1.50" in rows
+    assert "(0 - 0.25) / 0.50 = -0.50" in rows
+
+
+def test_a_group_on_a_terminal_is_coloured_by_advantage() -> None:
+    console = terminal()
+    show_group(console, "What is 7*8?", group())
+    text = printed(console)
+    assert "\x1b[36m7*8=56 ⏎ #### 56" in text
+    assert "█│" in text.replace("\x1b[0m", "").replace("\x1b[2m", "")
+    assert "[red]no[/red]" in text
+    assert "more likely" in text
+
+
+def test_the_explanation_fits_the_rule_that_was_used() -> None:
+    rewards = (1.0, 0.0, 0.0, 0.0)
+    no_std = explain_group([Graded("", r, r - 0.25) for r in rewards])
+    assert "advantage = reward - mean:" in no_std
+    population = explain_group([Graded("", r, (r - 0.25) / 0.4330127) for r in rewards])
+    assert "(1 - 0.25) / 0.43 = +1.73" in population
+    other = explain_group([Graded("", r, 7 * r - 1) for r in rewards])
+    assert "how far above (+) or below (-)" in other
+    assert "standard deviation" not in other
+    assert "teaches nothing" in explain_group([Graded("", 0.5, 0.0)] * 3)
+    assert "has a reward" in explain_group([Graded("", None, None)])
+
+
+def test_completions_without_a_reward_are_last_and_say_so() -> None:
+    console = pipe()
+    show_group(console, "p", [Graded("broken", None, None), *group()])
+    assert re.search(r"none +none  broken", printed(console))
+    assert printed(console).index("broken") > printed(console).index("?")
+
+
+def test_before_and_after() -> None:
+    item = BeforeAfter("What is\n7*8?", "56", "7*8=54\n#### 54\x1b[2J", False, "", True)
+    plain, coloured = pipe(), terminal()
+    for console in (plain, coloured):
+        show_before_after(console, [item])
+    assert "before wrong  7*8=54 | #### 54\n" in printed(plain)
+    assert "after  right  (nothing)\n" in printed(plain)
+    assert "(answer: 56)" in printed(plain)
+    assert "\x1b" not in printed(plain)
+    assert "\x1b[2J" not in printed(coloured)
+
+
+def test_what_the_encoding_cannot_write_does_not_stop_the_run() -> None:
+    console = pipe("ascii")
+    show_group(console, "π?", [Graded("naïve", 1.0, 0.7), Graded("b", 0.0, -0.7)])
+    show_before_after(console, [BeforeAfter("π", "1", "ñ", False, "ok", True)])
+    with Progress(1, console, Clock()) as progress:
+        progress.say("πάντα")
+        progress.step(step(1))
+    assert "na?ve" in printed(console)
+    assert printed(console).isascii()
