@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import re
 import sys
 import traceback
 import types
@@ -27,7 +28,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from oncurve.errors import ConfigError
 
-__all__ = ["Component", "build", "explain_validation", "kind_of", "locate", "nearest", "suggest", "validated"]
+__all__ = [
+    "Component",
+    "build",
+    "component_class",
+    "explain_validation",
+    "kind_of",
+    "locate",
+    "nearest",
+    "suggest",
+    "validated",
+]
 
 Settings = TypeVar("Settings", bound="Component")
 
@@ -112,10 +123,13 @@ def build(
         raise ConfigError(f"{where}: expected a table of settings, got {settings!r}")
     values = dict(settings)
     kind = values.pop("kind", default_kind or (next(iter(kinds)) if len(kinds) == 1 else None))
-    return validated(_component_class(kind, kinds, where, base), values, where)
+    return validated(component_class(kind, kinds, where, base), values, where)
 
 
-def _component_class(kind: Any, kinds: Mapping[str, type[Component]], where: str, base: Path | None) -> type[Component]:
+def component_class(
+    kind: Any, kinds: Mapping[str, type[Component]], where: str, base: Path | None = None
+) -> type[Component]:
+    """The class that `kind` names, a name of `kinds` or a path to a class. Raises ConfigError where there is none."""
     names = ", ".join(kinds)
     if kind is None:
         raise ConfigError(f"{where}.kind: missing; choose one of: {names}")
@@ -243,6 +257,9 @@ def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] 
     return "\n".join(f"{place}: {' or '.join(dict.fromkeys(said))}" for place, said in lines.items())
 
 
+_SUBJECT = re.compile(r"^(Input|String|Tuple|List|Dictionary|Value|Data) (?=should)")
+
+
 def _is_union_branch(part: Any) -> bool:
     """Pydantic names the branch of a union in an error's place (`int`, `list[str]`); no key of ours looks so."""
     return isinstance(part, str) and (part in {"int", "float", "str", "bool", "callable", "none"} or "[" in part)
@@ -263,7 +280,7 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None) -> st
             if isinstance(given, str)
             else f"expected {choices}, got {given!r}"
         )
-    message = str(context["error"]) if "error" in context else detail["msg"].removeprefix("Input ")
+    message = str(context["error"]) if "error" in context else _SUBJECT.sub("", detail["msg"])
     if isinstance(given, Mapping) and kind == "value_error":
         return message  # a whole table's check: its message names the keys
     return f"{message}, got {given!r}"

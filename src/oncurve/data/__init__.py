@@ -1,0 +1,21 @@
+"""Prompts: rows from a source, each made into a prompt, in an order that is a function of seed and cursor."""
+
+from oncurve.data.prompts import Prompts, check_row, open_prompts
+from oncurve.data.settings import DataSettings, Rows
+from oncurve.data.sources import DATA_KINDS, InMemory, Jsonl, Task, load_eval_rows, load_rows
+from oncurve.data.stream import PromptStream
+
+__all__ = [
+    "DATA_KINDS",
+    "DataSettings",
+    "InMemory",
+    "Jsonl",
+    "PromptStream",
+    "Prompts",
+    "Rows",
+    "Task",
+    "check_row",
+    "load_eval_rows",
+    "load_rows",
+    "open_prompts",
+]

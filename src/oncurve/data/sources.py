@@ -1,0 +1,168 @@
+"""Where rows come from: a JSONL file, a list in memory, the built-in task. The section `[data]`.
+
+Covered: every row is read and checked before a model is loaded. Not covered: CSV, parquet, hub data sets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from oncurve import durable
+from oncurve.data.jsonl import read_jsonl
+from oncurve.data.prompts import check_row
+from oncurve.data.settings import DataSettings, Rows
+from oncurve.errors import DataError
+from oncurve.randomness import permutation
+from oncurve.tasks import KINDS as TASKS
+
+__all__ = ["DATA_KINDS", "InMemory", "Jsonl", "Task", "load_eval_rows", "load_rows"]
+
+HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are judged on the same rows
+
+
+class Jsonl(DataSettings):
+    """A file of JSON objects, one a line, UTF-8.
+
+    path           the file, relative to the recipe
+    eval_path      another such file, of held-out rows
+    eval_fraction  or: the share of `path`'s rows to hold out, the same ones in every run
+    """
+
+    path: str | None = Field(default=None, min_length=1)
+    eval_path: str | None = None
+    eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    def read(self, base: Path | None) -> tuple[Rows, Rows]:
+        """Both files, or the one file in two parts. Raises DataError: there is no path."""
+        if self.path is None:
+            raise DataError("data.path: missing; name a JSONL file")
+        rows = _file_rows("data.path", self.path, base)
+        if self.eval_path is not None:
+            return rows, _file_rows("data.eval_path", self.eval_path, base)
+        return _hold_out(rows, self.eval_fraction)
+
+
+class InMemory(DataSettings):
+    """Rows given as they are: mappings of columns, or prompts alone (strings, messages, token ids).
+
+    rows           the rows
+    eval_fraction  the share to hold out, the same rows in every run
+    """
+
+    rows: tuple[Any, ...] = ()
+    eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    def read(self, base: Path | None) -> tuple[Rows, Rows]:
+        """The rows, a bare prompt put under `prompt_column`."""
+        items = [self._row(row) for row in self.rows]
+        return _hold_out(Rows(items, range(len(items)), lambda number: f"data row {number}"), self.eval_fraction)
+
+    def _row(self, row: Any) -> Mapping[str, Any]:
+        return row if isinstance(row, Mapping) else {self.prompt_column: row}
+
+    def written_to(self, file: Path) -> Jsonl:
+        """The same rows as a file, which a resumed run can read. Raises DataError where JSON cannot hold a row."""
+        try:
+            lines = [json.dumps(self._row(row), allow_nan=False, ensure_ascii=False) + "\n" for row in self.rows]
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the rows in memory cannot be kept beside the run: {error}") from error
+        durable.write_file(file, "".join(lines).encode())
+        shared = {key: getattr(self, key) for key in (*DataSettings.model_fields, "eval_fraction")}
+        return Jsonl(path=str(file), **shared)
+
+
+class Task(DataSettings):
+    """Generated problems of a built-in task: columns `prompt`, `question`, `answer`.
+
+    task           which task
+    seed           which stream of training problems; the held-out ones are the same for all
+    size           training problems in an epoch
+    eval_size      held-out problems; none of them occurs in training
+    """
+
+    task: str = "arithmetic"
+    seed: int = 0
+    size: int = Field(default=100_000, ge=1)
+    eval_size: int = Field(default=500, ge=0)
+
+    @field_validator("task")
+    @classmethod
+    def _exists(cls, task: str) -> str:
+        if task not in TASKS:
+            raise ValueError(f"unknown task; the built-in tasks are: {', '.join(TASKS)}")
+        return task
+
+    def read(self, base: Path | None) -> tuple[Rows, Rows]:
+        """Both splits, each problem made when it is asked for."""
+        made = TASKS[self.task](seed=self.seed)
+        return (
+            Rows(_Generated(made, "train", self.size), range(self.size), lambda n: f"{self.task} problem {n}"),
+            Rows(_Generated(made, "test", self.eval_size), range(self.eval_size), lambda n: f"held-out problem {n}"),
+        )
+
+
+DATA_KINDS: dict[str, type[DataSettings]] = {"jsonl": Jsonl, "list": InMemory, "task": Task}
+
+
+@dataclass(frozen=True)
+class _Generated(Sequence[Mapping[str, Any]]):
+    """Problems made on demand: a hundred thousand of them would take a second and 50 MB."""
+
+    task: Any
+    split: str
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        return self.task.rows(self.split, 1, start=index)[0]
+
+
+def load_rows(settings: DataSettings, base: Path | None = None) -> Rows:
+    """The training rows, each checked to make a prompt. `base` is where relative paths start (the working directory).
+
+    Raises DataError, naming file, line and column, and how to mend it; never returns no rows.
+    """
+    rows = _checked(settings.read(base)[0], settings).first(settings.limit)
+    if not rows:
+        raise DataError("data: there is no row to train on: all are held out, or the source is empty")
+    return rows
+
+
+def load_eval_rows(settings: DataSettings, base: Path | None = None, limit: int | None = None) -> Rows:
+    """The first `limit` held-out rows, checked like the others; there may be none."""
+    return _checked(settings.read(base)[1].first(limit), settings)
+
+
+def _checked(rows: Rows, settings: DataSettings) -> Rows:
+    if not isinstance(rows.items, _Generated):  # generated rows are right by construction
+        for row, number in zip(rows.items, rows.numbers, strict=True):
+            check_row(row, settings, rows.place(number))
+    return rows
+
+
+def _file_rows(key: str, path: str, base: Path | None) -> Rows:
+    file = (base or Path()) / Path(path).expanduser()
+    items, lines = read_jsonl(file, key)
+    return Rows(items, range(len(items)), lambda number: f"{file} line {lines[number]}")
+
+
+def _hold_out(rows: Rows, fraction: float) -> tuple[Rows, Rows]:
+    """`rows` in two parts, the second of `fraction` of them (at least one if it is not 0), each in its old order."""
+    count = min(len(rows), max(1, round(fraction * len(rows)))) if fraction > 0 else 0
+    held = set(permutation(HOLD_OUT_SEED, 0, len(rows))[:count].tolist())
+    return (
+        rows if not held else rows.select([i for i in range(len(rows)) if i not in held]),
+        rows.select(sorted(held)),
+    )

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from oncurve.data.jsonl import read_jsonl
+from oncurve.errors import DataError
+
+
+def written(tmp_path: Path, content: bytes, name: str = "data.jsonl") -> Path:
+    file = tmp_path / name
+    file.write_bytes(content)
+    return file
+
+
+def complaint(file: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        read_jsonl(file)
+    return str(caught.value)
+
+
+def test_rows_keep_their_line_over_blank_lines_a_bom_and_windows_ends(tmp_path: Path):
+    rows, lines = read_jsonl(written(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n  \n{"prompt": "\xc3\xa9"}'))
+    assert rows == [{"prompt": "a"}, {"prompt": "é"}]
+    assert list(lines) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"prompt": }', "data.jsonl line 3, column 12: not JSON: Expecting value"),
+        (b"{", "the line ends inside it: an object must be on one line"),
+        (b'"just text"', 'line 3: expected an object like {"prompt": ...}, got "just text"'),
+        (b'[{"prompt": "a"}]', "one a line, got a JSON array"),
+        (b'{"prompt": "\xe9"}', "line 3, byte 13: not UTF-8"),
+        (b'{"a": 1, "b": 2, "a": 3}', "line 3: column 'a' occurs twice in one object"),
+        (b'{"score": NaN}', "line 3: NaN is not JSON; write null, or leave the column out"),
+        (b"[" * 100_000, "line 3"),
+        (b'{"a":' * 100_000, "line 3"),
+    ],
+)
+def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: bytes, said: str):
+    assert said in complaint(written(tmp_path, b'{"prompt": "a"}\n\n' + line + b"\n"))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n\t\n"])
+def test_a_file_without_rows_is_refused(tmp_path: Path, content: bytes):
+    assert "data.jsonl has no rows" in complaint(written(tmp_path, content))
+
+
+def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path):
+    written(tmp_path, b"{}", "train.jsonl")
+    assert "there is no file" in complaint(tmp_path / "trian.jsonl")
+    assert "did you mean 'train.jsonl'?" in complaint(tmp_path / "trian.jsonl")
+    assert "there is no file" in complaint(tmp_path / "nowhere" / "train.jsonl")
+
+
+def test_a_directory_is_named_with_what_is_in_it(tmp_path: Path):
+    written(tmp_path, b"{}", "train.jsonl")
+    assert "is a directory; name one file (it has: train.jsonl)" in complaint(tmp_path)
+
+
+def test_another_format_is_not_read_as_text(tmp_path: Path):
+    assert "data.csv is not JSONL" in complaint(written(tmp_path, b"a,b", "data.csv"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file_is_said(tmp_path: Path):
+    file = written(tmp_path, b"{}")
+    file.chmod(0)
+    assert "cannot be read" in complaint(file)
