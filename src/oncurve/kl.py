@@ -24,8 +24,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from oncurve.ops import EXPONENT_LIMIT, clamped_ratio, scaled_log_softmax
-
 __all__ = [
     "KL_KINDS",
     "Estimator",
@@ -39,6 +37,9 @@ __all__ = [
     "ratio_k3",
     "straight_through",
 ]
+
+_FAR = 20.0
+"""Distances beyond this are not exponentiated: e²⁰ ≈ 4.9e8 is finite in float32, and so is its slope."""
 
 EstimatorName = Literal["k1", "abs", "k2", "k3", "full", "k1+", "abs+", "k3+", "ratio_k3"]
 
@@ -66,8 +67,8 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     exponent would turn the pull's sign (to +1). Above d = 20 it is a straight line already, to 2e-9.
     """
     x = ref_logprobs - logprobs
-    tangent = math.exp(EXPONENT_LIMIT) * torch.relu(x - EXPONENT_LIMIT)
-    return torch.expm1(x.clamp(max=EXPONENT_LIMIT)) + tangent - x
+    tangent = math.exp(_FAR) * torch.relu(x - _FAR)
+    return torch.expm1(x.clamp(max=_FAR)) + tangent - x
 
 
 def ratio_k3(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None) -> Tensor:
@@ -80,7 +81,7 @@ def ratio_k3(logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None
     Source: DeepSeek-V3.2, arXiv:2512.02556, "Unbiased KL Estimate".
     """
     old = logprobs if old_logprobs is None else old_logprobs
-    ratio = clamped_ratio(logprobs - old).detach()
+    ratio = (logprobs - old).detach().clamp(-_FAR, _FAR).exp()
     return straight_through(ratio * k3(logprobs, ref_logprobs), gradient_of=ratio * k2(logprobs, ref_logprobs))
 
 
@@ -94,9 +95,15 @@ def full_kl_from_logits(logits: Tensor, ref_logits: Tensor, temperature: float =
 
     logits, ref_logits (..., V)   returns (...), float32 at least; the gradient through `logits` is exact.
     A token that the policy rules out (logit -inf) contributes 0; one that only the reference rules out makes it +inf.
+    Raises ValueError where `temperature` is not positive.
     """
-    logprobs = scaled_log_softmax(logits, temperature)
-    difference = torch.where(logprobs.isneginf(), 0.0, logprobs - scaled_log_softmax(ref_logits, temperature))
+    if not temperature > 0:
+        raise ValueError(f"temperature must be > 0 to have a distribution, got {temperature}")
+    logprobs, ref_logprobs = (
+        torch.log_softmax((z if z.dtype == torch.float64 else z.float()) / temperature, dim=-1)
+        for z in (logits, ref_logits)
+    )
+    difference = torch.where(logprobs.isneginf(), 0.0, logprobs - ref_logprobs)
     return (logprobs.exp() * difference).sum(-1)
 
 

@@ -201,3 +201,8 @@ def test_what_is_missing_is_said() -> None:
         kl_value("k3", scalar(-1.0), None)
     with pytest.raises(KeyError, match="no KL estimator 'k4'"):
         kl_value("k4", scalar(-1.0), scalar(-1.0))
+
+
+def test_a_temperature_without_a_distribution_is_refused() -> None:
+    with pytest.raises(ValueError, match="temperature must be > 0"):
+        full_kl_from_logits(torch.zeros(3), torch.zeros(3), 0.0)
