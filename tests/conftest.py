@@ -1,9 +1,14 @@
-"""Fixtures that every test may use."""
+"""Fixtures that every test may use, and how hypothesis looks for counterexamples."""
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run: a failure that only some runs show is nobody's. No deadline: machines are shared.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,193 @@
+"""Groups to tensors, and the pieces of a batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups
+from oncurve.types import Completion, Ending, Group, Prompt, Score, TrainBatch
+
+
+def completion(ids: tuple[int, ...], index: int = 0, ended: Ending = "eos") -> Completion:
+    return Completion(ids, "", tuple(-0.1 * (t + 1) for t in range(len(ids))), ended, index, 0)
+
+
+def group(prompt: tuple[int, ...], *completions: tuple[int, ...], scores: tuple[Score, ...] | None = None) -> Group:
+    return Group(
+        Prompt(0, "", prompt),
+        tuple(completion(ids, index) for index, ids in enumerate(completions)),
+        tuple(Score(float(index)) for index in range(len(completions))) if scores is None else scores,
+    )
+
+
+def three_groups() -> TrainBatch:
+    """Lengths [2, 3], [1, 1], [4, 2]; prompts of 4, 1 and 2 tokens; streams and hidden states that number tokens."""
+    batch = collate(
+        [
+            group((5, 9, 5, 3), (6, 2), (7, 7, 7)),
+            group((1,), (2,), (0,)),
+            group((1, 2), (1, 1, 1, 1), (3, 0)),
+        ]
+    )
+    numbers = torch.arange(batch.completion_ids.numel()).reshape(batch.completion_ids.shape)
+    return batch.having(
+        old_logprobs=-numbers.double(),
+        token_weights=numbers.double(),
+        ref_hidden=torch.arange(int(batch.lengths.sum()))[:, None].expand(-1, 2),
+    )
+
+
+def test_the_worked_example_of_the_types() -> None:
+    completions = (completion((6, 2)), completion((7, 7, 7), 1))
+    batch = collate([Group(Prompt(7, "2+2=", (5, 9, 5, 3)), completions, (Score(1.0), Score(0.0)))])
+    assert batch.completion_ids.tolist() == [[6, 2, 0], [7, 7, 7]]
+    assert batch.completion_ids.dtype == torch.int64
+    assert batch.lengths.tolist() == [2, 3]
+    assert batch.loss_mask.tolist() == [[True, True, False], [True, True, True]]
+    assert batch.group_ids.tolist() == [0, 0]
+    assert [p.tolist() for p in batch.prompts] == [[5, 9, 5, 3]]
+    assert batch.valid.tolist() == [True, True]
+    assert batch.rewards.tolist() == [1.0, 0.0]
+    assert batch.rewards.dtype == torch.float64
+    assert batch.rollout_logprobs is not None
+    assert batch.rollout_logprobs[1].tolist() == [-0.1, -0.2, -0.1 * 3]
+
+
+def test_an_end_token_that_equals_the_padding_is_trained() -> None:
+    batch = collate([group((1,), (4, 0), (4, 4, 0))])
+    assert batch.loss_mask.sum(1).tolist() == [2, 3]
+
+
+def test_completions_without_a_valid_score_are_not_trained_and_have_reward_zero() -> None:
+    scores = (Score(1.0), Score(float("nan"), valid=False, fault="raised"))
+    batch = collate([group((1,), (4, 4), (4, 4), scores=scores)])
+    assert batch.loss_mask.tolist() == [[True, True], [False, False]]
+    assert batch.rewards.tolist() == [1.0, 0.0]
+    assert batch.existing().all()
+
+
+def test_truncated_completions_can_be_left_out_of_the_loss_but_stay_in_the_statistics() -> None:
+    cut = Group(Prompt(0, "", (1,)), (completion((4, 4), 0, "length"), completion((4,), 1)), (Score(1.0), Score(0.0)))
+    assert collate([cut]).loss_mask.sum(1).tolist() == [2, 1]
+    batch = collate([cut], mask_truncated=True)
+    assert batch.loss_mask.sum(1).tolist() == [0, 1]
+    assert batch.valid.tolist() == [True, True]
+
+
+def test_padding_to_a_given_length() -> None:
+    assert collate([group((1,), (4, 4), (4,))], pad_length=5).completion_ids.shape == (2, 5)
+    with pytest.raises(ValueError, match="pad_length 1"):
+        collate([group((1,), (4, 4), (4,))], pad_length=1)
+
+
+def test_step_rewards_are_carried() -> None:
+    scores = (Score(1.0, step_ends=(0, 1), step_rewards=(0.2, 0.8)), Score(0.0))
+    batch = collate([group((1,), (4, 4), (4, 4), scores=scores)])
+    assert batch.step_ends is not None
+    assert batch.step_rewards is not None
+    assert batch.step_counts is not None
+    assert batch.step_ends.tolist() == [[0, 1], [0, 0]]
+    assert batch.step_rewards.tolist() == [[0.2, 0.8], [0.0, 0.0]]
+    assert batch.step_counts.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (replace(group((1,), (4,)), scores=()), "1 completions but 0 scores"),
+        (replace(group((1,), (4,)), scores=(Score(1.0), Score(1.0))), "1 completions but 2 scores"),
+        (replace(group((1,), (4,)), completions=(), scores=()), "no completions"),
+        (group((1,), (4,), scores=(Score(float("nan")),)), "not finite"),
+        (group((1,), (4,), scores=(Score(float("inf")),)), "not finite"),
+        (replace(group((1,), (4,)), completions=(replace(completion((4,)), logprobs=()),)), "1 tokens but 0 log-probs"),
+        (group((1,), (4,), scores=(Score(1.0, step_ends=(0,)),)), "1 step ends but 0 step rewards"),
+        (group((1,), (4,), scores=(Score(1.0, step_ends=(1,), step_rewards=(1.0,)),)), "step ends"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(broken: Group, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        collate([broken])
+    with pytest.raises(ValueError, match="at least one group"):
+        collate([])
+
+
+def test_selected_groups_are_renumbered_and_bring_all_their_streams() -> None:
+    batch = three_groups()
+    picked = select_groups(batch, [2, 1])
+    assert picked.completion_ids.tolist() == [[1, 1, 1, 1], [3, 0, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
+    assert picked.group_ids.tolist() == [0, 0, 1, 1]
+    assert [p.tolist() for p in picked.prompts] == [[1, 2], [1]]
+    assert picked.token_weights is not None
+    assert picked.token_weights[:, 0].tolist() == [16, 20, 8, 12]
+    assert picked.ref_hidden is not None
+    assert picked.ref_hidden[:, 0].tolist() == [7, 8, 9, 10, 11, 12, 5, 6]
+    short = select_groups(batch, [1])
+    assert short.completion_ids.shape == (2, 1)
+    assert short.old_logprobs is not None
+    assert short.old_logprobs.shape == (2, 1)
+
+
+@pytest.mark.parametrize("groups", [[], [3], [-1], [0, 0]])
+def test_groups_that_are_not_there_cannot_be_selected(groups: list[int]) -> None:
+    with pytest.raises(ValueError, match="cannot select"):
+        select_groups(three_groups(), groups)
+
+
+def test_concatenation_undoes_selection() -> None:
+    batch = three_groups()
+    joined = concat([select_groups(batch, [0]), select_groups(batch, [1, 2])])
+    assert joined.completion_ids.tolist() == batch.completion_ids.tolist()
+    assert joined.group_ids.tolist() == batch.group_ids.tolist()
+    assert joined.loss_mask.tolist() == batch.loss_mask.tolist()
+    assert joined.ref_hidden is not None
+    assert batch.ref_hidden is not None
+    assert joined.ref_hidden.tolist() == batch.ref_hidden.tolist()
+    with pytest.raises(ValueError, match="old_logprobs is in 1 of 2"):
+        concat([batch, batch.having(old_logprobs=None)])
+    with pytest.raises(ValueError, match="at least one batch"):
+        concat([])
+
+
+def test_one_minibatch_is_the_batch_itself_and_there_are_never_more_than_groups() -> None:
+    batch = three_groups()
+    assert minibatches(batch, 1, 0, 0, 0)[0] is batch
+    assert len(minibatches(batch, 10, 0, 0, 0)) == 3
+
+
+def test_minibatches_differ_between_passes_and_steps_but_not_between_calls() -> None:
+    many = collate([group((number,), (1,), (2,)) for number in range(12)])
+
+    def plan(seed: int, step: int, pass_index: int) -> list[list[int]]:
+        return [[int(p[0]) for p in piece.prompts] for piece in minibatches(many, 3, seed, step, pass_index)]
+
+    assert plan(0, 0, 0) == plan(0, 0, 0)
+    assert all(piece == sorted(piece) for piece in plan(0, 0, 0))
+    assert len({str(plan(*at)) for at in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]}) == 4
+
+
+@pytest.mark.parametrize(("count", "pass_index"), [(0, 0), (1, -1), (1, 1 << 20)])
+def test_minibatch_numbers_out_of_range_are_refused(count: int, pass_index: int) -> None:
+    with pytest.raises(ValueError, match="count must be >= 1"):
+        minibatches(three_groups(), count, 0, 0, pass_index)
+
+
+def test_a_group_that_fits_whole_in_a_new_piece_is_not_split() -> None:
+    """Costs: group 0 is 4 + 2 + 3 = 9, group 1 is 1 + 1 + 1 = 3, group 2 is 2 + 4 + 2 = 8."""
+    assert [piece.size for piece in micro_batches(three_groups(), 20)] == [6]
+    assert [piece.size for piece in micro_batches(three_groups(), 12)] == [4, 2]
+    assert [piece.size for piece in micro_batches(three_groups(), 11)] == [2, 4]
+    assert [piece.size for piece in micro_batches(three_groups(), 9)] == [2, 2, 2]
+
+
+def test_a_group_above_the_budget_is_split_and_its_prompt_repeated() -> None:
+    pieces = list(micro_batches(three_groups(), 7))
+    assert [piece.size for piece in pieces] == [1, 1, 2, 1, 1]
+    assert [[len(p) for p in piece.prompts] for piece in pieces] == [[4], [4], [1], [2], [2]]
+    assert [piece.group_ids.tolist() for piece in pieces] == [[0], [0], [0, 0], [0], [0]]
+
+
+def test_a_row_above_the_budget_goes_alone() -> None:
+    assert [piece.size for piece in micro_batches(three_groups(), 1)] == [1] * 6
+    with pytest.raises(ValueError, match="tokens_per_micro_batch must be >= 1"):
+        next(micro_batches(three_groups(), 0))

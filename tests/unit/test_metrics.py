@@ -1,0 +1,119 @@
+"""Declared metrics and how observations become one number."""
+
+import json
+
+import pytest
+import torch
+
+from oncurve.metrics import METRICS, Metrics, declared
+
+
+def test_a_mean_is_over_all_observations_however_they_came() -> None:
+    values, mask = torch.tensor([[1.0, 2, 9], [6, 9, 9]]), torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.bool)
+    whole, first, second = Metrics(), Metrics(), Metrics()
+    whole.add("entropy", values, mask)
+    first.add("entropy", values[:1], mask[:1])
+    second.add("entropy", values[1:], mask[1:])
+    first.merge(second)
+    assert whole.result() == first.result() == {"entropy": 3.0}
+    assert second.result() == {"entropy": 6.0}
+
+
+def test_each_reduction() -> None:
+    metrics = Metrics()
+    for number in (3.0, 5.0, 4.0):
+        for key in ("ratio", "tokens", "ratio_max", "learning_rate"):
+            metrics.add(key, number)
+    assert metrics.result() == {"ratio": 4, "tokens": 12, "ratio_max": 5, "learning_rate": 4}
+
+
+def test_reductions_of_tensors_under_a_mask() -> None:
+    metrics, mask = Metrics(), torch.tensor([True, False, True, False])
+    for key in ("ratio", "tokens", "ratio_max", "learning_rate"):
+        metrics.add(key, torch.tensor([-4, 100, -2, 200]), mask)
+    assert metrics.result() == {"ratio": -3, "tokens": -6, "ratio_max": -2, "learning_rate": -2}
+
+
+def test_a_number_may_stand_for_the_sum_of_many_observations() -> None:
+    metrics = Metrics()
+    metrics.add("reward", 12.0, count=32)
+    metrics.add("reward", 4.0, count=8)
+    assert metrics.result() == {"reward": 0.4}
+    for key, values, mask in [
+        ("reward", torch.ones(2), None),
+        ("ratio_max", 1.0, None),
+        ("reward", torch.ones(1), torch.ones(1, dtype=torch.bool)),
+    ]:
+        with pytest.raises(ValueError, match="count"):
+            metrics.add(key, values, mask, count=2)
+
+
+def test_merging_keeps_maxima_and_takes_the_later_of_the_last() -> None:
+    early, late, empty = Metrics(), Metrics(), Metrics()
+    for metrics, number in ((early, 2.0), (late, 1.0)):
+        metrics.add("ratio_max", number)
+        metrics.add("kl_coef", number)
+    empty.add("kl_coef", torch.zeros(0))
+    early.merge(late)
+    early.merge(empty)
+    assert early.result() == {"ratio_max": 2, "kl_coef": 1}
+
+
+@pytest.mark.parametrize("key", ["ratio", "tokens", "ratio_max", "learning_rate"])
+def test_a_key_without_any_observation_is_absent(key: str) -> None:
+    metrics = Metrics()
+    metrics.add(key, torch.ones(3), torch.zeros(3, dtype=torch.bool))
+    metrics.add(key, torch.zeros(0))
+    assert metrics.result() == {}
+
+
+def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
+    metrics = Metrics()
+    metrics.add("kl", torch.tensor([1.0, torch.nan, 3.0, torch.inf]), torch.tensor([True, True, True, False]))
+    metrics.add("ratio_max", torch.inf)
+    metrics.add("grad_norm", -torch.inf)
+    result = metrics.result()
+    assert result == {"kl": 2.0, "nonfinite_values": 3.0}
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_a_key_nobody_declared_is_refused_with_the_nearest() -> None:
+    with pytest.raises(KeyError, match="did you mean 'entropy'"):
+        Metrics().add("entrophy", 1.0)
+
+
+def test_families_are_allowed_by_their_prefix_only() -> None:
+    metrics = Metrics()
+    metrics.add("reward/correct", torch.tensor([0.0, 1.0]))
+    metrics.add("eval/accuracy", 0.25)
+    assert metrics.result() == {"reward/correct": 0.5, "eval/accuracy": 0.25}
+    for key in ("reward/", "reward/<name>", "loss/x", "rewards"):
+        with pytest.raises(KeyError):
+            declared(key)
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        Metrics().add("kl", torch.ones(2, 3), torch.ones(2, dtype=torch.bool))
+
+
+def test_gradients_do_not_leak_into_metrics() -> None:
+    x = torch.ones(2, requires_grad=True)
+    metrics = Metrics()
+    metrics.add("kl", x * 2)
+    assert metrics.result() == {"kl": 2.0}
+
+
+def test_low_precision_is_summed_in_float64() -> None:
+    metrics = Metrics()
+    metrics.add("kl", torch.full((4096,), 0.1, dtype=torch.bfloat16))
+    assert metrics.result()["kl"] == torch.tensor(0.1, dtype=torch.bfloat16).item()
+
+
+def test_every_declaration_is_complete() -> None:
+    for name, metric in METRICS.items():
+        assert metric.name == name
+        for text in (metric.unit, metric.formula, metric.meaning, metric.advice):
+            assert text.strip()
+        assert metric.reduction in ("mean", "sum", "max", "last")
+    assert {m.prefix for m in METRICS.values() if m.prefix} == {"reward/", "faults/", "eval/"}
