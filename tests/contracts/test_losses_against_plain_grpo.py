@@ -1,0 +1,101 @@
+"""The losses, put together as the learner does, against the plain implementation: every objective x KL x aggregation.
+
+The model is a table of logits, one row for each previous token, so the whole chain (advantages, old and reference
+log-probs, masks, weights, micro-batches) is compared in value and in gradient, in float64.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from oncurve import ops
+from oncurve.advantages import GroupAdvantage
+from oncurve.batching import collate, micro_batches
+from oncurve.kl import KL_KINDS, full_kl_from_logits
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.types import Completion, Group, Prompt, Score, Streams, TrainBatch
+from oracles.plain_grpo import PlainConfig, PlainGroup, reference_loss
+
+VOCABULARY, LONGEST, TEMPERATURE = 7, 6, 0.8
+
+PLAIN = [
+    PlainGroup([1, 2], [[3, 4, 0], [5, 0], [6]], [1.0, 0.25, None], trained=[[True, False, True], [True] * 2, [True]]),
+    PlainGroup([4], [[2, 2, 2, 2, 0], [1, 0, 3, 3]], [0.0, 1.0], trained=[[True] * 5, [False] * 4]),
+    PlainGroup([6, 5, 1], [[1, 1], [1], [2, 3], [0]], [0.5] * 4),
+]
+
+
+def table(seed: int) -> Tensor:
+    return torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def as_batch(groups: list[PlainGroup]) -> TrainBatch:
+    def group(number: int, plain: PlainGroup) -> Group:
+        completions = tuple(
+            Completion(tuple(ids), "", (0.0,) * len(ids), "eos", index, 0)
+            for index, ids in enumerate(plain.completions)
+        )
+        scores = tuple(Score(0.0, valid=False) if r is None else Score(r) for r in plain.rewards)
+        return Group(Prompt(number, "", tuple(plain.prompt)), completions, scores)
+
+    batch = collate([group(number, plain) for number, plain in enumerate(groups)])
+    trained = [row for g in groups for row in (g.trained or [[True] * len(ids) for ids in g.completions])]
+    mask = torch.zeros_like(batch.loss_mask)
+    for row, flags in enumerate(trained):
+        mask[row, : len(flags)] = torch.tensor(flags)
+    return batch.having(loss_mask=batch.loss_mask & mask)
+
+
+def logits_of(weights: Tensor, batch: TrainBatch) -> Tensor:
+    """`(B, T, V)`: the row of the token before, the prompt's last for the first."""
+    last = torch.stack([batch.prompts[int(g)][-1] for g in batch.group_ids])
+    return weights[torch.cat([last[:, None], batch.completion_ids[:, :-1]], dim=1)]
+
+
+def logprobs_of(weights: Tensor, batch: TrainBatch) -> Tensor:
+    return ops.token_logprobs(logits_of(weights, batch), batch.completion_ids, TEMPERATURE)
+
+
+@pytest.mark.parametrize("off_policy", [True, False])
+@pytest.mark.parametrize("objective", OBJECTIVE_KINDS)
+@pytest.mark.parametrize("estimator", KL_KINDS)
+@pytest.mark.parametrize("aggregation", AGGREGATION_KINDS)
+def test_loss_and_gradient_are_those_of_the_plain_implementation(
+    objective: str, estimator: str, aggregation: str, off_policy: bool
+) -> None:
+    weights, reference = table(0).requires_grad_(), table(1)
+    batch = as_batch(PLAIN)
+    old = logprobs_of(table(0) + 0.3 * table(2), batch)
+    groups = PLAIN
+    if off_policy:
+        batch = batch.having(old_logprobs=old)
+        rows = iter(old.tolist())
+        groups = [
+            PlainGroup(g.prompt, g.completions, g.rewards, [next(rows)[: len(c)] for c in g.completions], g.trained)
+            for g in PLAIN
+        ]
+    config = PlainConfig(
+        temperature=TEMPERATURE, objective=objective, dual_clip=3.0, kl=estimator, kl_coef=0.2, entropy_coef=0.05,
+        aggregation=aggregation, max_length=LONGEST,
+    )  # fmt: skip
+    expected = reference_loss(lambda ids: weights[ids[0]], groups, config, lambda ids: reference[ids[0]])
+    (expected_gradient,) = torch.autograd.grad(expected, weights)
+
+    policy = OBJECTIVE_KINDS[objective](**({} if objective == "reinforce" else {"dual_clip": 3.0}))
+    weigh = AGGREGATION_KINDS[aggregation](**({"max_length": LONGEST} if aggregation.endswith("norm") else {}))
+    regularizer = Regularizer(KLPenalty(estimator=estimator, coef=0.2), 0.05)
+    batch = batch.having(ref_logprobs=logprobs_of(reference, batch), advantages=GroupAdvantage()(batch))
+    total = torch.zeros((), dtype=torch.float64)
+    for micro in micro_batches(batch.with_weights(weigh(batch)), tokens_per_micro_batch=9):
+        logits, ref_logits = logits_of(weights, micro), logits_of(reference, micro)
+        streams = Streams(
+            ops.token_logprobs(logits, micro.completion_ids, TEMPERATURE),
+            entropy=ops.entropy(logits, TEMPERATURE),
+            full_kl=full_kl_from_logits(logits, ref_logits, TEMPERATURE),
+        )
+        token = policy(streams, micro) + regularizer(streams, micro)
+        loss = (token.loss * micro.token_weights).sum()
+        loss.backward()
+        total += loss.detach()
+    torch.testing.assert_close(total, expected.detach(), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(weights.grad, expected_gradient, atol=1e-12, rtol=1e-10)
