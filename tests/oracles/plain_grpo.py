@@ -109,7 +109,10 @@ def kl_term(kind: str, lp: Tensor, ref: Tensor, old: Tensor, log_p: Tensor, log_
     if kind == "full":
         return (log_p.exp() * (log_p - log_ref)).sum()
     if kind == "ratio_k3":
-        return torch.exp(torch.clamp(lp - old, -FAR, FAR)) * k3(d)
+        ratio = torch.exp(torch.clamp(lp - old, -FAR, FAR))
+        if abs(float(d.detach())) <= FAR:
+            return ratio * k3(d)
+        return (ratio * k3(d)).detach() + (ratio * d).detach() * (lp - lp.detach())  # ∇(ρ·k3) = ρ·d, said directly
     if kind.endswith("+"):  # the value of one estimator, the gradient of k2
         value, pull = kl_term(kind[:-1], lp, ref, old, log_p, log_ref), d * d / 2.0
         return value.detach() + pull - pull.detach()
@@ -136,7 +139,6 @@ def completion_losses(
     at = [t for t in range(len(ids)) if trained[t]]
     lp = {t: log_p[t, ids[t]] for t in at}
     old_lp = {t: lp[t].detach() if old is None else torch.tensor(old[t], dtype=torch.float64) for t in at}
-
     policy: dict[int, Tensor] = {}
     if config.objective == "sequence":  # ρ_i = exp Σ_t log ρ_it: one loss for the whole output, spread over its tokens
         log_ratio = torch.stack([lp[t] - old_lp[t] for t in at]).sum() if at else torch.zeros(())

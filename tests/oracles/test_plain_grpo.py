@@ -103,9 +103,10 @@ def test_kl_value_and_gradient_are_two_choices(lp, ref, kind, value, gradient) -
 
 
 @pytest.mark.parametrize(("lp", "ref", "sign"), [(-5.0, -1.0, -1), (-29.0, -1.0, -1), (-1.0, -40.0, 1)])
-def test_k3_never_loses_its_pull(lp, ref, sign) -> None:
+@pytest.mark.parametrize("kind", ["k3", "ratio_k3", "k3+"])
+def test_k3_never_loses_its_pull(kind, lp, ref, sign) -> None:
     x, none = scalar(lp), torch.zeros(1)
-    got = kl_term("k3", x, scalar(ref).detach(), scalar(lp).detach(), none, none)
+    got = kl_term(kind, x, scalar(ref).detach(), scalar(lp).detach(), none, none)
     assert math.isfinite(got.item())
     assert sign * float(torch.autograd.grad(got, x)[0]) > 0
 
