@@ -1,0 +1,5 @@
+"""`python -m oncurve` is the `oncurve` command."""
+
+from oncurve.cli import main
+
+main()

@@ -1,0 +1,142 @@
+"""The `oncurve` command: parse, dispatch, print. What it does lives in the rooms below.
+
+Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 stopped by Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.errors import OncurveError, UserError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="oncurve",
+    help="Train language models with GRPO. `oncurve demo` shows it in minutes; `oncurve train RECIPE.toml` is yours.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(no_args_is_help=True, help="Look at a configuration: the resolved file, or the objective in words.")
+app.add_typer(config_app, name="config")
+
+Recipe = Annotated[str, typer.Argument(help="A recipe (.toml or .yaml), or a preset's name.", metavar="RECIPE")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings to change: section.key=value ...", metavar="[SECTION.KEY=VALUE]...")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one last line of JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """Train language models with GRPO."""
+    if version:
+        from oncurve import __version__
+
+        typer.echo(f"oncurve {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+) -> None:
+    """Train a model as RECIPE says, into a run directory."""
+    from oncurve.run.loading import load_config
+    from oncurve.run.session import train_recipe
+
+    config, base = load_config(recipe, overrides or [])
+    _exit_with(train_recipe(config, base, out))
+
+
+@app.command()
+def resume(directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")]) -> None:
+    """Go on with a run that was stopped or killed, exactly where it was."""
+    from oncurve.run.session import resume_run
+
+    _exit_with(resume_run(directory))
+
+
+@app.command("eval")
+def evaluate_command(
+    target: Annotated[str, typer.Argument(help="A run's folder, or a model (folder or hub id).", metavar="DIR|MODEL")],
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Prompts and rewards for a bare MODEL (or other ones for a run).")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="Sampled completions a prompt, for pass@k and maj@k.", min=1)] = 8,
+    limit: Annotated[int | None, typer.Option("--limit", help="Use this many prompts at most.", min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Greedy accuracy, unbiased pass@k, maj@k and mean reward, with 95 % intervals."""
+    from oncurve.run.evaluation import evaluate_target
+
+    evaluation = evaluate_target(target, overrides or [], recipe=recipe, n=n, limit=limit)
+    typer.echo(evaluation.text())
+    if as_json:
+        typer.echo(json.dumps(evaluation.to_json()))
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option("--seed", help="Another seed, another run.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Watch GRPO teach the shipped tiny model to reason, in minutes, on this machine."""
+    from oncurve.demo import run_demo
+
+    _exit_with(run_demo(seed=seed, out=out, as_json=as_json))
+
+
+@config_app.command("show")
+def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Print the resolved configuration as TOML."""
+    from oncurve.run.loading import load_config, to_toml
+
+    config, _ = load_config(recipe, overrides or [])
+    typer.echo(to_toml(config))
+
+
+@config_app.command("explain")
+def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Print the objective as an equation with the numbers in, and what a step does, in words."""
+    from oncurve.run.explain import explain, plan
+    from oncurve.run.loading import load_config
+
+    config, _ = load_config(recipe, overrides or [])
+    typer.echo(explain(config))
+    typer.echo("")
+    for line in plan(config):
+        typer.echo(f"  {line}")
+
+
+def _exit_with(stopped_by: str | None) -> None:
+    """A run that a signal ended early exits as shells expect: 128 + the signal's number."""
+    if stopped_by is not None:
+        raise typer.Exit(128 + signal.Signals[stopped_by])
+
+
+def main() -> None:
+    """The command's entry: errors of ours are messages, not tracebacks."""
+    try:
+        app()
+    except OncurveError as error:
+        typer.echo(f"oncurve: {error}", err=True)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except KeyboardInterrupt:
+        typer.echo("oncurve: stopped", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,1 @@
+"""Other tools' dialects, on top of the same rooms."""

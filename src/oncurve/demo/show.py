@@ -1,0 +1,200 @@
+"""The demo: judge the shipped model, train it, show one group while that goes on, judge it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from oncurve.display import BeforeAfter, Graded, Progress, show_before_after, show_group
+from oncurve.evaluate import Evaluation, Interval, paired_difference
+from oncurve.report import write_report
+from oncurve.run.assemble import Run, assemble
+from oncurve.run.directory import RunDirectory
+from oncurve.run.loading import load_config, to_toml
+from oncurve.run.plan import plan
+from oncurve.run.session import free_directory, say
+from oncurve.trainer import StepResult
+from oncurve.types import Group
+
+__all__ = ["RECIPE", "run_demo"]
+
+RECIPE = Path(__file__).parent / "recipe.toml"
+PROBLEMS_SHOWN = 3
+
+
+def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> str | None:
+    """Run the demo; the name of the signal that ended it early, or None.
+
+    With `as_json` a last line of JSON: `accuracy_before`, `accuracy_after` and their 95 % intervals, `gain` (paired,
+    in the same problems) with its interval, `seconds` from start to end, `steps`, `peak_memory_bytes`.
+    """
+    started = time.monotonic()
+    console = Console(highlight=False)
+    out = out or free_directory("demo")
+    RunDirectory.check_free(out)
+    config, base = load_config(RECIPE, [f"run.seed={seed}"])
+    say(console, "oncurve demo: GRPO teaches a tiny language model to work a problem out before it answers.", "")
+    text = to_toml(config)
+    with assemble(config, base, lambda environment: RunDirectory.create(out, text, environment)) as run:
+        introduce(console, run)
+        before = run.evaluate()
+        say(console, f"Before training, the most likely answer is right on {percent(before.greedy_accuracy)}.", "")
+        lesson = Lesson(console)
+        with Progress(config.run.steps, console) as progress:
+            stopped = run.train(lesson, lambda result: progress.step(result.metrics))
+        write_report(out)
+        if stopped is not None:
+            say(console, "", f"stopped by {stopped}; go on with: oncurve resume {out}")
+            return stopped
+        after = run.evaluate()
+        run.save_model(out / "model")
+        conclude(console, before, after, out)
+        if as_json:
+            found = summary(before, after, time.monotonic() - started, run.trainer.state.step)
+            say(console, json.dumps(found))
+    return None
+
+
+def introduce(console: Console, run: Run) -> None:
+    """The machine, the model, the task and the plan, in words."""
+    memory = run.trainer.environment["memory_bytes"] if run.trainer.environment else None
+    size = f", {int(str(memory)) / 2**30:.0f} GB of memory" if memory else ""
+    threads = torch.get_num_threads()
+    words = [
+        f"machine  {processor()}, {threads} thread{'s' if threads != 1 else ''}{size}",
+        f"model    {run.facts().parameters:,} parameters, shipped with oncurve; it can already write, not yet reason",
+        f"task     word problems, e.g.  {run.eval_prompts[0].text.strip()}",
+        "reward   1 if the number after #### is right, else 0. Nothing else is ever told to the model.",
+        "plan     " + "\n         ".join(plan(run.config, run.facts())[:1]),
+        f"         {run.config.run.steps} steps; then both are judged on {len(run.eval_prompts)} problems held out.",
+    ]
+    say(console, *words, "")
+
+
+def processor() -> str:
+    """What the processor calls itself."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()}, {len(os.sched_getaffinity(0))} cores"
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+@dataclass
+class Lesson:
+    """An observer that shows one real group, once: the first whose completions did not all do equally well."""
+
+    console: Console
+    shown: bool = field(default=False)
+
+    def __call__(self, result: StepResult) -> None:
+        """Show the step's most instructive group, if none was shown yet."""
+        if self.shown:
+            return
+        assert result.batch.advantages is not None
+        row = 0
+        best: tuple[float, Group, list[float]] | None = None
+        for group in result.groups:
+            size = len(group.completions)
+            advantages = result.batch.advantages[row : row + size, 0].tolist()
+            row += size
+            rewards = [score.reward for score in group.scores if score.valid]
+            mixed = min(rewards.count(max(rewards)), rewards.count(min(rewards)))
+            if max(rewards) > min(rewards) and (best is None or mixed > best[0]):
+                best = (mixed, group, advantages)
+        if best is not None:
+            self.shown = True
+            _, group, advantages = best
+            show_group(self.console, group.prompt.text, graded(group, advantages), "One group of the first step")
+
+
+def graded(group: Group, advantages: Sequence[float]) -> list[Graded]:
+    """A scored group as the display has it."""
+    return [
+        Graded(completion.text, score.reward if score.valid else None, advantage if score.valid else None, completion.ended)
+        for completion, score, advantage in zip(group.completions, group.scores, advantages, strict=True)
+    ]
+
+
+def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path) -> None:
+    """What training did: accuracy before and after, three problems, where everything is, what to try next."""
+    gain = paired_difference(before.greedy_correct, after.greedy_correct)
+    console.print(Text(f"\nAccuracy on {after.prompts} held-out problems", "bold"))
+    say(
+        console,
+        f"  before  {percent(before.greedy_accuracy)}",
+        f"  after   {percent(after.greedy_accuracy)}",
+        f"  gain    {100 * gain.value:+.1f} points, 95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f} (paired)",
+    )
+    show_before_after(console, three_problems(before, after))
+    say(
+        console,
+        "",
+        f"report   {out / 'report.html'}   every curve, and groups from the first and last steps",
+        f"model    {out / 'model'}   (Hugging Face form)",
+        "",
+        "What to try next",
+        f"  oncurve eval {out}                       pass@k and maj@k of the trained model",
+        "  oncurve demo --seed 1                     another seed, another run",
+        "  oncurve config explain grpo               the objective, with the numbers in",
+        "  oncurve train recipes/task.toml kl.coef=0.1 --out runs/kl     change something",
+        "  README.md                                 your own model, data and reward in ten lines",
+    )
+
+
+def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:
+    """Three held-out problems: two that were learned, and one that is still wrong, where there are such."""
+    pairs = list(zip(before.greedy, after.greedy, before.greedy_correct, after.greedy_correct, strict=True))
+    learned = [pair for pair in pairs if pair[3] and not pair[2]]
+    missed = [pair for pair in pairs if not pair[3]]
+    rest = [pair for pair in pairs if pair[3] and pair[2]]
+    chosen = (learned[:2] + missed[:1] + learned[2:] + rest)[:PROBLEMS_SHOWN]
+    return [
+        BeforeAfter(
+            one.prompt.text,
+            str(one.prompt.columns.get("answer", "")),
+            one.completions[0].text,
+            was_right,
+            two.completions[0].text,
+            is_right,
+        )
+        for one, two, was_right, is_right in chosen
+    ]
+
+
+def summary(before: Evaluation, after: Evaluation, seconds: float, steps: int) -> dict[str, Any]:
+    """The demo's figures for machines."""
+    from oncurve.trainer.observe import peak_memory_bytes
+
+    assert before.greedy_accuracy is not None
+    assert after.greedy_accuracy is not None
+    gain = paired_difference(before.greedy_correct, after.greedy_correct)
+    return {
+        "accuracy_before": before.greedy_accuracy.value,
+        "accuracy_before_interval": [before.greedy_accuracy.low, before.greedy_accuracy.high],
+        "accuracy_after": after.greedy_accuracy.value,
+        "accuracy_after_interval": [after.greedy_accuracy.low, after.greedy_accuracy.high],
+        "gain": gain.value,
+        "gain_interval": [gain.low, gain.high],
+        "problems": after.prompts,
+        "seconds": round(seconds, 2),
+        "steps": steps,
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def percent(interval: Interval | None) -> str:
+    """A share with its interval: `31.2 %  (27.3 to 35.4)`."""
+    assert interval is not None
+    return f"{100 * interval.value:5.1f} %  (95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f})"

@@ -1,0 +1,213 @@
+"""The composition root: the one place that knows every room, and puts a run together from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows, open_prompts
+from oncurve.evaluate import Evaluation, evaluate
+from oncurve.learner import LocalLearner
+from oncurve.losses import Regularizer
+from oncurve.models import LoadedModel, save
+from oncurve.models.causal import module_device
+from oncurve.rewards import RewardSet
+from oncurve.rollout import InProcessEngine, Policy
+from oncurve.run.config import RunConfig
+from oncurve.run.plan import Facts
+from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
+from oncurve.trainer import Checkpoints, Recorder, StepResult, Trainer, TrainerConfig, TrainerState
+
+__all__ = ["Given", "Run", "assemble", "judge", "trainer_config"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects handed over from Python in place of what the settings would load; None: load it."""
+
+    model: LoadedModel | None = None
+    reference: LoadedModel | None = None
+
+
+@dataclass
+class Run:
+    """A run put together and ready: `train`, `evaluate`, `save_model`. A context manager that ends its workers."""
+
+    config: RunConfig
+    directory: RunDirectory | None
+    loaded: LoadedModel
+    learner: LocalLearner
+    engine: InProcessEngine
+    rewards: RewardSet
+    prompts: Prompts
+    eval_prompts: Prompts
+    trainer: Trainer
+    notes: tuple[str, ...] = ()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reward workers, close the logs, let go of the directory."""
+        self.rewards.close()
+        if self.trainer.recorder is not None:
+            self.trainer.recorder.close()
+        if self.directory is not None:
+            self.directory.close()
+
+    def train(self, *observers: Callable[[StepResult], None]) -> str | None:
+        """Run the steps that are left; the name of the signal that ended it early, or None."""
+        self.trainer.observers = observers
+        return self.trainer.train()
+
+    def facts(self) -> Facts:
+        """What the plan can say once everything is loaded."""
+        frozen = self.learner.reference_state()
+        return Facts(
+            rows=len(self.prompts),
+            eval_rows=len(self.eval_prompts),
+            dropped=self.prompts.dropped,
+            parameters=sum(parameter.numel() for parameter in self.loaded.model.module.parameters()),
+            reference_bytes=None if frozen is None else sum(t.numel() * t.element_size() for t in frozen.values()),
+            device=str(module_device(self.loaded.model.module)),
+            path_reason=self.loaded.model.path_reason,
+        )
+
+    def evaluate(self, n: int = 0) -> Evaluation:
+        """Greedy, and n samples a prompt where n > 0, on the held-out prompts, with the weights as they are."""
+        self.engine.follow(Policy(self.learner.policy(), self.learner.version))
+        return judge(self.engine, self.rewards, self.eval_prompts, self.config, n)
+
+    def save_model(self, path: Path) -> None:
+        """The policy in Hugging Face form, from the full-precision masters."""
+        save(self.loaded.model.module, self.loaded.tokenizer, path, self.learner.masters())
+
+    def restore(self) -> list[str]:
+        """Take up the newest checkpoint that verifies; what there is to say about it, one line each."""
+        assert self.trainer.checkpoints is not None
+        assert self.directory is not None
+        found = self.trainer.checkpoints.restore(self.learner)
+        if found is None:
+            state, lines = TrainerState(), ["no checkpoint was written before the run ended; it begins again at step 1"]
+        else:
+            state, before, lines = found
+            changes = environment_changes(before, self.trainer.environment or {})
+            if changes:
+                lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
+        self.trainer.state = state
+        if self.trainer.recorder is not None:
+            self.trainer.recorder.close()
+        self.trainer.recorder = Recorder(self.directory.path, state)
+        return lines
+
+
+def assemble(
+    config: RunConfig,
+    base: Path | None = None,
+    make_directory: Callable[[dict[str, Any]], RunDirectory] | None = None,
+    given: Given | None = None,
+) -> Run:
+    """A run from its settings, cheap checks first: data, rewards, model, then the parts around them.
+
+    Args:
+        base: where relative paths in the settings start; the working directory if None.
+        make_directory: makes or opens the run directory, called with the environment when everything else is ready,
+            so that a run refused for its input leaves no folder behind. None: nothing is written.
+        given: objects in place of what `[model]` would load.
+
+    Raises UserError for everything the user can mend.
+    """
+    given = given or Given()
+    rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base, config.eval.limit)
+    rewards = RewardSet.build(config.rewards, columns=_columns(rows), base=base)
+    try:
+        loaded = given.model or config.model.build(masters=True)
+        directory = None
+        environment = describe_environment(module_device(loaded.model.module).type)
+        run = _put_together(config, loaded, given, rewards, rows, eval_rows, environment)
+        if make_directory is not None:
+            run.directory = directory = make_directory(environment)
+            run.trainer.recorder = Recorder(directory.path, run.trainer.state)
+            run.trainer.checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
+    except BaseException:
+        rewards.close()
+        raise
+    return run
+
+
+def _put_together(
+    config: RunConfig,
+    loaded: LoadedModel,
+    given: Given,
+    rewards: RewardSet,
+    rows: Rows,
+    eval_rows: Rows,
+    environment: dict[str, Any],
+) -> Run:
+    room = loaded.context_length
+    fits = None if room is None else room - config.rollout.max_new_tokens
+    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits)
+    eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits)
+    learner = config.learner.build(
+        loaded.model,
+        config.objective,
+        Regularizer(config.kl, config.entropy.coef),
+        temperature=config.rollout.temperature,
+        total_updates=config.run.steps * config.updates_per_step,
+        reference=given.reference.model if given.reference is not None else None,
+        dtype=loaded.dtype,
+    )
+    engine = InProcessEngine(config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
+    trainer = Trainer(
+        trainer_config(config),
+        engine,
+        learner,
+        rewards,
+        PromptStream(prompts, config.run.seed, config.data.shuffle),
+        config.advantage,
+        config.token_weights,
+        TrainerState(),
+        environment=environment,
+    )
+    run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer)
+    if config.eval.every and len(eval_prompts):
+        trainer.evaluator = lambda step: run.evaluate(config.eval.n).to_metrics()
+    return run
+
+
+def trainer_config(config: RunConfig) -> TrainerConfig:
+    """The loop's own numbers, from the sections they stand in."""
+    return TrainerConfig(
+        steps=config.run.steps,
+        prompts_per_step=config.data.prompts_per_step,
+        seed=config.run.seed,
+        passes=config.learner.passes,
+        minibatches=config.learner.minibatches,
+        old_logprobs=config.learner.old_logprobs,
+        mask_truncated=config.filter.mask_truncated,
+        checkpoint_every=config.checkpoint.every,
+        eval_every=config.eval.every,
+        grace_seconds=config.run.grace_seconds,
+    )
+
+
+def _columns(rows: Rows) -> list[str]:
+    return sorted(set(rows.items[0])) if len(rows) else []
+
+
+def judge(engine: InProcessEngine, rewards: RewardSet, prompts: Prompts, config: RunConfig, n: int) -> Evaluation:
+    """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows."""
+    return evaluate(
+        engine,
+        rewards,
+        [prompts[index] for index in range(len(prompts))],
+        greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0}),
+        sampled=config.rollout.model_copy(update={"group_size": n}) if n else None,
+        seed=config.run.seed,
+    )

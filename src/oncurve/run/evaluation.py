@@ -1,0 +1,114 @@
+"""`oncurve eval`: what a run's policy, or any model, can do on held-out prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
+from oncurve.errors import ConfigError, RunDirectoryError
+from oncurve.evaluate import Evaluation, Interval
+from oncurve.models import CausalModel, LoadedModel
+from oncurve.rewards import RewardSet
+from oncurve.rollout import InProcessEngine, Policy
+from oncurve.run.assemble import assemble, judge
+from oncurve.run.checks import check_complete
+from oncurve.run.config import RunConfig
+from oncurve.run.loading import load_config
+from oncurve.trainer import Checkpoints
+
+__all__ = ["Judged", "evaluate_target"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An evaluation, and of what: `name` the model, `held_out` whether its prompts were kept out of training."""
+
+    name: str
+    held_out: bool
+    evaluation: Evaluation
+
+    def text(self) -> str:
+        """The evaluation as lines to read."""
+        found = self.evaluation
+        kind = "held-out prompts" if self.held_out else "prompts of the training data (the recipe holds none out)"
+        lines = [f"{self.name}: {found.prompts} {kind}, {found.completions} samples each"]
+        rows: list[tuple[str, Interval | None]] = [("greedy accuracy", found.greedy_accuracy)]
+        rows += [("mean reward", found.mean_reward or found.greedy_reward)]
+        rows += [(f"pass@{k}", interval) for k, interval in found.pass_at_k.items()]
+        rows += [(f"maj@{k}", interval) for k, interval in found.maj_at_k.items()]
+        lines += [
+            f"  {label:<16} {interval.value:8.4f}   95 % interval {interval.low:.4f} to {interval.high:.4f}"
+            for label, interval in rows
+            if interval is not None
+        ]
+        lines.append(f"  {'mean length':<16} {found.mean_length:8.1f}   tokens; {found.truncated_fraction:.1%} cut off")
+        if found.invalid:
+            lines.append(f"  {found.invalid} completions had no usable reward and count as wrong")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"model": self.name, "held_out": self.held_out, **self.evaluation.to_json()}
+
+
+def evaluate_target(
+    target: str, overrides: Sequence[str] = (), *, recipe: str | None = None, n: int = 8, limit: int | None = None
+) -> Judged:
+    """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`.
+
+    Of a run, `model/` is evaluated where it is finished, else its newest checkpoint that verifies.
+    Raises UserError for everything the user can mend.
+    """
+    folder = Path(target)
+    is_run = (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file()
+    words = [*overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
+    if not is_run and recipe is None and not overrides:
+        raise ConfigError(
+            f"{target} is not a run, so its prompts and rewards must be named: --recipe RECIPE.toml, or data.path=... "
+            "rewards=[{kind='math'}] after it"
+        )
+    source = recipe or (folder / "config.toml" if is_run else "grpo")
+    if is_run and not (folder / "model").is_dir():
+        return _unfinished(folder, source, words, n)
+    config, base = load_config(source, [*words, f"model.path={folder / 'model' if is_run else target}"])
+    check_complete(config)
+    prompts_of, held_out = _rows(config, base)
+    with RewardSet.build(config.rewards, columns=sorted(prompts_of.items[0]), base=base) as rewards:
+        loaded = config.model.build()
+        prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, _room(loaded, config))
+        engine = _engine(loaded.model, loaded, config)
+        return Judged(target, held_out, judge(engine, rewards, prompts, config, n))
+
+
+def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> Judged:
+    """The newest checkpoint of a run that has not ended."""
+    config, base = load_config(source, words)
+    rows, held_out = _rows(config, base)
+    with assemble(config, base) as run:
+        found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner)
+        if found is None:
+            raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; oncurve resume {folder}")
+        prompts = run.eval_prompts if held_out else Prompts(rows, config.data, run.loaded.tokenizer)
+        run.engine.follow(Policy(run.learner.policy(), run.learner.version))
+        name = f"{folder}, step {found[0].step}"
+        return Judged(name, held_out, judge(run.engine, run.rewards, prompts, config, n))
+
+
+def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:
+    held_out = load_eval_rows(config.data, base, config.eval.limit)
+    if len(held_out):
+        return held_out, True
+    return load_rows(config.data, base).first(config.eval.limit), False
+
+
+def _room(loaded: LoadedModel, config: RunConfig) -> int | None:
+    return None if loaded.context_length is None else loaded.context_length - config.rollout.max_new_tokens
+
+
+def _engine(model: CausalModel, loaded: LoadedModel, config: RunConfig) -> InProcessEngine:
+    engine = InProcessEngine(config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
+    engine.follow(Policy(model, 0))
+    return engine

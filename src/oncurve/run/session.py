@@ -1,0 +1,84 @@
+"""A run from start to end as the command line has it: say the plan, show the steps, leave a complete directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from oncurve.display import Progress
+from oncurve.errors import OncurveError
+from oncurve.report import write_report
+from oncurve.run.assemble import Run, assemble
+from oncurve.run.checks import check_complete
+from oncurve.run.config import RunConfig
+from oncurve.run.directory import RunDirectory
+from oncurve.run.loading import load_config, to_toml
+from oncurve.run.plan import plan
+
+__all__ = ["finish", "free_directory", "resume_run", "say", "train_recipe"]
+
+
+def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
+    """Train as `config` says into `out` (a free folder under runs/ if None); the signal that stopped it, or None.
+
+    Raises UserError before anything expensive for whatever the user can mend; nothing is overwritten.
+    """
+    check_complete(config)
+    out = out or free_directory(config.run.name or "run")
+    RunDirectory.check_free(out)
+    text = to_toml(config)
+    with assemble(config, base, lambda environment: RunDirectory.create(out, text, environment)) as run:
+        return finish(run, Console(highlight=False))
+
+
+def resume_run(directory: Path) -> str | None:
+    """Go on with the run in `directory`, from its newest checkpoint that verifies; the signal that stopped it, or None.
+
+    Raises RunDirectoryError: it is not a run, or another process holds it. CheckpointError: no checkpoint verifies.
+    """
+    RunDirectory.check_run(directory)
+    config, base = load_config(directory / "config.toml")
+    console = Console(highlight=False)
+    with assemble(config, base, lambda environment: RunDirectory.open(directory)) as run:
+        lines = run.restore()
+        say(console, *lines, f"{directory}: {run.trainer.state.step} of {config.run.steps} steps are done")
+        return finish(run, console)
+
+
+def finish(run: Run, console: Console) -> str | None:
+    """Say the plan, train what is left, and leave model and report behind, also where a signal ended it."""
+    assert run.directory is not None
+    path = run.directory.path
+    say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
+    try:
+        with Progress(run.config.run.steps, console) as progress:
+            stopped = run.train(lambda result: progress.step(result.metrics))
+    except OncurveError:
+        write_report(path)
+        raise
+    write_report(path)
+    if stopped is None:
+        run.save_model(path / "model")
+        say(console, "", f"model   {path / 'model'}   (Hugging Face form: transformers loads it as it is)")
+    else:
+        step = run.trainer.state.step
+        say(console, "", f"stopped by {stopped} after step {step}; go on with: oncurve resume {path}")
+    say(console, f"report  {path / 'report.html'}")
+    return stopped
+
+
+def say(console: Console, *lines: str) -> None:
+    """Lines as they are: no markup, no colours made of what a path or a model's name happens to look like."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def free_directory(name: str) -> Path:
+    """`runs/<name>`, or `runs/<name>-2` and so on: the first that does not exist."""
+    number = 1
+    while True:
+        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        if not path.exists():
+            return path
+        number += 1

@@ -1,0 +1,71 @@
+"""The run directory's growing part: one line a step in `metrics.jsonl`, every group in `rollouts/`, incidents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oncurve import durable
+from oncurve.report.records import group_record
+from oncurve.trainer.state import TrainerState
+from oncurve.types import Group, TrainBatch
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Writes what a step leaves behind. Opening it at a state forgets whatever later steps had written.
+
+    rollouts/step-000012.jsonl   one group a line: prompt, completions, token ids, log-probs, rewards, advantages
+    metrics.jsonl                one line a step, declared keys
+    incidents/step-000012-0/     the batch of an update that was skipped, as tensors
+    """
+
+    def __init__(self, directory: Path, state: TrainerState) -> None:
+        self.directory = directory
+        for path in (directory / "rollouts").glob("step-*.jsonl"):
+            if int(path.stem.removeprefix("step-")) > state.step:
+                path.unlink()
+        self.metrics = durable.AppendLog(directory / "metrics.jsonl", offset=state.metrics_bytes)
+
+    def record(self, step: int, groups: Sequence[Group], batch: TrainBatch, metrics: Mapping[str, float]) -> int:
+        """Write one step's groups and metrics; returns the length of `metrics.jsonl` in bytes."""
+        assert batch.advantages is not None
+        row = 0
+        lines = []
+        for group in groups:
+            size = len(group.completions)
+            advantages = batch.advantages[row : row + size]
+            row += size
+            lines.append(json.dumps({"step": step, **group_record(group, advantages)}, ensure_ascii=False))
+        text = "".join(line + "\n" for line in lines)
+        durable.write_file(self.directory / "rollouts" / f"step-{step:06d}.jsonl", text.encode("utf-8", "replace"))
+        self.metrics.append(dict(metrics))
+        return self.metrics.offset
+
+    def incident(self, step: int, update: int, batch: TrainBatch, reason: str) -> Path:
+        """Save the batch of a skipped update under `incidents/`."""
+        tensors: dict[str, Tensor] = {}
+        for field in fields(batch):
+            value = getattr(batch, field.name)
+            if isinstance(value, Tensor):
+                tensors[field.name] = value.detach().to("cpu").contiguous()
+        tensors["prompt_lengths"] = torch.tensor([len(prompt) for prompt in batch.prompts])
+        tensors["prompt_ids"] = torch.cat([prompt.to("cpu") for prompt in batch.prompts])
+        path = self.directory / "incidents" / f"step-{step:06d}-{update}"
+        if not path.exists():
+            durable.write_directory(path, {"batch.safetensors": tensors, "reason.txt": reason.encode()})
+        return path
+
+    def sync(self) -> None:
+        """Wait until the metrics are on the disk: called before a checkpoint counts on their length."""
+        self.metrics.sync()
+
+    def close(self) -> None:
+        """Close the log."""
+        self.metrics.close()

@@ -1,0 +1,143 @@
+"""kill -9 at random instants, resumed each time: the run equals the uninterrupted one bit for bit.
+
+`ONCURVE_KILLS=50` sets how often each run is killed (8 here, so that the slow tests stay short).
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from oncurve import durable
+from oncurve.metrics import METRICS
+
+KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
+STEPS_PER_KILL = 4
+TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
+
+
+def settings(dtype: str, steps: int) -> list[str]:
+    return [
+        f"model.dtype={dtype}",
+        f"run.steps={steps}",
+        "run.seed=11",
+        "data.prompts_per_step=3",
+        "rollout.group_size=4",
+        "rollout.max_new_tokens=24",
+        "learner.learning_rate=1e-3",
+        "learner.minibatches=2",
+        "kl.coef=0.05",
+        "checkpoint.every=1",
+        "checkpoint.keep=2",
+    ]
+
+
+def start(arguments: list[str], log: Path) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "oncurve", *arguments],
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def finish(arguments: list[str], log: Path) -> float:
+    began = time.monotonic()
+    assert start(arguments, log).wait(timeout=600) == 0, log.read_text()[-3000:]
+    return time.monotonic() - began
+
+
+def steps_done(out: Path) -> int:
+    numbers = durable.numbered(out / "checkpoints")
+    return numbers[-1][0] if numbers else 0
+
+
+def run_killed(recipe: Path, out: Path, dtype: str, steps: int, log: Path) -> int:
+    """Train `out` to its end under kills; returns how many there were while it ran."""
+    chance = random.Random(dtype)
+    kills = 0
+    while kills < KILLS and steps_done(out) < steps:
+        fresh = not (out / "config.toml").exists()
+        arguments = (
+            ["train", str(recipe), *settings(dtype, steps), "--out", str(out)] if fresh else ["resume", str(out)]
+        )
+        before, process = steps_done(out), start(arguments, log)
+        deadline = time.monotonic() + 120
+        # Half of the kills fall anywhere in the start, the others within the first steps it takes.
+        if chance.random() < 0.75:
+            while steps_done(out) == before and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(chance.random() * 0.4)
+        else:
+            time.sleep(chance.random() * 4)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+        if out.exists() and fresh and not (out / "config.toml").exists():
+            subprocess.run(["rm", "-rf", str(out)], check=True)
+        for _, path in durable.numbered(out / "checkpoints"):
+            assert durable.verify(path) == []
+    if steps_done(out) < steps or not (out / "report.html").exists():
+        finish(["resume", str(out)], log)
+    return kills
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def compare(first: Path, second: Path, steps: int) -> None:
+    name = f"checkpoints/step-{steps:06d}"
+    one, two = (durable.read_tensors(out / name / "learner.safetensors") for out in (first, second))
+    assert one.keys() == two.keys()
+    for key in one:
+        assert one[key].dtype == two[key].dtype
+        assert raw(one[key]) == raw(two[key]), key
+    one_lines, two_lines = (
+        [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (first, second)
+    )
+    assert [line["step"] for line in two_lines] == list(range(1, steps + 1))
+    for left, right in zip(one_lines, two_lines, strict=True):
+        assert {k: v for k, v in left.items() if k not in TIMES} == {k: v for k, v in right.items() if k not in TIMES}
+    for path in sorted((first / "rollouts").iterdir()):
+        assert path.read_bytes() == (second / "rollouts" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "task.toml"
+    steps = KILLS * STEPS_PER_KILL
+    whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
+    finish(["train", str(recipe), *settings(dtype, steps), "--out", str(whole)], log)
+    kills = run_killed(recipe, killed, dtype, steps, log)
+    print(f"{dtype}: killed {kills} times")
+    assert kills >= KILLS // 2
+    compare(whole, killed, steps)
+
+
+@pytest.mark.slow
+def test_a_flipped_byte_is_detected_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "task.toml"
+    whole, harmed, log = tmp_path / "whole", tmp_path / "harmed", tmp_path / "log"
+    finish(["train", str(recipe), *settings("float32", 4), "--out", str(whole)], log)
+    finish(["train", str(recipe), *settings("float32", 4), "--out", str(harmed)], log)
+    weights = harmed / "checkpoints" / "step-000004" / "learner.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    log.write_text("")
+    finish(["resume", str(harmed)], log)
+    assert "step-000004 is damaged" in log.read_text().replace("\n", " ")
+    compare(whole, harmed, 4)
