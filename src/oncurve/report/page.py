@@ -28,6 +28,11 @@ FEATURED = (
     "advantage_abs",
     "truncated_fraction",
 )
+ADVANTAGES = {
+    "group": "(reward − mean of the group) / standard deviation of the group",
+    "batch": "(reward − mean of the group) / standard deviation of the batch",
+    "none": "reward − mean of the group",
+}
 NOT_DRAWN = frozenset({"step", "prompts_seen", "kl_coef", "updates"})
 
 
@@ -74,6 +79,7 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
         end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
         config=visible(run.config_text),
         environment=[(visible(key), visible(str(value))) for key, value in (run.environment or {}).items()],
+        advantage=ADVANTAGES.get(str(_at(run.config or {}, "advantage", "scale")), ADVANTAGES["group"]),
         width=WIDTH,
         height=HEIGHT,
     )

@@ -2,6 +2,8 @@ import json
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from oncurve.report import group_record, read_run, render_report, write_report
 from oncurve.report.groups import visible
 from oncurve.types import Completion, Group, Prompt, Score
@@ -123,6 +125,13 @@ def test_the_evaluations_are_shown_first_and_drawn(tmp_path) -> None:
 def test_a_constant_group_says_that_it_teaches_nothing(tmp_path) -> None:
     make_run(tmp_path, rewards=(0.0, 0.0))
     assert "this group teaches nothing" in render_report(read_run(tmp_path))
+
+
+@pytest.mark.parametrize(("scale", "words"), [("none", "reward − mean of the group<"), ("batch", "of the batch<")])
+def test_the_advantage_is_explained_as_the_run_computes_it(tmp_path, scale, words) -> None:
+    make_run(tmp_path)
+    (tmp_path / "config.toml").write_text(f'[advantage]\nscale = "{scale}"\n')
+    assert f"{words}/code>" in render_report(read_run(tmp_path))
 
 
 def test_large_groups_show_eight_from_best_to_worst(tmp_path) -> None:
