@@ -19,7 +19,7 @@ from torch import Tensor
 from oncurve.randomness import permutation
 from oncurve.types import Completion, Group, TrainBatch
 
-__all__ = ["collate", "concat", "micro_batches", "minibatches", "select_groups"]
+__all__ = ["collate", "concat", "micro_batches", "minibatches", "select_groups", "select_rows"]
 
 _TOKEN_FIELDS = (
     "completion_ids",
@@ -123,6 +123,17 @@ def select_groups(batch: TrainBatch, groups: Sequence[int]) -> TrainBatch:
     return _take(batch, order[renumbered[order] >= 0], groups)
 
 
+def select_rows(batch: TrainBatch, rows: Tensor) -> TrainBatch:
+    """The batch of the given rows `(k,)` int64, in the given order; padding cut to the longest of them.
+
+    Groups are renumbered from 0 in the order in which they appear; one without a row left is not in the result. Rows
+    of a group must stay adjacent. Raises ValueError: no rows.
+    """
+    if not rows.numel():
+        raise ValueError("cannot select no rows: a batch has at least one")
+    return _take(batch, rows, list(dict.fromkeys(batch.group_ids[rows].tolist())))
+
+
 def _numbering(batch: TrainBatch, groups: Sequence[int]) -> Tensor:
     """Old group id to its place in `groups`, -1 where it is not among them: `(len(batch.prompts),)`."""
     number = torch.full((len(batch.prompts),), -1, dtype=torch.int64, device=batch.group_ids.device)
@@ -213,8 +224,7 @@ def micro_batches(batch: TrainBatch, tokens_per_micro_batch: int) -> Iterator[Tr
         raise ValueError(f"tokens_per_micro_batch must be >= 1, got {tokens_per_micro_batch}")
     group_of: list[int] = batch.group_ids.tolist()
     for rows in _plan(batch.lengths.tolist(), group_of, [len(p) for p in batch.prompts], tokens_per_micro_batch):
-        groups = list(dict.fromkeys(group_of[row] for row in rows))
-        yield _take(batch, torch.tensor(rows, device=batch.lengths.device), groups)
+        yield select_rows(batch, torch.tensor(rows, device=batch.lengths.device))
 
 
 def _plan(lengths: list[int], group_of: list[int], prompt_lengths: list[int], budget: int) -> Iterator[list[int]]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups
+from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups, select_rows
 from oncurve.types import Completion, Ending, Group, Prompt, Score, TrainBatch
 
 
@@ -132,6 +132,17 @@ def test_selected_groups_are_renumbered_and_bring_all_their_streams() -> None:
 def test_groups_that_are_not_there_cannot_be_selected(groups: list[int]) -> None:
     with pytest.raises(ValueError, match="cannot select"):
         select_groups(three_groups(), groups)
+
+
+def test_selected_rows_bring_only_their_groups() -> None:
+    picked = select_rows(three_groups(), torch.tensor([1, 4]))
+    assert picked.completion_ids.tolist() == [[7, 7, 7, 0], [1, 1, 1, 1]]
+    assert picked.group_ids.tolist() == [0, 1]
+    assert [p.tolist() for p in picked.prompts] == [[5, 9, 5, 3], [1, 2]]
+    assert picked.ref_hidden is not None
+    assert picked.ref_hidden[:, 0].tolist() == [2, 3, 4, 7, 8, 9, 10]
+    with pytest.raises(ValueError, match="no rows"):
+        select_rows(three_groups(), torch.tensor([], dtype=torch.int64))
 
 
 def test_concatenation_undoes_selection() -> None:
