@@ -1,6 +1,7 @@
 """Declared metrics and how observations become one number."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -117,3 +118,22 @@ def test_every_declaration_is_complete() -> None:
             assert text.strip()
         assert metric.reduction in ("mean", "sum", "max", "last")
     assert {m.prefix for m in METRICS.values() if m.prefix} == {"reward/", "faults/", "eval/"}
+
+
+def test_the_last_is_the_last_however_numbers_and_tensors_are_mixed() -> None:
+    metrics = Metrics()
+    metrics.add("learning_rate", 1.0)
+    metrics.add("learning_rate", torch.tensor([2.0, 3.0]))
+    assert metrics.result() == {"learning_rate": 3.0}
+    metrics.add("learning_rate", 4.0)
+    metrics.add("learning_rate", math.nan)
+    assert metrics.result() == {"learning_rate": 4.0, "nonfinite_values": 1.0}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_what_is_added_on_a_device_is_fetched_when_asked_for() -> None:
+    metrics = Metrics()
+    for key in ("ratio", "tokens", "ratio_max", "learning_rate"):
+        metrics.add(key, torch.tensor([1.0, 3.0, 2.0], device="cuda"))
+        metrics.add(key, 2.0)
+    assert metrics.result() == {"ratio": 2, "tokens": 8, "ratio_max": 3, "learning_rate": 2}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from operator import add
+
 import torch
 from torch import Tensor
 
@@ -21,12 +25,13 @@ class Metrics:
         metrics.result()["entropy"]
 
     Merging is exact: the result is that of all observations together, in whatever pieces they came. Observations that
-    are NaN or infinite are left out and counted in `nonfinite_values`. Tensors stay on their device until `result()`,
-    so adding does not wait for the device.
+    are NaN or infinite are left out and counted in `nonfinite_values`. What is added from an accelerator is reduced
+    there and fetched when it is asked for, so adding does not wait for the device.
     """
 
     def __init__(self) -> None:
-        self._totals: dict[str, Tensor] = {}  # key -> (value, count, left out), float64
+        self._totals: dict[str, _Total] = {}
+        self._on_device: list[tuple[str, Tensor]] = []  # totals (3,) float64 that have not been fetched yet
 
     def add(self, key: str, values: Tensor | float, mask: Tensor | None = None, *, count: float | None = None) -> None:
         """Adds the elements of `values` (those where `mask` is True) as observations of `key`.
@@ -35,43 +40,63 @@ class Metrics:
         Raises KeyError: `key` is not declared. ValueError: `mask` of another shape, a misplaced `count`.
         """
         reduction = declared(key).reduction
-        observed = torch.as_tensor(values).detach().to(torch.float64)
-        if mask is not None and mask.shape != observed.shape:
-            raise ValueError(f"{key}: mask {tuple(mask.shape)} does not fit values {tuple(observed.shape)}")
-        if count is not None and (observed.numel() != 1 or mask is not None or reduction not in ("mean", "sum")):
+        if count is not None and (isinstance(values, Tensor) or mask is not None or reduction not in ("mean", "sum")):
             raise ValueError(f"{key}: `count` goes with one number, no mask, and the reductions mean and sum")
+        if not isinstance(values, Tensor):
+            usable = math.isfinite(values)
+            self._fold(key, (values, 1.0 if count is None else count, 0.0) if usable else (-math.inf, 0.0, 1.0))
+            return
+        if mask is not None and mask.shape != values.shape:
+            raise ValueError(f"{key}: mask {tuple(mask.shape)} does not fit values {tuple(values.shape)}")
+        observed = values.detach().to(torch.float64)
         asked = torch.ones_like(observed, dtype=torch.bool) if mask is None else mask.bool()
         kept = asked & observed.isfinite()
-        number = kept.sum() if count is None else kept.sum() * count
-        value = _REDUCE[reduction](observed, kept)
-        self._fold(key, torch.stack([value, number.to(torch.float64), (asked & ~kept).sum().to(torch.float64)]))
+        left_out = (asked & ~kept).sum()
+        total = torch.stack([_REDUCE[reduction](observed, kept), kept.sum().double(), left_out.double()])
+        if total.is_cpu or reduction == "last":  # the last of several has to be known in order
+            self._fold(key, tuple(total.tolist()))
+        else:
+            self._on_device.append((key, total))
 
     def merge(self, other: Metrics) -> None:
-        """Adds all observations of `other`, which is left as it was; its "last" ones come after this one's."""
+        """Adds all observations of `other`; its "last" ones come after this one's."""
+        other._fetch()
         for key, total in other._totals.items():
             self._fold(key, total)
 
-    def _fold(self, key: str, new: Tensor) -> None:
-        old = self._totals.get(key)
-        if old is None:
-            self._totals[key] = new
-            return
-        new = new.to(old.device)
-        value = _JOIN[declared(key).reduction](old, new)
-        self._totals[key] = torch.cat([value.reshape(1), old[1:] + new[1:]])
-
     def result(self) -> dict[str, float]:
-        """One float a key, in the order in which keys were first added; a key without any observation is absent."""
-        result: dict[str, float] = {}
-        left_out = 0.0
-        for key, total in self._totals.items():
-            value, count, nonfinite = total.tolist()
-            left_out += nonfinite
-            if count > 0:
-                result[key] = value / count if declared(key).reduction == "mean" else value
+        """One float a key; a key without any observation is absent."""
+        self._fetch()
+        result = {
+            key: value / count if declared(key).reduction == "mean" else value
+            for key, (value, count, _) in self._totals.items()
+            if count > 0
+        }
+        left_out = sum(nonfinite for _, _, nonfinite in self._totals.values())
         if left_out:
             result["nonfinite_values"] = result.get("nonfinite_values", 0.0) + left_out
         return result
+
+    def _fetch(self) -> None:
+        """Brings what was reduced on an accelerator here, in one transfer."""
+        if self._on_device:
+            totals = torch.stack([total for _, total in self._on_device]).tolist()
+            for (key, _), total in zip(self._on_device, totals, strict=True):
+                self._fold(key, tuple(total))
+            self._on_device.clear()
+
+    def _fold(self, key: str, new: _Total) -> None:
+        """Joins a total to what there is; one without observations changes only the number of those left out."""
+        old = self._totals.get(key, (0.0, 0.0, 0.0))
+        if new[1] > 0 and old[1] > 0:
+            value = _JOIN[declared(key).reduction](old[0], new[0])
+        else:
+            value = new[0] if new[1] > 0 else old[0]
+        self._totals[key] = (value, old[1] + new[1], old[2] + new[2])
+
+
+_Total = tuple[float, ...]
+"""(sum, maximum or last observation; number of observations; number left out because they were not finite)."""
 
 
 def _sum(observed: Tensor, kept: Tensor) -> Tensor:
@@ -89,14 +114,9 @@ def _last(observed: Tensor, kept: Tensor) -> Tensor:
     return padded[torch.cat([places.new_zeros(1), places]).max()]
 
 
-def _join_last(old: Tensor, new: Tensor) -> Tensor:
-    return torch.where(new[1] > 0, new[0], old[0])
+def _latter(old: float, new: float) -> float:
+    return new
 
 
 _REDUCE = {"mean": _sum, "sum": _sum, "max": _max, "last": _last}
-_JOIN = {
-    "mean": lambda old, new: old[0] + new[0],
-    "sum": lambda old, new: old[0] + new[0],
-    "max": lambda old, new: torch.maximum(old[0], new[0]),
-    "last": _join_last,
-}
+_JOIN: dict[str, Callable[[float, float], float]] = {"mean": add, "sum": add, "max": max, "last": _latter}
