@@ -160,7 +160,7 @@ def _first_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
 
 
 def _check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalModel) -> None:
-    positions = getattr(model, "max_positions", None)  # not every model has a limit, or knows it
+    positions = _positions(model)
     for prompt in prompts:
         length = len(prompt.ids)
         if not length:
@@ -176,3 +176,10 @@ def _check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalM
                 f"{sampling.max_new_tokens} that makes {length + sampling.max_new_tokens}, and the model has "
                 f"{positions} positions: {mend}"
             )
+
+
+def _positions(model: CausalModel) -> int | None:
+    """The most tokens a row may have: what the model says, or its network's configuration; None where neither does."""
+    config = getattr(model.module, "config", None)
+    positions: int | None = getattr(model, "max_positions", getattr(config, "max_position_embeddings", None))
+    return positions

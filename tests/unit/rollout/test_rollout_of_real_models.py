@@ -1,0 +1,99 @@
+"""The engine over real networks: what it records is what the network says when it is shown the whole text."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from oncurve.errors import DataError
+from oncurve.models.causal import CausalModel
+from oncurve.models.generic import GenericModel
+from oncurve.models.network import TransformersModel
+from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.types import Group, Prompt
+
+PATHS = {"generic": GenericModel, "fast": TransformersModel}
+
+
+def teacher_forced(module: torch.nn.Module, group: Group, temperature: float) -> list[torch.Tensor]:
+    """log softmax(logits / temperature) of each completion's tokens, by a plain forward of one row at a time."""
+    rows = []
+    for completion in group.completions:
+        ids = torch.tensor([*group.prompt.ids, *completion.ids])
+        with torch.no_grad():
+            logits = module(ids[None]).logits[0, len(group.prompt.ids) - 1 : -1]
+        logprobs = torch.log_softmax(logits / temperature, dim=-1)
+        rows.append(logprobs.gather(1, ids[len(group.prompt.ids) :, None]).squeeze(1))
+    return rows
+
+
+def rollout(model: CausalModel, prompts: list[Prompt], sampling: Sampling, tokenizer=None, eos_ids=(2,)) -> list[Group]:
+    engine = InProcessEngine(sampling, tokenizer, eos_ids, seed=3)
+    engine.follow(Policy(model, 0))
+    return engine.generate(prompts, draw=1)
+
+
+@pytest.fixture(scope="module")
+def stories(test_data):
+    folder = test_data / "models" / "stories260k"
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_greedy_text_begins_as_the_authors_own_program_wrote_it(stories, test_data, path):
+    module, tokenizer = stories
+    sampling = Sampling(group_size=1, max_new_tokens=200, temperature=0)
+    group = rollout(PATHS[path](module), [Prompt(0, "", (1,))], sampling, tokenizer)[0]
+    expected = (test_data / "models" / "stories260k" / "expected_greedy_200.txt").read_text().rstrip("\n")
+    assert group.completions[0].text.startswith(expected)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_recorded_logprobs_are_the_teacher_forced_ones(stories, path, temperature, dtype, tolerance):
+    module, tokenizer = stories
+    module = copy.deepcopy(module).to(dtype)
+    texts = ["Once upon a time", "Lily", "The big dog and the cat went to the park. They"]
+    prompts = [Prompt(number, text, (1, *tokenizer.encode(text))) for number, text in enumerate(texts)]
+    sampling = Sampling(group_size=4, max_new_tokens=48, temperature=temperature, rows=8, stop=("big",))
+    for group in rollout(PATHS[path](module), prompts, sampling, tokenizer):
+        for completion, expected in zip(group.completions, teacher_forced(module, group, temperature), strict=True):
+            recorded = torch.tensor(completion.logprobs, dtype=dtype)
+            # float32 rounding grows with the log-prob: two plain forwards of other shapes differ as much.
+            torch.testing.assert_close(recorded, expected, atol=tolerance, rtol=tolerance)
+            assert (recorded - expected).abs().mean() < tolerance
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_compacting_rows_of_many_lengths_changes_nothing(path):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=17,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
+    module = LlamaForCausalLM(config).double().eval()
+    prompts = [Prompt(number, "", tuple(range(3, 4 + number))) for number in range(5)]
+    sampling = Sampling(group_size=4, max_new_tokens=24)
+    groups = rollout(PATHS[path](module), prompts, sampling, eos_ids=(0, 1, 2))
+    assert len({len(completion.ids) for group in groups for completion in group.completions}) > 5
+    assert [
+        [c.ids for c in g.completions]
+        for g in rollout(PATHS[path](module), prompts, sampling.model_copy(update={"rows": 4}), eos_ids=(0, 1, 2))
+    ] == [[c.ids for c in g.completions] for g in groups]
+    for group in groups:
+        for completion, expected in zip(group.completions, teacher_forced(module, group, 1.0), strict=True):
+            torch.testing.assert_close(torch.tensor(completion.logprobs).double(), expected, atol=1e-6, rtol=0)
+
+
+def test_a_transformers_model_knows_how_many_positions_it_has(stories):
+    module, _ = stories
+    with pytest.raises(DataError, match=r"has 512 positions: set rollout.max_new_tokens to 511"):
+        rollout(GenericModel(module), [Prompt(0, "", (1,))], Sampling(max_new_tokens=512))
