@@ -69,7 +69,7 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
     featured = [key for key in FEATURED if key in keys]
     return environment.get_template("report.html.j2").render(
-        name=visible(run.directory.resolve().name),
+        name=visible(str(_at(run.config or {}, "run", "name") or run.directory.resolve().name)),
         facts=[visible(fact) for fact in _facts(run)],
         tiles=_tiles(run),
         notices=[visible(notice) for notice in notices],

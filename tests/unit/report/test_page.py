@@ -134,6 +134,12 @@ def test_the_advantage_is_explained_as_the_run_computes_it(tmp_path, scale, word
     assert f"{words}/code>" in render_report(read_run(tmp_path))
 
 
+def test_a_named_run_is_called_by_its_name(tmp_path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "config.toml").write_text('[run]\nname = "first <light>"\n')
+    assert "<h1>first &lt;light&gt;</h1>" in render_report(read_run(tmp_path))
+
+
 def test_large_groups_show_eight_from_best_to_worst(tmp_path) -> None:
     make_run(tmp_path, rewards=tuple(float(i) for i in range(64)))
     html = render_report(read_run(tmp_path))
