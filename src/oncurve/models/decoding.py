@@ -124,8 +124,8 @@ class DecodeContext:
         self._prefixes = prefixes
         self._suffixes = {layer: (_Suffix(limit), _Suffix(limit)) for layer in prefixes}
         self._lengths = lengths
-        self._ragged = int(lengths.min()) != int(lengths.max())
         self._longest = int(lengths.max())
+        self._ragged = int(lengths.min()) < self._longest
         self._orders: dict[int, _Order] = {}
         self._groups = groups
         self._masks: dict[int | None, Tensor | None] = {}
@@ -183,13 +183,15 @@ class DecodeContext:
             self._masks[window] = additive(allowed, like.dtype)[:, None]
         return self._masks[window]
 
-    def keep(self, rows: Tensor, groups: Tensor) -> None:
-        """Go on with `rows` of the live rows, of these `groups`; prefixes of groups without rows are freed."""
-        live, renumbered = torch.unique_consecutive(groups, return_inverse=True)
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these of the live rows; prefixes of groups without rows are freed and the groups renumbered."""
+        live, renumbered = torch.unique_consecutive(self._groups[rows], return_inverse=True)
         if len(live) < len(self._lengths):
             self._lengths = self._lengths[live]
-            self._prefixes = {layer: (k[live], v[live]) for layer, (k, v) in self._prefixes.items()}
-            self._ragged = int(self._lengths.min()) != int(self._lengths.max())
+            self._longest = int(self._lengths.max())
+            self._ragged = int(self._lengths.min()) < self._longest
+            kept = (live, slice(None), slice(self._longest))
+            self._prefixes = {layer: (k[kept], v[kept]) for layer, (k, v) in self._prefixes.items()}
         before, self._orders, self._masks, self._groups = self._orders, {}, {}, renumbered
         for layer, pair in self._suffixes.items():
             kv_heads = self._prefixes[layer][0].shape[1]
@@ -234,5 +236,5 @@ class CachedDecoder:
         if len(rows) == len(self.groups):
             return
         rows = rows.to(self.groups.device)
-        self._context.keep(rows, self.groups[rows])
+        self._context.keep(rows)
         self.groups, self._positions = self.groups[rows], self._positions[rows]

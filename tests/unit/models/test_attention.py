@@ -1,0 +1,173 @@
+"""The packed, prefix-shared forward is the plain one: in value, in gradient, and in what it refuses."""
+
+import pytest
+import torch
+from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, VOCABULARY, architecture, token_rows
+from oracles.plain_forward import plain_logits
+from torch import Tensor, nn
+
+from oncurve.errors import ModelError
+from oncurve.models import ModelConfig, TransformersModel
+from oncurve.models.attention import NAME, attention, switched
+from oncurve.models.leaves import replace_norms
+
+LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def packed_logits(model, rows):
+    return model.logits(model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths))
+
+
+def oracle_logits(module, rows):
+    return plain_logits(module, rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths)
+
+
+def gradients(module, logits):
+    weights = torch.cos(torch.arange(logits.numel(), dtype=logits.dtype)).view_as(logits)
+    return torch.autograd.grad((logits * weights).sum(), list(module.parameters()))
+
+
+def relative(ours, theirs):
+    difference = sum((a - b).square().sum() for a, b in zip(ours, theirs, strict=True))
+    return float((difference / sum(b.square().sum() for b in theirs)).sqrt())
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_packed_forward_equals_the_plain_one_in_value_and_gradient(name, rows, dtype):
+    module = architecture(name, dtype)
+    replace_norms(module)
+    ours, theirs = packed_logits(TransformersModel(module), rows), oracle_logits(module, rows)
+    scale = theirs.abs().max()
+    assert ours.dtype == dtype
+    assert (ours - theirs).abs().max() <= LIMITS[dtype] * scale
+    assert relative(gradients(module, ours), gradients(module, theirs)) <= LIMITS[dtype]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_bf16_weights_stay_near_the_float32_forward(name):
+    module = architecture(name)
+    wanted = packed_logits(TransformersModel(module), RAGGED).detach()
+    got = packed_logits(TransformersModel(module.bfloat16()), RAGGED)
+    assert got.dtype == torch.float32
+    assert (got - wanted).abs().mean() <= 0.03 * wanted.abs().mean()
+
+
+def test_the_window_of_the_mistral_shape_matters_and_is_kept_across_the_prompt():
+    windowed, free = architecture("mistral", torch.float64), architecture("mistral", torch.float64)
+    free.config.sliding_window = None
+    narrow, wide = (packed_logits(TransformersModel(module), UNIFORM) for module in (windowed, free))
+    assert (narrow - wide).abs().max() > 1e-2
+
+
+def test_only_tokens_that_predict_are_run_and_each_prompt_once():
+    module = architecture("llama")
+    seen = []
+    module.model.embed_tokens.register_forward_hook(lambda layer, args, output: seen.append(tuple(args[0].shape)))
+    packed_logits(TransformersModel(module), RAGGED)
+    assert seen == [(1, 3 + 9 + 1 + 0 + 5 + 0 + 3 + 8 + 1)]
+
+
+def test_dropout_is_off_even_after_somebody_called_train():
+    module = architecture("gpt2")
+    model = TransformersModel(module)
+    wanted = packed_logits(model, RAGGED)
+    module.train()
+    assert torch.equal(packed_logits(model, RAGGED), wanted)
+
+
+def test_a_batch_of_no_tokens_has_no_hidden_states():
+    rows = token_rows((3,), (0, 0), (1, 1))
+    hidden = TransformersModel(architecture("llama")).completion_hidden(
+        rows.prompts, rows.group_ids, rows.completion_ids, torch.zeros(2, dtype=torch.long)
+    )
+    assert hidden.shape == (0, 32)
+
+
+def test_an_empty_prompt_is_refused():
+    model = TransformersModel(architecture("llama"))
+    empty = torch.empty(0, dtype=torch.long)
+    with pytest.raises(ValueError, match="at least one token"):
+        model.completion_hidden([empty], torch.tensor([0]), torch.tensor([[1]]), torch.tensor([1]))
+
+
+def test_shapes_that_do_not_belong_together_are_refused():
+    model = TransformersModel(architecture("llama"))
+    with pytest.raises(ValueError, match="do not belong together"):
+        model.completion_hidden([torch.tensor([1])], torch.tensor([0, 0]), torch.tensor([[1]]), torch.tensor([1]))
+
+
+def test_the_module_attends_as_before_outside_of_our_calls():
+    module = architecture("llama")
+    before = module.config._attn_implementation
+    packed_logits(TransformersModel(module), RAGGED)
+    assert module.config._attn_implementation == before != NAME
+    with pytest.raises(RuntimeError, match="inside"), switched(module.config):
+        assert module.config._attn_implementation == NAME
+        raise RuntimeError("inside")
+    assert module.config._attn_implementation == before
+
+
+class Spy:
+    def attend(self, layer, query, key, value, scaling, window):
+        self.seen = (layer, query.shape, key.shape, scaling, window)
+        return query
+
+
+class Attention(nn.Module):
+    layer_idx = 3
+    is_causal = True
+
+
+def call(module: nn.Module | None = None, rows: int = 1, mask: Tensor | None = None, **arguments):
+    arguments = {"oncurve_context": Spy(), **arguments}
+    query = torch.zeros(rows, 4, 7, 8)
+    key = torch.zeros(rows, 2, 7, 8)
+    return attention(module or Attention(), query, key, key, mask, **arguments), arguments["oncurve_context"]
+
+
+def test_the_context_gets_flat_rows_and_what_the_model_says_of_them():
+    (attended, weights), spy = call(scaling=0.5, sliding_window=4, position_ids=torch.zeros(1, 7), use_cache=False)
+    assert weights is None
+    assert attended.shape == (1, 7, 4, 8)
+    assert spy.seen == (3, (7, 4, 8), (7, 2, 8), 0.5, 4)
+
+
+def test_without_a_scaling_scores_are_divided_by_the_root_of_the_head_size():
+    assert call()[1].seen[3] == pytest.approx(8**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"softcap": 30.0}, "softcap"),
+        ({"s_aux": torch.zeros(4)}, "s_aux"),
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"something_new": True}, "something_new"),
+        ({"dropout": 0.1}, "dropout 0.1"),
+        ({"mask": torch.zeros(1, 1, 7, 7)}, "mask of its own"),
+        ({"is_causal": False}, "not causal"),
+        ({"oncurve_context": None}, "does not pass keyword arguments down"),
+        ({"rows": 2}, "2 rows"),
+        ({"module": nn.Identity()}, "no layer_idx"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_the_attention_does_not_do_is_refused_not_ignored(asked, message):
+    with pytest.raises(ModelError, match=message):
+        call(**asked)
+
+
+def test_a_feature_that_is_switched_off_is_no_request():
+    call(softcap=None, s_aux=None, output_attentions=False)
+
+
+@pytest.mark.parametrize("name", ["stories260k", "babyllama105"])
+def test_real_weights_packed_and_plain_agree(test_data, name):
+    model = ModelConfig(path=str(test_data / "models" / name)).build().model
+    rows = token_rows((12, 30, 5), (0, 0, 0, 1, 1, 2), (20, 7, 31, 1, 16, 28), seed=3)
+    assert VOCABULARY <= 105
+    ours, theirs = packed_logits(model, rows), oracle_logits(model.module, rows)
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    assert relative(gradients(model.module, ours), gradients(model.module, theirs)) <= 1e-5
