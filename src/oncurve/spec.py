@@ -46,8 +46,9 @@ Settings = TypeVar("Settings", bound="Component")
 class Component(BaseModel):
     """Base of all settings: frozen, unknown keys refused, numbers never made from strings or booleans.
 
-    One conversion is made on purpose: YAML 1.1 reads `1e-6` (no dot) as a string, so a string is taken for a
-    number where only a number can be meant and the string is one in exponent notation.
+    Two conversions are made on purpose. YAML 1.1 reads `1e-6` (no dot) as a string, so a string is taken for a number
+    where only a number can be meant and the string is one in exponent notation. And TOML has no null, so `"none"` is
+    None where a number or nothing can be meant.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -91,8 +92,10 @@ def _checked(value: Any, allowed: set[Any]) -> Any:
     return value
 
 
-def _number_in_disguise(text: str, allowed: set[Any]) -> float:
-    """The number YAML took for a string (`1e-6`); any other string is refused."""
+def _number_in_disguise(text: str, allowed: set[Any]) -> float | None:
+    """The number YAML took for a string (`1e-6`), or None for `"none"`, which TOML has no word for; nothing else."""
+    if text == "none" and type(None) in allowed:
+        return None
     try:
         number = float(text)
     except ValueError:
@@ -273,13 +276,9 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None) -> st
     if kind == "missing":
         return "missing; it has no default"
     if kind == "literal_error":
-        choices = context["expected"]
-        near = suggest(given, [word.strip("' ") for word in choices.replace(" or ", ", ").split(",")])
-        return (
-            f"expected {choices}, got {given!r}{near}"
-            if isinstance(given, str)
-            else f"expected {choices}, got {given!r}"
-        )
+        choices = str(context["expected"])
+        options = [word.strip("' ") for word in choices.replace(" or ", ", ").split(",")]
+        return f"expected {choices}, got {given!r}{suggest(given, options) if isinstance(given, str) else ''}"
     message = str(context["error"]) if "error" in context else _SUBJECT.sub("", detail["msg"])
     if isinstance(given, Mapping) and kind == "value_error":
         return message  # a whole table's check: its message names the keys

@@ -103,6 +103,13 @@ def test_the_number_that_yaml_reads_as_a_string_is_a_number():
     assert made == Clip(clip_low=1e-6, betas=(0.9, 0.99))
 
 
+def test_none_is_none_where_it_can_only_mean_that():
+    assert build({"kind": "clip", "dual_clip": "none"}, KINDS, "objective") == Clip(dual_clip=None)
+    assert complaint({"kind": "clip", "clip_low": "none"}) == (
+        "objective.clip_low: expected a number, not a string, got 'none'"
+    )
+
+
 def test_lists_become_tuples_and_integers_become_floats():
     made = build({"kind": "clip", "betas": [0, 1], "words": ["a"]}, KINDS, "objective")
     assert made == Clip(betas=(0.0, 1.0), words=("a",))

@@ -1,0 +1,203 @@
+"""What goes with what: impossible combinations, keys that others make meaningless, what a run still misses.
+
+Three literal tables, a line a rule, each with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oncurve.advantages import GroupAdvantage
+from oncurve.data import InMemory, Jsonl
+from oncurve.errors import ConfigError
+from oncurve.run.config import SECTIONS, RunConfig
+from oncurve.run.layers import Layer
+
+__all__ = [
+    "IMPOSSIBLE",
+    "INERT",
+    "Impossible",
+    "Inert",
+    "check_complete",
+    "check_config",
+    "check_inert",
+    "inert",
+    "missing",
+]
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """Settings that cannot be together: where they are, the message names the key, the reason and the mend."""
+
+    holds: Callable[[RunConfig], bool]
+    message: str
+
+
+@dataclass(frozen=True)
+class Inert:
+    """Keys without a meaning where `holds`, because of `causes` (keys as well) and for a `reason`."""
+
+    keys: tuple[str, ...]
+    causes: tuple[str, ...]
+    holds: Callable[[RunConfig], bool]
+    reason: str
+
+
+IMPOSSIBLE: tuple[Impossible, ...] = (
+    Impossible(
+        lambda c: c.rollout.group_size < c.advantage.least_valid,
+        "rollout.group_size: a completion is graded against its siblings, and a group of this size has too few; "
+        "set it to 2 at least",
+    ),
+    Impossible(
+        lambda c: c.rollout.temperature == 0,
+        "rollout.temperature: 0 makes all completions of a group the same, and greedy text has no density to train; "
+        "set it above 0, like 1.0",
+    ),
+    Impossible(
+        lambda c: c.learner.minibatches > c.data.prompts_per_step,
+        "learner.minibatches: minibatches are made of whole groups, and there are fewer groups a step "
+        "(data.prompts_per_step) than minibatches; lower the one or raise the other",
+    ),
+    Impossible(
+        lambda c: c.data.system is not None and c.data.chat == "never",
+        'data.chat: "never" leaves no place for data.system, which is a message of a chat; leave one of them out',
+    ),
+    Impossible(
+        lambda c: isinstance(c.data, Jsonl) and c.data.eval_path is not None and c.data.eval_path == c.data.path,
+        "data.eval_path: held-out prompts cannot be the training prompts; name another file, or set data.eval_fraction",
+    ),
+    Impossible(
+        lambda c: c.eval.every > 0 and not _holds_out(c),
+        "eval.every: there are no held-out prompts to judge on; set data.eval_path or data.eval_fraction",
+    ),
+)
+
+INERT: tuple[Inert, ...] = (
+    Inert(
+        ("kl.estimator", "kl.where"),
+        ("kl.coef",),
+        lambda c: c.kl.coef == 0,
+        "kl.coef = 0 means that there is no KL term",
+    ),
+    Inert(
+        ("advantage.ddof", "advantage.eps"),
+        ("advantage.scale",),
+        lambda c: isinstance(c.advantage, GroupAdvantage) and c.advantage.scale == "none",
+        'advantage.scale = "none" divides by no standard deviation',
+    ),
+    Inert(
+        ("learner.old_logprobs",),
+        ("learner.passes", "learner.minibatches"),
+        lambda c: c.updates_per_step == 1,
+        "with one update per rollout the old policy is the present one",
+    ),
+    Inert(
+        ("data.prompt_column",),
+        ("data.template",),
+        lambda c: c.data.template is not None,
+        "data.template makes the prompt",
+    ),
+    Inert(
+        ("data.eval_fraction",),
+        ("data.eval_path",),
+        lambda c: isinstance(c.data, Jsonl) and c.data.eval_path is not None,
+        "data.eval_path has the held-out rows",
+    ),
+    Inert(
+        ("eval.n",),
+        ("eval.every",),
+        lambda c: c.eval.every == 0,
+        "eval.every = 0 means that nothing is evaluated",
+    ),
+    Inert(
+        ("checkpoint.keep",),
+        ("checkpoint.every",),
+        lambda c: c.checkpoint.every == 0,
+        "checkpoint.every = 0 makes one checkpoint, at the end",
+    ),
+)
+
+
+def _holds_out(config: RunConfig) -> bool:
+    """Whether the data may have held-out rows: of a source that is not oncurve's own nobody knows."""
+    data = config.data
+    if isinstance(data, Jsonl) and data.eval_path is not None:
+        return True
+    return data.eval_fraction > 0 if isinstance(data, (Jsonl, InMemory)) else getattr(data, "eval_size", 1) > 0
+
+
+def check_config(config: RunConfig) -> None:
+    """Raises ConfigError with every rule of `IMPOSSIBLE` that the configuration breaks."""
+    broken = [rule.message for rule in IMPOSSIBLE if rule.holds(config)]
+    if broken:
+        raise ConfigError("\n".join(broken))
+
+
+def check_inert(config: RunConfig, layers: Sequence[Layer]) -> None:
+    """Raises ConfigError where a layer sets a key and, in the same breath, what makes it meaningless.
+
+    Over layers it is no error: `kl.coef=0` on the command line switches off what a recipe has set up.
+    """
+    said = []
+    keys_of = [(layer, _keys(layer)) for layer in layers if not layer.complete]
+    for rule in (rule for rule in INERT if rule.holds(config)):
+        decided_by = [
+            next((layer for layer, keys in reversed(keys_of) if cause in keys), None) for cause in rule.causes
+        ]
+        for layer, keys in keys_of:
+            if any(layer is decider for decider in decided_by):
+                said += [f"{key}: set to no effect: {rule.reason} ({layer.name})" for key in rule.keys if key in keys]
+    if said:
+        raise ConfigError("\n".join(said))
+
+
+def _keys(layer: Layer) -> set[str]:
+    return {".".join(map(str, path)) for path, _ in layer.assignments}
+
+
+def inert(config: RunConfig) -> list[str]:
+    """A line for each key that is set to something other than its default and means nothing."""
+    return [
+        f"{key} has no effect: {rule.reason}"
+        for rule in INERT
+        if rule.holds(config)
+        for key in rule.keys
+        if _value(config, key) != _default(config, key)
+    ]
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name, None)
+
+
+def _default(config: RunConfig, key: str) -> Any:
+    section, name = key.split(".")
+    field = type(getattr(config, section)).model_fields.get(name)
+    return None if field is None else field.default
+
+
+def missing(config: RunConfig) -> list[str]:
+    """A line for each setting that a run cannot do without and that nobody has given: model, data, rewards."""
+    holes = []
+    if not config.model.path:
+        holes.append("model.path: missing; name a folder or a hub id, like model.path=Qwen/Qwen2.5-0.5B-Instruct")
+    if isinstance(config.data, Jsonl) and not config.data.path:
+        kinds = ", ".join(SECTIONS["data"].kinds)
+        holes.append(f"data.path: missing; name a JSONL file, or choose another data.kind of: {kinds}")
+    if isinstance(config.data, InMemory) and not config.data.rows:
+        holes.append("data.rows: missing; a list in memory needs rows")
+    if not config.rewards:
+        holes.append('rewards: missing; add a [[rewards]] table, like kind = "math"')
+    return holes
+
+
+def check_complete(config: RunConfig) -> None:
+    """Raises ConfigError with every line of `missing`."""
+    holes = missing(config)
+    if holes:
+        raise ConfigError("\n".join(holes))

@@ -1,0 +1,171 @@
+"""The objective of a configuration as an equation with the numbers in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oncurve.advantages import GroupAdvantage
+from oncurve.losses import (
+    Clipped,
+    Reinforce,
+    SeqMeanTokenMean,
+    SeqMeanTokenSum,
+    SeqMeanTokenSumNorm,
+    Sequence,
+    TokenMean,
+    TokenSum,
+)
+from oncurve.rewards import RewardSettings
+from oncurve.run.config import RunConfig
+from oncurve.run.plan import Facts, plan
+
+__all__ = ["Facts", "explain", "plan"]
+
+KL_EQUATIONS = {
+    "k1": "d",
+    "abs": "|d|",
+    "k2": "d²/2",
+    "k3": "e⁻ᵈ + d - 1",
+    "full": "Σ_v π_θ(v) (log π_θ(v) - log π_ref(v)), exact, over the vocabulary",
+    "k1+": "d, with the gradient of d²/2",
+    "abs+": "|d|, with the gradient of d²/2",
+    "k3+": "e⁻ᵈ + d - 1, with the gradient of d²/2",
+    "ratio_k3": "ρ (e⁻ᵈ + d - 1), with the gradient through ρ too",
+}
+
+
+def explain(config: RunConfig) -> str:
+    """What is maximised, with the numbers in, and what each letter stands for. For example:
+
+    J(θ) = 1/N Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.001 KL_it }
+    """
+    sums, sums_in_words = _described(AGGREGATIONS, config.token_weights, config)
+    objective, objective_in_words = _described(OBJECTIVES, config.objective, config)
+    kl = f" - {config.kl.coef:g} KL_it" if config.kl.coef else ""
+    entropy = (
+        f" {'+' if config.entropy.coef > 0 else '-'} {abs(config.entropy.coef):g} H_it" if config.entropy.coef else ""
+    )
+    lines = [f"J(θ) = {sums} {{ {objective}{kl}{entropy} }}", ""]
+    lines += _aligned(
+        {
+            **sums_in_words,
+            **objective_in_words,
+            "Â_it": _described(ADVANTAGES, config.advantage, config)[0] + ", for every token t of completion i",
+            "r_i": _rewards(config),
+            **_kl_in_words(config),
+            **({"H_it": "-Σ_v π_θ(v) log π_θ(v), the entropy of the token's distribution"} if entropy else {}),
+            "π": f"softmax(logits / {config.rollout.temperature:g}), the distribution sampled from",
+        }
+    )
+    return "\n".join(lines)
+
+
+def _aligned(words: dict[str, str]) -> list[str]:
+    width = max(len(letter) for letter in words)
+    return [f"  {letter:<{width}}   {meaning}" for letter, meaning in words.items()]
+
+
+def _described(
+    table: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]], part: Any, config: RunConfig
+) -> tuple[str, dict[str, str]]:
+    """A part's entry in a table; of a component from elsewhere, its name and settings."""
+    describe = table.get(type(part))
+    if describe is not None:
+        return describe(part, config)
+    fields = ", ".join(f"{key}={getattr(part, key)!r}" for key in type(part).model_fields)
+    return f"{type(part).__name__}({fields})", {}
+
+
+def _per_update(config: RunConfig) -> str:
+    count = config.completions_per_step / config.learner.minibatches
+    return (
+        f"{count:,.0f} completions of an update"
+        if count == int(count)
+        else f"about {count:,.0f} completions of an update"
+    )
+
+
+def _tokens(config: RunConfig) -> str:
+    most = config.completions_per_step * config.rollout.max_new_tokens // config.learner.minibatches
+    return f"the trained tokens of an update, at most {most:,}"
+
+
+AGGREGATIONS: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]] = {
+    TokenMean: lambda part, c: ("1/N Σ_i Σ_t", {"i, t": f"the {_per_update(c)}, and their tokens", "N": _tokens(c)}),
+    TokenSum: lambda part, c: ("Σ_i Σ_t", {"i, t": f"the {_per_update(c)}, and their tokens"}),
+    SeqMeanTokenSum: lambda part, c: ("1/B Σ_i Σ_t", {"i, t": f"the B {_per_update(c)}, and their tokens"}),
+    SeqMeanTokenMean: lambda part, c: (
+        "1/B Σ_i 1/|o_i| Σ_t",
+        {"i, t": f"the B {_per_update(c)}, and their |o_i| tokens"},
+    ),
+    SeqMeanTokenSumNorm: lambda part, c: (
+        f"1/(B·{part.max_length:,}) Σ_i Σ_t",
+        {"i, t": f"the B {_per_update(c)}, and their tokens"},
+    ),
+}
+
+
+def _surrogate(part: Clipped | Sequence, ratio: str, advantage: str) -> str:
+    bounded = ratio if part.delta is None else f"min({ratio}, {part.delta:g})"
+    clipped = f"clip({ratio}, {1 - part.clip_low:g}, {1 + part.clip_high:g})"
+    term = f"min({bounded} {advantage}, {clipped} {advantage})"
+    return term if part.dual_clip is None else f"max*({term}, {part.dual_clip:g} {advantage})"
+
+
+def _clipped(part: Clipped, config: RunConfig) -> tuple[str, dict[str, str]]:
+    words = {"ρ_it": f"π_θ/π_old of token t{_ratio_is_one(config)}"}
+    return _surrogate(part, "ρ_it", "Â_it"), {**words, **_dual(part)}
+
+
+def _sequence(part: Sequence, config: RunConfig) -> tuple[str, dict[str, str]]:
+    words = {"ρ_i": f"Π_t π_θ/π_old, the ratio of the whole completion{_ratio_is_one(config)}"}
+    return f"1/|o_i| {_surrogate(part, 'ρ_i', 'Â_i')}", {**words, **_dual(part)}
+
+
+def _dual(part: Clipped | Sequence) -> dict[str, str]:
+    return {} if part.dual_clip is None else {"max*": "the larger where the advantage is negative, else the first"}
+
+
+def _ratio_is_one(config: RunConfig) -> str:
+    return ", which is 1 here: one update per rollout" if config.updates_per_step == 1 else ""
+
+
+OBJECTIVES: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]] = {
+    Clipped: _clipped,
+    Sequence: _sequence,
+    Reinforce: lambda part, c: ("Â_it log π_θ", {"π_θ": "the policy's probability of token t"}),
+}
+
+
+def _group_advantage(part: GroupAdvantage, config: RunConfig) -> tuple[str, dict[str, str]]:
+    group = f"of its group of {config.rollout.group_size}"
+    if part.scale == "none":
+        return f"r_i - mean r, the mean {group}", {}
+    std = f"std r {f'+ {part.eps:g}' if part.eps else ''}".strip()
+    over = f"mean and std {group}" if part.scale == "group" else f"the mean {group}, the std of the batch"
+    return f"(r_i - mean r) / ({std}), {over} (ddof {part.ddof})", {}
+
+
+ADVANTAGES: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]] = {GroupAdvantage: _group_advantage}
+
+
+def _kl_in_words(config: RunConfig) -> dict[str, str]:
+    if not config.kl.coef:
+        return {}
+    words = {"KL_it": f"{config.kl.estimator}: {KL_EQUATIONS[config.kl.estimator]}"}
+    return (
+        words
+        if config.kl.estimator == "full"
+        else {**words, "d": "log π_θ - log π_ref of token t; π_ref the policy as it was given"}
+    )
+
+
+def _rewards(config: RunConfig) -> str:
+    if not config.rewards:
+        return "the reward (none is configured yet)"
+    return " + ".join(_reward(part) for part in config.rewards)
+
+
+def _reward(part: RewardSettings) -> str:
+    return f"{part.weight:g} {part.name or part.default_name}"

@@ -1,0 +1,189 @@
+"""Layers of settings: presets, recipe files, what Python code says, the command line; later ones win.
+
+A layer is a list of assignments, `(("kl", "coef"), 0.01)`, whatever it was written in. Paths in it are made absolute
+against the folder it comes from before layers are merged, so a recipe may extend another from another folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oncurve.errors import ConfigError
+from oncurve.spec import suggest
+
+__all__ = ["PRESETS", "Assignment", "Layer", "from_mapping", "from_overrides", "read_layers"]
+
+PRESETS = Path(__file__).parent.parent / "presets"
+FILE_KEYS = {("data", "path"), ("data", "eval_path")}
+CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
+
+Assignment = tuple[tuple[str | int, ...], Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Assignments from one place. `name` is how messages call it.
+
+    `complete` marks a resolved configuration written by oncurve: every key stands in it, inert ones too.
+    """
+
+    name: str
+    assignments: tuple[Assignment, ...]
+    complete: bool = False
+
+
+def read_layers(recipe: str | Path, extends: str | None = None) -> tuple[list[Layer], Path]:
+    """The layers of a recipe, lowest first, and the folder it is in.
+
+    `recipe` is a file, a run directory (its `config.toml`), or a preset's name. `extends` replaces what the recipe
+    says it extends. Raises ConfigError: no such recipe, it cannot be parsed, a circle of `extends`.
+    """
+    file = _find(str(recipe), Path.cwd())
+    layers: list[Layer] = []
+    seen: list[Path] = []
+    current: Path | None = file
+    while current is not None:
+        if current in seen:
+            circle = " -> ".join(path.name for path in [*seen, current])
+            raise ConfigError(f"{current}: extends itself: {circle}")
+        seen.append(current)
+        table = _read_table(current)
+        named = table.pop("extends", None)
+        named = extends if extends is not None and current == file else named
+        if named is not None and not isinstance(named, str):
+            raise ConfigError(f"{current}: extends: expected a preset's name or a file, got {named!r}")
+        complete = table.pop("resolved", False) is True
+        layers.insert(0, from_mapping(table, _called(current), current.parent, complete))
+        current = _find(named, current.parent, f"{current}: extends: ") if named is not None else None
+    return layers, file.parent
+
+
+def _called(file: Path) -> str:
+    return f"preset {file.stem}" if file.parent == PRESETS else str(file)
+
+
+def _find(name: str, folder: Path, where: str = "") -> Path:
+    """The file that a recipe's or preset's name means."""
+    path = Path(os.path.abspath(folder / Path(name).expanduser()))
+    if path.is_dir() and (path / "config.toml").is_file():
+        return path / "config.toml"
+    if path.is_file():
+        return path
+    presets = sorted(preset.stem for preset in PRESETS.glob("*.toml"))
+    if name in presets:
+        return PRESETS / f"{name}.toml"
+    known = f"the presets are: {', '.join(presets)}"
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        raise ConfigError(f"{where}there is no recipe or preset {name!r}{suggest(name, presets)}; {known}")
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise ConfigError(f"{where}there is no file {path}{suggest(path.name, beside)}; {known}")
+
+
+def _read_table(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        table = yaml.load(text, _YamlLoader) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: expected sections with settings, got {type(table).__name__}")
+    return table
+
+
+class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """The safe loader, which in addition refuses a key that stands twice (plain YAML lets the last one win)."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if not isinstance(key, str) or keys.count(key) > 1:
+                problem = "stands twice" if isinstance(key, str) else "is not a name"
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {problem}", node.start_mark)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
+def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bool = False) -> Layer:
+    """The layer of nested tables `{"kl": {"coef": 0.01}, "rewards": [{...}]}`; relative paths start at `folder`."""
+    assignments: list[Assignment] = []
+    for section, content in table.items():
+        if isinstance(content, Mapping):
+            assignments += [((section, key), value) for key, value in content.items()]
+            assignments += [] if content else [((section,), {})]
+        else:
+            assignments.append(((section,), content))
+    return Layer(name, tuple(_absolute(assignments, folder)), complete)
+
+
+def from_overrides(overrides: Iterable[str], folder: Path, name: str = "the command line") -> tuple[Layer, str | None]:
+    """The layer of `section.key=value` words, and what `extends=` among them says.
+
+    A value is read as TOML (`1e-6`, `true`, `[1, 2]`, `"5"`, `{kind="math"}`), `null` as none; else it is a string.
+    Raises ConfigError: no `=`, or a key that is not `section.key` or `rewards.0.key`.
+    """
+    assignments: list[Assignment] = []
+    extends = None
+    for word in overrides:
+        key, equals, text = word.partition("=")
+        parts = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
+        if not equals or "" in parts:
+            raise ConfigError(f"{word!r}: expected section.key=value, like learner.learning_rate=2e-6")
+        value = _parse_value(text)
+        if parts == ("extends",):
+            extends = str(value)
+        elif isinstance(value, Mapping) and len(parts) == 1:
+            assignments += [((*parts, inner), each) for inner, each in value.items()]
+        else:
+            assignments.append((parts, value))
+    return Layer(name, tuple(_absolute(assignments, folder))), extends
+
+
+def _parse_value(text: str) -> Any:
+    if text.strip() == "null":
+        return None
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed.get("value")
+    dated = isinstance(value, (datetime.date, datetime.time))  # a run named 2026-08-01 is a name
+    return text if dated or parsed.keys() != {"value"} else value
+
+
+def _absolute(assignments: Sequence[Assignment], folder: Path) -> list[Assignment]:
+    return [(path, _absolute_value(path, value, folder)) for path, value in assignments]
+
+
+def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> Any:
+    """`value` with the files that it names made absolute; a model that is no folder here may be a hub id, and stays."""
+    if path[0] == "rewards" and isinstance(value, Sequence) and not isinstance(value, str):
+        return [_absolute_value(("rewards",), item, folder) for item in value]
+    if path == ("rewards",) and isinstance(value, Mapping):
+        return {key: _absolute_value(("rewards", key), inner, folder) for key, inner in value.items()}
+    if not isinstance(value, str) or not value:
+        return value
+    code = CODE_PATH.fullmatch(value)
+    if code is not None:
+        return f"{_join(folder, code[1])}:{code[2]}"
+    is_folder = path == ("model", "path") and (value.startswith((".", "~")) or (folder / value).exists())
+    return _join(folder, value) if path in FILE_KEYS or is_folder else value
+
+
+def _join(folder: Path, path: str) -> str:
+    return os.path.abspath(folder / Path(path).expanduser())

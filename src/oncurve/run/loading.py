@@ -1,0 +1,170 @@
+"""From a recipe and a command line to a `RunConfig`, and back to a file.
+
+    class defaults  <  what the recipe extends  <  the recipe  <  what Python code says  <  the command line
+
+Covered: strict keys with near names; impossible combinations; keys that the same layer made meaningless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from oncurve.errors import ConfigError
+from oncurve.rewards import REWARD_KINDS
+from oncurve.run.checks import check_config, check_inert
+from oncurve.run.config import SECTIONS, RunConfig, build_config
+from oncurve.run.layers import Layer, from_mapping, from_overrides, read_layers
+from oncurve.spec import Component, component_class, kind_of
+
+__all__ = ["load_config", "merge", "to_tables", "to_toml"]
+
+HEADER = """\
+# The resolved configuration: every setting of the run. `oncurve train` takes this file as a recipe.
+"""
+
+
+def load_config(
+    recipe: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[RunConfig, Path]:
+    """The configuration of a recipe (file, run directory or preset's name; None: the class defaults), and its folder.
+
+    `settings` are nested tables from Python, whose values may be components and objects; `overrides` are words like
+    `"kl.coef=0.01"`. Paths in them are relative to the working directory, paths in a recipe to the recipe's folder.
+
+    What a run needs but a preset has not (`model.path`, data, rewards) may be missing: `missing(config)` names it.
+    Raises ConfigError for everything else that is wrong.
+    """
+    here = Path.cwd()
+    top, extends = from_overrides(overrides, here)
+    layers, folder = read_layers(recipe, extends) if recipe is not None else _extended(extends, here)
+    if settings:
+        layers.append(from_mapping(settings, "the arguments", here))
+    layers.append(top)
+    config = build_config(merge(layers))
+    check_config(config)
+    check_inert(config, layers)
+    return config, folder
+
+
+def _extended(extends: str | None, here: Path) -> tuple[list[Layer], Path]:
+    return (read_layers(extends)[0] if extends is not None else [], here)
+
+
+def merge(layers: Sequence[Layer]) -> dict[str, Any]:
+    """Nested tables with the assignments of all layers, later ones winning.
+
+    `rewards` is replaced as a whole, `rewards.0.weight` changes one item of what stands there. A layer that changes
+    a section's kind keeps of the lower layers what the new kind has a field for. Raises ConfigError: a key that is
+    not of depth 2, an item that does not exist.
+    """
+    tables: dict[str, Any] = {}
+    for layer in layers:
+        for path, value in sorted(layer.assignments, key=lambda assignment: assignment[0][1:] != ("kind",)):
+            try:
+                _assign(tables, path, value)
+            except ConfigError as error:
+                raise ConfigError(f"{error} (in {layer.name})") from None
+    return tables
+
+
+def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
+    section, keys = str(path[0]), path[1:]
+    if not keys:
+        whole = isinstance(value, Component) and section in SECTIONS
+        tables[section] = component_table(value, SECTIONS[section].kinds) if whole else value
+    elif section == "rewards":
+        _assign_reward(tables, keys, value)
+    elif len(keys) == 1:
+        if not isinstance(tables.get(section, {}), Mapping):
+            raise ConfigError(f"{section}: expected a table of settings, got {tables[section]!r}")
+        table = dict(tables.get(section, {}))
+        tables[section] = {**(_kept(section, table, value) if keys == ("kind",) else table), str(keys[0]): value}
+    else:
+        raise ConfigError(f"{'.'.join(map(str, path))}: settings have two parts, section.key")
+
+
+def _assign_reward(tables: dict[str, Any], keys: tuple[str | int, ...], value: Any) -> None:
+    index, *rest = keys
+    items = [
+        component_table(item, REWARD_KINDS) if isinstance(item, Component) else item
+        for item in tables.get("rewards", ())
+    ]
+    where = f"rewards.{'.'.join(map(str, keys))}"
+    if not isinstance(index, int) or len(rest) > 1:
+        raise ConfigError(f"{where}: rewards are a list; write rewards.0.key=value, or rewards=[{{kind=...}}]")
+    if index >= len(items):
+        raise ConfigError(
+            f"{where}: there {'is no reward' if not items else f'are {len(items)} rewards'}; the first is 0"
+        )
+    items[index] = {**items[index], str(rest[0]): value} if rest else value
+    tables["rewards"] = items
+
+
+def _kept(section: str, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """What of the lower layers' `table` still means something when its kind becomes `kind`."""
+    known = SECTIONS.get(section)
+    if known is None or known.default is None or table.get("kind", known.default) == kind:
+        return dict(table)
+    fields = component_class(kind, known.kinds, section).model_fields
+    return {key: value for key, value in table.items() if key in fields}
+
+
+def to_toml(config: RunConfig) -> str:
+    """The whole configuration as TOML that `load_config` reads back to the same; what is None is left out.
+
+    An object that has no path is written as `in-memory:name`, which loads only where it is given again.
+    """
+    return HEADER + tomli_w.dumps({"resolved": True, **to_tables(config)})
+
+
+def to_tables(config: RunConfig) -> dict[str, Any]:
+    """The whole configuration as nested tables of TOML values, sections in their order."""
+    tables: dict[str, Any] = {}
+    for name in RunConfig.model_fields:
+        value = getattr(config, name)
+        if name == "rewards":
+            tables[name] = [component_table(item, REWARD_KINDS, _plain) for item in value]
+        else:
+            section = SECTIONS[name]
+            table = component_table(value, section.kinds, _plain)
+            tables[name] = {key: inner for key, inner in table.items() if key != "kind" or section.default is not None}
+    return tables
+
+
+def component_table(
+    component: Component, kinds: Mapping[str, type[Component]], plain: Callable[[Any], Any] = lambda value: value
+) -> dict[str, Any]:
+    """The table that `spec.build` would make this component of; values go through `plain`.
+
+    None is left out, but for `"none"` where it is not the default (TOML has no null).
+    """
+    table: dict[str, Any] = {"kind": kind_of(component, kinds)}
+    for key, field in type(component).model_fields.items():
+        value = getattr(component, key)
+        if value is not None:
+            table[key] = plain(value)
+        elif field.default is not None:
+            table[key] = "none"
+    return table
+
+
+def _plain(value: Any) -> Any:
+    """A value as TOML has it."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Component):
+        return {key: _plain(getattr(value, key)) for key in type(value).model_fields if getattr(value, key) is not None}
+    return f"in-memory:{getattr(value, '__qualname__', type(value).__name__)}"

@@ -1,0 +1,205 @@
+"""The plan in words: what a step will do, before it does it; and notes on what looks like a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oncurve.kl import KL_KINDS
+from oncurve.losses import Reinforce, SeqMeanTokenSum, Sequence, TokenSum
+from oncurve.run.checks import inert, missing
+from oncurve.run.config import RunConfig
+
+__all__ = ["NOTES", "Facts", "Note", "plan"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known once data and model are there; None: not known yet. Example: `Facts(rows=7473, device="cpu")`.
+
+    rows, eval_rows, dropped   training prompts, held-out prompts, prompts left out as too long
+    parameters                 of the model
+    reference_bytes            what the frozen reference takes
+    device, path_reason        where the model runs; which path it takes and why
+    """
+
+    rows: int | None = None
+    eval_rows: int | None = None
+    dropped: int = 0
+    parameters: int | None = None
+    reference_bytes: int | None = None
+    device: str | None = None
+    path_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Note:
+    """Settings that are allowed and rarely meant: where they `hold`, `text` says what to think of them."""
+
+    holds: Callable[[RunConfig, Facts], bool]
+    text: Callable[[RunConfig, Facts], str]
+
+
+def plan(config: RunConfig, facts: Facts | None = None) -> list[str]:
+    """The plan, a sentence a line; then what looks like a mistake, each line beginning with `note: `."""
+    known = facts or Facts()
+    lines = [_updates(config), _lengths(config), _kl(config, known), _steps(config, known), *_model(known)]
+    lines += [_judging(config, known), _safety(config)]
+    notes = [note.text(config, known) for note in NOTES if note.holds(config, known)]
+    return (
+        lines
+        + [f"note: {text}" for text in [*notes, *inert(config)]]
+        + [f"missing: {hole}" for hole in missing(config)]
+    )
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _updates(config: RunConfig) -> str:
+    data, learner, group = config.data, config.learner, config.rollout.group_size
+    completions = _count(config.completions_per_step, "completion")
+    head = f"{_count(data.prompts_per_step, 'prompt')} × {group} = {completions} a step"
+    pieces = _count(learner.minibatches, "minibatch", "minibatches")
+    updates = f"{pieces} × {_count(learner.passes, 'pass', 'passes')} = {_count(config.updates_per_step, 'update')}"
+    if isinstance(config.objective, Reinforce):
+        return f"{head}, {updates}."
+    if config.updates_per_step == 1:
+        return f"{head}, {updates}: with one update per rollout the ratio is 1 and clipping cannot bind."
+    old = "recomputed before the first" if learner.old_logprobs == "recompute" else "those that the sampler recorded"
+    return f"{head}, {updates}; clipping can bind from the 2nd; the old log-probs are {old}."
+
+
+def _lengths(config: RunConfig) -> str:
+    rollout = config.rollout
+    most = config.completions_per_step * rollout.max_new_tokens
+    passes = -(-config.completions_per_step // rollout.rows)
+    sampled = f", sampled in about {passes} passes of at most {rollout.rows} (rollout.rows)" if passes > 1 else ""
+    left_out = "; those that do not end by then are left out of the loss" if config.filter.mask_truncated else ""
+    return (
+        f"Completions have at most {_count(rollout.max_new_tokens, 'token')} at temperature {rollout.temperature:g}: "
+        f"at most {most:,} tokens a step{sampled}{left_out}."
+    )
+
+
+def _kl(config: RunConfig, facts: Facts) -> str:
+    if not config.kl.coef:
+        return "No KL term: nothing holds the policy near where it began, and no reference is kept."
+    size = "as large as the model" if facts.reference_bytes is None else f"{facts.reference_bytes / 1e6:,.0f} MB"
+    return (
+        f"KL to the policy as it is given, {config.kl.coef:g} × {config.kl.estimator} in the loss; "
+        f"its frozen copy takes memory ({size})."
+    )
+
+
+def _steps(config: RunConfig, facts: Facts) -> str:
+    taken = config.run.steps * config.data.prompts_per_step
+    head = f"{_count(config.run.steps, 'step')} take {_count(taken, 'prompt')}"
+    if facts.rows is None:
+        return f"{head}."
+    dropped = f"; {_count(facts.dropped, 'prompt')} too long, dropped" if facts.dropped else ""
+    return f"{head}: {taken / facts.rows:.3g} epochs of {_count(facts.rows, 'row')}{dropped}."
+
+
+def _model(facts: Facts) -> list[str]:
+    if facts.parameters is None:
+        return []
+    where = f" on {facts.device}" if facts.device else ""
+    why = f"; {facts.path_reason}" if facts.path_reason else ""
+    return [f"The model has {facts.parameters:,} parameters{where}{why}."]
+
+
+def _judging(config: RunConfig, facts: Facts) -> str:
+    if not config.eval.every:
+        return "No evaluation while training (eval.every = 0)."
+    limits = [count for count in (facts.eval_rows, config.eval.limit) if count is not None]
+    how_many = f"{_count(min(limits), 'held-out prompt')}" if limits else "the held-out prompts"
+    sampled = f" and {_count(config.eval.n, 'sample')} each" if config.eval.n else ""
+    return f"Evaluation every {_count(config.eval.every, 'step')} on {how_many}: greedy{sampled}."
+
+
+def _safety(config: RunConfig) -> str:
+    if not config.checkpoint.every:
+        return "One checkpoint, at the end (checkpoint.every = 0): a killed run begins anew."
+    return f"A checkpoint every {_count(config.checkpoint.every, 'step')}, the last {config.checkpoint.keep} kept."
+
+
+NOTES: tuple[Note, ...] = (
+    Note(
+        lambda c, f: c.learner.learning_rate > 1e-2,
+        lambda c, f: (
+            f"learner.learning_rate = {c.learner.learning_rate:g} is above 0.01; policies are trained at 1e-6 to 1e-4"
+        ),
+    ),
+    Note(lambda c, f: c.learner.learning_rate == 0, lambda c, f: "learner.learning_rate = 0: nothing will be learned"),
+    Note(
+        lambda c, f: 0 < c.run.steps * c.updates_per_step <= c.learner.warmup_steps,
+        lambda c, f: (
+            f"learner.warmup_steps = {c.learner.warmup_steps} is no less than the run's "
+            f"{c.run.steps * c.updates_per_step} updates: the learning rate never reaches its peak"
+        ),
+    ),
+    Note(
+        lambda c, f: c.kl.coef > 0 and c.kl.estimator == "k1",
+        lambda c, f: (
+            'kl.estimator = "k1" in the loss pulls nowhere on-policy: the expectation of its gradient is 0. '
+            "k2 and k3+ have the exact gradient of the KL, k3 a biased one that pulls"
+        ),
+    ),
+    Note(
+        lambda c, f: isinstance(c.objective, Reinforce) and c.updates_per_step > 1,
+        lambda c, f: (
+            f'objective "reinforce" has no ratio: of {c.updates_per_step} updates per rollout only the first is '
+            'on-policy, and nothing corrects the others; objective.kind = "clipped" does'
+        ),
+    ),
+    Note(
+        lambda c, f: isinstance(c.objective, Sequence) and not isinstance(c.aggregation, SeqMeanTokenSum),
+        lambda c, f: (
+            'objective "sequence" is a mean over completions with aggregation.kind = "seq-mean-token-sum"; '
+            "with another it is scaled differently, by length or by count"
+        ),
+    ),
+    Note(
+        lambda c, f: isinstance(c.aggregation, TokenSum),
+        lambda c, f: (
+            'aggregation "token-sum" has a gradient that grows with the batch: a larger batch is a larger step'
+        ),
+    ),
+    Note(
+        lambda c, f: c.rollout.max_new_tokens > 32768,
+        lambda c, f: f"rollout.max_new_tokens = {c.rollout.max_new_tokens:,} is more than most models can take",
+    ),
+    Note(
+        lambda c, f: c.rollout.temperature > 2,
+        lambda c, f: f"rollout.temperature = {c.rollout.temperature:g} makes text close to random",
+    ),
+    Note(
+        lambda c, f: f.rows is not None and c.data.prompts_per_step > f.rows,
+        lambda c, f: (
+            f"data.prompts_per_step = {c.data.prompts_per_step} is more than the {f.rows} prompts there are: "
+            "a step asks some of them twice"
+        ),
+    ),
+    Note(
+        lambda c, f: c.learner.passes > 10,
+        lambda c, f: (
+            f"learner.passes = {c.learner.passes}: so many passes over one rollout leave the region the ratio holds in"
+        ),
+    ),
+    Note(
+        lambda c, f: c.entropy.coef < 0,
+        lambda c, f: f"entropy.coef = {c.entropy.coef:g} punishes undecidedness; a bonus is positive",
+    ),
+    Note(
+        lambda c, f: c.eval.every > c.run.steps,
+        lambda c, f: f"eval.every = {c.eval.every} is more than the run's steps: it is evaluated at the end only",
+    ),
+    Note(
+        lambda c, f: "full_kl" in KL_KINDS[c.kl.estimator].needs and c.kl.coef > 0,
+        lambda c, f: (
+            'kl.estimator = "full" compares whole distributions at every token: slower, without sampling noise'
+        ),
+    ),
+)

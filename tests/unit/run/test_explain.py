@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from oncurve.run.config import RunConfig
+from oncurve.run.explain import Facts, explain, plan
+from oncurve.run.loading import load_config
+
+
+def config(*overrides: str, recipe: str | None = None) -> RunConfig:
+    return load_config(recipe, overrides)[0]
+
+
+def equation(*overrides: str, recipe: str | None = None) -> str:
+    return explain(config(*overrides, recipe=recipe)).splitlines()[0]
+
+
+def said(*overrides: str, recipe: str | None = None, facts: Facts | None = None) -> str:
+    return "\n".join(plan(config(*overrides, recipe=recipe), facts))
+
+
+def test_the_equation_has_the_numbers_in():
+    assert equation() == "J(θ) = 1/N Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.001 KL_it }"
+    assert equation(recipe="grpo_paper") == (
+        "J(θ) = 1/B Σ_i 1/|o_i| Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.04 KL_it }"
+    )
+    assert equation(recipe="dr_grpo") == ("J(θ) = 1/(B·512) Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) }")
+    assert equation(recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ - 0.1 KL_it }"
+
+
+def test_bounds_bonus_and_sequence_ratio_are_in_the_equation():
+    assert equation("objective.dual_clip=3", "objective.delta=4", "objective.clip_high=0.28", "kl.coef=0") == (
+        "J(θ) = 1/N Σ_i Σ_t { max*(min(min(ρ_it, 4) Â_it, clip(ρ_it, 0.8, 1.28) Â_it), 3 Â_it) }"
+    )
+    assert equation("objective.kind=sequence", "aggregation.kind=token-sum", "entropy.coef=0.01", "kl.coef=0") == (
+        "J(θ) = Σ_i Σ_t { 1/|o_i| min(ρ_i Â_i, clip(ρ_i, 0.8, 1.2) Â_i) + 0.01 H_it }"
+    )
+
+
+def test_every_letter_is_explained():
+    text = explain(config("rewards=[{kind='math', weight=0.5}]", "learner.minibatches=4"))
+    assert "the 64 completions of an update" in text
+    assert "at most 32,768" in text
+    assert "(r_i - mean r) / (std r + 1e-06), mean and std of its group of 8 (ddof 1)" in text
+    assert "0.5 math" in text
+    assert "k3: e⁻ᵈ + d - 1" in text
+    assert "which is 1 here" not in text
+    assert "which is 1 here" in explain(RunConfig())
+    assert "the std of the batch" in explain(config("advantage.scale=batch"))
+    assert "about 85 completions" in explain(config("learner.minibatches=3"))
+
+
+def test_the_plan_says_when_clipping_can_bind():
+    assert (
+        "32 prompts × 8 = 256 completions a step, 1 minibatch × 1 pass = 1 update: with one update per rollout "
+        "the ratio is 1 and clipping cannot bind." in said()
+    )
+    assert (
+        "4 minibatches × 2 passes = 8 updates; clipping can bind from the 2nd; "
+        "the old log-probs are recomputed before the first." in said("learner.minibatches=4", "learner.passes=2")
+    )
+
+
+def test_the_plan_says_loudly_that_k1_in_the_loss_pulls_nowhere():
+    text = said(recipe="rlox")
+    assert 'note: kl.estimator = "k1" in the loss pulls nowhere on-policy' in text
+    assert all(name in text for name in ("k2", "k3+", "k3"))
+    assert "pulls nowhere" not in said()
+
+
+def test_the_plan_counts_epochs_and_memory_once_they_are_known():
+    facts = Facts(
+        rows=7473,
+        dropped=3,
+        eval_rows=100,
+        parameters=1_000_000,
+        reference_bytes=4_000_000,
+        device="cpu",
+        path_reason="fast path",
+    )
+    text = said("eval.every=10", "data.kind=task", "eval.limit=50", "eval.n=4", facts=facts)
+    assert "100 steps take 3,200 prompts: 0.428 epochs of 7,473 rows; 3 prompts too long, dropped." in text
+    assert "its frozen copy takes memory (4 MB)" in text
+    assert "The model has 1,000,000 parameters on cpu; fast path." in text
+    assert "Evaluation every 10 steps on 50 held-out prompts: greedy and 4 samples each." in text
+    assert "no reference is kept" in said("kl.coef=0")
+
+
+def test_what_looks_like_a_mistake_is_noted():
+    cases = {
+        "learner.learning_rate = 0.1 is above 0.01": ["learner.learning_rate=0.1"],
+        "learner.learning_rate = 0: nothing will be learned": ["learner.learning_rate=0"],
+        "never reaches its peak": ["learner.warmup_steps=100"],
+        'objective "reinforce" has no ratio': ["objective.kind=reinforce", "learner.passes=2"],
+        'objective "sequence" is a mean over completions': ["objective.kind=sequence"],
+        "grows with the batch": ["aggregation.kind=token-sum"],
+        "more than most models can take": ["rollout.max_new_tokens=100000"],
+        "close to random": ["rollout.temperature=3"],
+        "leave the region the ratio holds in": ["learner.passes=20"],
+        "punishes undecidedness": ["entropy.coef=-0.1"],
+        "it is evaluated at the end only": ["eval.every=1000", "data.kind=task"],
+        "slower, without sampling noise": ["kl.estimator=full"],
+    }
+    for words, overrides in cases.items():
+        assert any(line.startswith("note: ") and words in line for line in said(*overrides).splitlines()), words
+    assert "a step asks some of them twice" in said(facts=Facts(rows=10))
+    assert "note: " not in said()
+
+
+def test_the_plan_names_what_is_missing():
+    assert "missing: model.path" in said()
+    assert "missing: " not in said("model.path=m", "data.kind=task", "rewards=[{kind='math'}]")
