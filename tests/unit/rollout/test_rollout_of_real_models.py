@@ -57,7 +57,7 @@ def test_recorded_logprobs_are_the_teacher_forced_ones(stories, path, temperatur
     module = copy.deepcopy(module).to(dtype)
     texts = ["Once upon a time", "Lily", "The big dog and the cat went to the park. They"]
     prompts = [Prompt(number, text, (1, *tokenizer.encode(text))) for number, text in enumerate(texts)]
-    sampling = Sampling(group_size=4, max_new_tokens=48, temperature=temperature, rows=8, stop=("big",))
+    sampling = Sampling(group_size=4, max_new_tokens=32, temperature=temperature, rows=8, stop=("big",))
     for group in rollout(PATHS[path](module), prompts, sampling, tokenizer):
         for completion, expected in zip(group.completions, teacher_forced(module, group, temperature), strict=True):
             recorded = torch.tensor(completion.logprobs, dtype=dtype)
