@@ -9,12 +9,12 @@ from oncurve.evaluate import (
     EVALUATION_DRAW,
     bootstrap,
     evaluate,
-    final_answer,
     maj_at_k,
     paired_difference,
     pass_at_k,
     powers_of_two,
     share,
+    vote_of,
     wilson,
 )
 from oncurve.types import Completion, Group, Prompt, Score
@@ -127,10 +127,17 @@ def test_paired_difference_counts_only_what_changed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [("7*8=56\n#### 56 \nmore", "56"), ("#### 1\n#### 2", "2"), (" yes ", "yes"), ("so ####", None), ("", None)],
+    [
+        ("7*8=56\n#### 56 \nmore", "56"),
+        ("#### 1\n#### 2", "2"),
+        (" yes ", "yes"),
+        ("so ####", None),
+        ("", None),
+        (r"x \boxed{7}", "7"),
+    ],
 )
-def test_final_answer(text, answer) -> None:
-    assert final_answer(text) == answer
+def test_what_a_completion_votes_for(text, answer) -> None:
+    assert vote_of(text) == answer
 
 
 def test_powers_of_two() -> None:

@@ -10,8 +10,8 @@ What is not covered: comparing two policies on rewards that are not 0 or 1 (use 
 
 from __future__ import annotations
 
-from oncurve.evaluate.estimators import final_answer, maj_at_k, pass_at_k, powers_of_two
-from oncurve.evaluate.evaluation import EVALUATION_DRAW, Engine, Evaluation, Scorer, evaluate
+from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
+from oncurve.evaluate.evaluation import EVALUATION_DRAW, Engine, Evaluation, Scorer, evaluate, vote_of
 from oncurve.evaluate.intervals import Interval, bootstrap, paired_difference, share, wilson
 
 __all__ = [
@@ -22,11 +22,11 @@ __all__ = [
     "Scorer",
     "bootstrap",
     "evaluate",
-    "final_answer",
     "maj_at_k",
     "paired_difference",
     "pass_at_k",
     "powers_of_two",
     "share",
+    "vote_of",
     "wilson",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
-__all__ = ["final_answer", "maj_at_k", "pass_at_k", "powers_of_two"]
+__all__ = ["maj_at_k", "pass_at_k", "powers_of_two"]
 
 
 def pass_at_k(completions: int, correct: int, k: int) -> float:
@@ -71,13 +71,3 @@ def _won_with(classes: Sequence[tuple[int, float]], silent: int, k: int, most: i
 def powers_of_two(n: int) -> tuple[int, ...]:
     """1, 2, 4, ... up to n: the k that are looked at where none are named."""
     return tuple(1 << power for power in range(n.bit_length()))
-
-
-def final_answer(text: str) -> str | None:
-    """What a completion votes for where nothing better is known: the line after the last `####`, else all its text.
-
-    Stripped of spaces around it; None where nothing is left.
-    """
-    _, marker, tail = text.rpartition("####")
-    answer = tail.strip().partition("\n")[0].strip() if marker else text.strip()
-    return answer or None

@@ -7,11 +7,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from oncurve.evaluate.estimators import final_answer, maj_at_k, pass_at_k, powers_of_two
+from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
 from oncurve.evaluate.intervals import Interval, bootstrap, share, wilson
+from oncurve.rewards.answers import final_answer
 from oncurve.types import Completion, Group, Prompt, Score
 
-__all__ = ["EVALUATION_DRAW", "Engine", "Evaluation", "Scorer", "evaluate"]
+__all__ = ["EVALUATION_DRAW", "Engine", "Evaluation", "Scorer", "evaluate", "vote_of"]
 
 EVALUATION_DRAW = -1  # training draws count up from 0, so no evaluation shares its random numbers with a step
 
@@ -91,6 +92,15 @@ class Evaluation:
         return metrics | {f"eval/maj@{k}": interval.value for k, interval in self.maj_at_k.items()}
 
 
+def vote_of(text: str) -> str | None:
+    """What a completion votes for where nothing better is known: its marked final answer, else all its text.
+
+    Stripped of spaces around it; None, no vote, where nothing is left.
+    """
+    marked = final_answer(text)
+    return (text.strip() if marked is None else marked) or None
+
+
 def evaluate(
     engine: Engine[Settings],
     scorer: Scorer,
@@ -100,7 +110,7 @@ def evaluate(
     sampled: Settings | None = None,
     ks: Sequence[int] | None = None,
     threshold: float = 1.0,
-    answer_of: Callable[[str], Hashable | None] = final_answer,
+    answer_of: Callable[[str], Hashable | None] = vote_of,
     seed: int = 0,
 ) -> Evaluation:
     """Ask every prompt greedily, or n times, or both, and say how well the policy does.
