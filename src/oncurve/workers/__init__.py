@@ -1,6 +1,6 @@
 """Killable worker processes: user code runs in them under a deadline, a memory limit, and out of harm's way.
 
-    pool = WorkerPool("oncurve.rewards.mathematics:Checker", {"seconds": 5}, processes=2, timeout_seconds=10)
+    pool = WorkerPool("oncurve.rewards.math:checker", {"answer": "answer"}, processes=2, timeout_seconds=10)
     replies = pool.run([{"completion": "4", "answer": "4"}, ...])       # one Reply an item, in order
 
 What is covered: exceptions of any kind, `sys.exit`, `os._exit`, crashes, endless loops (also in C code that holds the
@@ -12,5 +12,6 @@ process group outlive it.
 from __future__ import annotations
 
 from oncurve.workers.pool import Reply, WorkerPool
+from oncurve.workers.serve import last_words
 
-__all__ = ["Reply", "WorkerPool"]
+__all__ = ["Reply", "WorkerPool", "last_words"]

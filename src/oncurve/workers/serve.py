@@ -40,7 +40,7 @@ def serve(request: int, reply: int, parent: int) -> NoReturn:
         function, about = _load(start)
         _send(reply, json.dumps({"ready": about}))
     except BaseException as error:
-        _send(reply, json.dumps({"failed": _last_words(error)}))
+        _send(reply, json.dumps({"failed": last_words(error)}))
         os._exit(1)
     _limit_memory(start["memory_limit_bytes"])
     process = os.getpid()
@@ -126,7 +126,7 @@ def _answer(function: Callable[[Any], Any], item: Any) -> str:
 
 
 def _fault(kind: str, error: BaseException) -> str:
-    return json.dumps({"fault": kind, "message": _last_words(error)})
+    return json.dumps({"fault": kind, "message": last_words(error)})
 
 
 def plain(value: Any) -> Any:
@@ -136,7 +136,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent to or from a worker: it is not JSON")
 
 
-def _last_words(error: BaseException) -> str:
+def last_words(error: BaseException) -> str:
     """The traceback from where user code begins; a mistake in the settings is its message alone."""
     if type(error).__module__ == "oncurve.errors":
         return str(error)

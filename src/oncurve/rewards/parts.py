@@ -1,0 +1,183 @@
+"""One reward of a run: the items its function takes, and the value of each completion from the replies."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from oncurve.errors import DataError, RewardError
+from oncurve.rewards.callables import OFFERED, TRL_NAMES
+from oncurve.rewards.settings import Accepts, RewardSettings, Runner
+from oncurve.spec import suggest
+from oncurve.types import Completion, Group, Prompt
+from oncurve.workers import Reply
+
+__all__ = ["Part", "as_value"]
+
+log = logging.getLogger("oncurve.rewards")
+
+
+class Part:
+    """A reward, its settings, its runner. `metrics` and `extras`: what a TRL function logged in the last call."""
+
+    def __init__(self, name: str, settings: RewardSettings, runner: Runner) -> None:
+        self.name = name
+        self.settings = settings
+        self.runner = runner
+        self.metrics: dict[str, list[float]] = {}
+        self.extras: dict[str, list[Any]] = {}
+        self._fallback_told = False
+
+    @property
+    def accepts(self) -> Accepts:
+        """What the function takes. Waits until its worker has loaded it; raises ConfigError when it cannot be."""
+        return Accepts.model_validate(self.runner.about)
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Raises DataError when the function needs something that is neither a column nor offered."""
+        for needed in self.accepts.needs:
+            if not set(needed) & {*OFFERED, *columns}:
+                near = suggest(needed[0], [*columns, *OFFERED])
+                raise DataError(
+                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, and the data has no such column{near}"
+                    f"; the columns are: {', '.join(sorted(columns)) or 'none'}; offered besides: {', '.join(OFFERED)}"
+                )
+
+    def values(self, groups: Sequence[Group], step: int) -> list[Reply]:
+        """One reply a completion, group by group: `value` is a finite float or None, or there is a `fault`.
+
+        Raises DataError: a column is missing in a row, or cannot be sent to a worker. RewardError: a list of the
+        wrong length.
+        """
+        self.metrics, self.extras = {}, {}
+        accepts = self.accepts
+        try:
+            if accepts.batch:
+                return self._batch(groups, accepts, step)
+            items = [self._item(group.prompt, completion, accepts) for group, completion in _completions(groups)]
+            return [_checked(reply) for reply in self.runner.run(items)]
+        except TypeError as error:
+            raise DataError(f"reward {self.name}: a column cannot be sent to its worker: {error}") from error
+
+    def _item(self, prompt: Prompt, completion: Completion, accepts: Accepts) -> dict[str, Any]:
+        available = {
+            **prompt.columns,
+            "completion": completion.text,
+            "prompt": prompt.text,
+            "completion_ids": list(completion.ids),
+        }
+        for needed in accepts.needs:
+            if not set(needed) & available.keys():
+                raise DataError(
+                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, but row {prompt.id} of the data has "
+                    f"only: {', '.join(map(str, prompt.columns)) or 'no columns'}"
+                )
+        if accepts.everything:
+            return available
+        wanted = {*accepts.takes, *(name for needed in accepts.needs for name in needed)}
+        return {name: value for name, value in available.items() if name in wanted}
+
+    def _batch(self, groups: Sequence[Group], accepts: Accepts, step: int) -> list[Reply]:
+        """One call for all; when it faults, one a group, so that one bad item does not take the step."""
+        if not groups:
+            return []
+        (reply,) = self.runner.run([self._lists(groups, accepts, step)])
+        if reply.fault is None:
+            return self._unpacked(reply, groups)
+        if len(groups) > 1:
+            if not self._fallback_told:
+                self._fallback_told = True
+                last = reply.message.strip().rpartition("\n")[2]
+                log.warning("reward %s failed on a whole batch (%s); it is called once a group then", self.name, last)
+            replies = self.runner.run([self._lists([group], accepts, step) for group in groups])
+            found = (self._unpacked(one, [group]) for one, group in zip(replies, groups, strict=True))
+            return [value for values in found for value in values]
+        return [reply] * _count(groups)
+
+    def _lists(self, groups: Sequence[Group], accepts: Accepts, step: int) -> dict[str, Any]:
+        pairs = list(_completions(groups))
+        rows = [group.prompt.columns for group, _ in pairs]
+        wanted = {*accepts.takes, *(name for needed in accepts.needs for name in needed)} - set(TRL_NAMES)
+        names = dict.fromkeys(name for row in rows for name in row if accepts.everything or name in wanted)
+        prompts, completions = zip(*(_as_trl(group.prompt, completion) for group, completion in pairs), strict=True)
+        return {
+            "prompts": list(prompts),
+            "completions": list(completions),
+            "completion_ids": [list(completion.ids) for _, completion in pairs],
+            "columns": {name: [row.get(name) for row in rows] for name in names if name not in TRL_NAMES},
+            "step": step,
+        }
+
+    def _unpacked(self, reply: Reply, groups: Sequence[Group]) -> list[Reply]:
+        expected = _count(groups)
+        if reply.fault is not None:
+            return [reply] * expected
+        said: Mapping[str, Any] = reply.value
+        rewards = said["rewards"]
+        if not isinstance(rewards, (list, tuple)):
+            rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+        if not isinstance(rewards, (list, tuple)):
+            message = f"it returned {_described(rewards)} instead of a list of {expected} rewards"
+            return [Reply(None, "type", message)] * expected
+        if len(rewards) != expected:
+            raise RewardError(
+                f"reward {self.name} returned {len(rewards)} values for {expected} completions; a list must have "
+                "one value a completion, in order (None where the reward does not apply)"
+            )
+        for name, values in said["metrics"].items():
+            self.metrics.setdefault(name, []).extend(values)
+        for name, values in said["extras"].items():
+            self.extras.setdefault(name, []).extend(values)
+        return [_checked(Reply(value)) for value in rewards]
+
+
+def as_value(value: Any) -> float | None:
+    """A reward as a float; None stays None. bool, int, float, and scalars of numpy and torch are rewards.
+
+    Raises TypeError for anything else, ValueError for NaN and the infinities.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (bool, int, float)) and hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (bool, int, float)):
+        raise TypeError(f"it returned {_described(value)} instead of a number or None")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"it returned {number}")
+    return number
+
+
+def _checked(reply: Reply) -> Reply:
+    if reply.fault is not None:
+        return reply
+    try:
+        return Reply(as_value(reply.value))
+    except TypeError as error:
+        return Reply(None, "type", str(error))
+    except ValueError as error:
+        return Reply(None, "not_finite", str(error))
+
+
+def _described(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__} ({value!r:.60})"
+
+
+def _as_trl(prompt: Prompt, completion: Completion) -> tuple[Any, Any]:
+    """Conversational where the prompt was a chat, as TRL does it."""
+    if prompt.messages is None:
+        return prompt.text, completion.text
+    return [dict(message) for message in prompt.messages], [{"role": "assistant", "content": completion.text}]
+
+
+def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion]]:
+    return ((group, completion) for group in groups for completion in group.completions)
+
+
+def _count(groups: Sequence[Group]) -> int:
+    return sum(len(group.completions) for group in groups)

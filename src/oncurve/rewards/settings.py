@@ -1,0 +1,128 @@
+"""What every reward has in common: its settings, what its function takes, and where it runs.
+
+Nothing here, and nothing that the reward kinds import, imports torch: workers load these modules too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field
+
+from oncurve.spec import Component
+from oncurve.workers import Reply, WorkerPool, last_words
+
+__all__ = ["Accepts", "InProcess", "RewardSettings", "Runner"]
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Runner(Protocol):
+    """Applies a reward function to items: in workers (`WorkerPool`), or here (`InProcess`)."""
+
+    @property
+    def about(self) -> Any:
+        """What the function takes: `Accepts` as a mapping."""
+
+    def run(self, items: Sequence[Any]) -> list[Reply]:
+        """One reply an item, in order; a fault is a reply."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class Accepts(Component):
+    """What a reward function wants to be given.
+
+    batch        one call with lists for the whole batch (TRL's signature), instead of one call a completion
+    needs        names that must be there; each entry lists alternatives, of which one suffices
+    takes        names that are handed over where they exist
+    everything   all columns are handed over (`**kwargs`)
+    """
+
+    batch: bool = False
+    needs: tuple[tuple[str, ...], ...] = ()
+    takes: tuple[str, ...] = ()
+    everything: bool = False
+
+
+class RewardSettings(Component):
+    """One table of `[[rewards]]`: the fields that every kind has.
+
+    name              of the part in scores, logs and messages; the kind (or the function's name) unless given
+    weight            reward = Σ weight * part, over the parts that apply to a completion
+    on_error          what a fault (exception, timeout, NaN, wrong type ...) means: "mask": the completion takes no part
+                      in statistics and loss; "raise": the run stops; a number: that is the part's value
+    timeout_seconds   for one call of a function that runs in a worker
+    """
+
+    name: str | None = None
+    weight: float = 1.0
+    on_error: Literal["mask", "raise"] | float = "mask"
+    timeout_seconds: Positive = 10.0
+
+    @property
+    def default_name(self) -> str:
+        """The part's name when `name` is not given."""
+        return type(self).__name__.lower()
+
+    @property
+    def announcement(self) -> str | None:
+        """What the plan has to say about this reward before training, if anything."""
+        return None
+
+    def start(self, base: Path | None) -> Runner:
+        """The runner of this reward. `base`: the folder against which paths in the settings are resolved."""
+        raise TypeError(f"{type(self).__name__} does not say how it is run: a reward kind defines start()")
+
+
+class WorkerSettings(RewardSettings):
+    """A reward that runs in worker processes.
+
+    processes            how many
+    memory_limit_bytes   what each may allocate beyond its size once loaded
+    """
+
+    processes: Annotated[int, Field(ge=1)] = 2
+    memory_limit_bytes: Annotated[int, Field(gt=0)] | None = 4 << 30
+
+    def workers(self, factory: str, settings: Mapping[str, Any]) -> WorkerPool:
+        """The pool that holds `factory(**settings)`."""
+        return WorkerPool(
+            factory,
+            settings,
+            processes=self.processes,
+            timeout_seconds=self.timeout_seconds,
+            memory_limit_bytes=self.memory_limit_bytes,
+        )
+
+
+class InProcess:
+    """Runs a function on items in this process: no deadline, no memory limit; exceptions are replies all the same.
+
+    KeyboardInterrupt and oncurve's own control flow (a step that is being abandoned) pass through.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], about: Accepts) -> None:
+        self._function = function
+        self.about: Any = about.model_dump()
+
+    def run(self, items: Sequence[Any]) -> list[Reply]:
+        """One reply an item, in order."""
+        return [self._reply(item) for item in items]
+
+    def _reply(self, item: Any) -> Reply:
+        try:
+            return Reply(self._function(item))
+        except BaseException as error:  # user code may raise anything; the run goes on
+            if isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("oncurve."):
+                raise
+            kind = (
+                "exit" if isinstance(error, SystemExit) else "memory" if isinstance(error, MemoryError) else "exception"
+            )
+            return Reply(None, kind, last_words(error))
+
+    def close(self) -> None:
+        """Nothing is held."""

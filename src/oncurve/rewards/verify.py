@@ -1,0 +1,123 @@
+"""Verifiable rewards that need no more than text and numbers: `exact`, `numeric`, `regex`, and the built-in `task`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from oncurve.rewards.answers import final_answer, numeric_answer, text_after
+from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner, WorkerSettings
+from oncurve.tasks.arithmetic import is_correct
+
+__all__ = ["Exact", "Matcher", "Numeric", "Regex", "Task"]
+
+
+class Checked(RewardSettings):
+    """A reward that compares the completion with a column, here: its time is linear in the text.
+
+    answer   the column that holds the right answer
+    after    only what follows the last occurrence of this counts (`</think>`); a completion without it gets 0
+    """
+
+    answer: str = "answer"
+    after: str | None = None
+
+    def start(self, base: Path | None) -> Runner:
+        """Runs in this process; no user code is involved."""
+        return InProcess(self._item, Accepts(needs=(("completion",), (self.answer,))))
+
+    def _item(self, item: Mapping[str, Any]) -> float | None:
+        text = text_after(item["completion"], self.after)
+        return 0.0 if text is None else self(text, item[self.answer])
+
+    def __call__(self, completion: str, answer: Any) -> float | None:
+        """1 for a right completion, 0 for a wrong one, None where the answer column holds no answer."""
+        raise TypeError(f"{type(self).__name__} defines no comparison")
+
+
+class Exact(Checked):
+    """1 if the final answer (`answers.final_answer`; the whole text when nothing marks one) equals that of the column.
+
+    White space at the ends and its amount between words do not count; case does, unless `ignore_case`.
+    An empty answer column is None: the reward does not apply. Example: `"... #### Paris."` equals `"Paris"`.
+    """
+
+    ignore_case: bool = False
+
+    def __call__(self, completion: str, answer: Any) -> float | None:
+        """1.0, 0.0 or None as the class says; an `answer` that is not text is compared as text."""
+        expected = self._plain(str(answer)) if answer is not None else ""
+        return float(self._plain(completion) == expected) if expected else None
+
+    def _plain(self, text: str) -> str:
+        marked = final_answer(text)
+        words = " ".join((text if marked is None else marked).split()).removesuffix(".")
+        return words.casefold() if self.ignore_case else words
+
+
+class Numeric(Checked):
+    """1 if the final number equals that of the column, compared exactly as fractions; see `answers.numeric_answer`.
+
+    unmarked   whether the last number of a text counts when nothing marks an answer
+
+    None (does not apply) where the column holds no number. Example: `"... #### $1,234.0"` equals `1234`.
+    """
+
+    unmarked: bool = True
+
+    def __call__(self, completion: str, answer: Any) -> float | None:
+        """1.0, 0.0 or None as the class says; `answer` is text or a number."""
+        expected = numeric_answer(str(answer))
+        if expected is None:
+            return None
+        return float(numeric_answer(completion, self.unmarked) == expected)
+
+
+class Task(Checked):
+    """1 if the completion solves a problem of the built-in task: the task's own checker against its `answer` column."""
+
+    def __call__(self, completion: str, answer: Any) -> float | None:
+        """1.0 or 0.0."""
+        return float(is_correct(completion, str(answer)))
+
+
+class Regex(WorkerSettings):
+    r"""1 if `pattern` matches, 0 if not. In a worker under a deadline: backtracking on model text can take forever.
+
+    pattern   of Python's `re`; flags inside it, such as `(?s)`
+    mode      "search": somewhere in the completion; "full": the whole completion
+    """
+
+    pattern: str
+    mode: Literal["search", "full"] = "search"
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        return pattern
+
+    def start(self, base: Path | None) -> Runner:
+        """Runs in workers."""
+        return self.workers("oncurve.rewards.verify:Matcher", {"pattern": self.pattern, "mode": self.mode})
+
+
+class Matcher:
+    """The worker's side of `Regex`."""
+
+    about = Accepts(needs=(("completion",),)).model_dump()
+
+    def __init__(self, pattern: str, mode: str) -> None:
+        compiled = re.compile(pattern)
+        self._match = compiled.search if mode == "search" else compiled.fullmatch
+
+    def __call__(self, item: Mapping[str, Any]) -> float:
+        """1.0 or 0.0 for `{"completion": text}`."""
+        return float(self._match(item["completion"]) is not None)
