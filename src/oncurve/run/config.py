@@ -49,6 +49,8 @@ __all__ = [
 
 Aggregation = Callable[[TrainBatch], Tensor]
 
+IN_MEMORY = "in-memory:"  # begins what a resolved file holds in place of an object that has no path
+
 # What the rest of a run asks of a section's component, which a class of the user's may lack.
 PROMISES = {
     "advantage": ("__call__", "least_valid"),
@@ -192,6 +194,7 @@ def build_config(tables: Mapping[str, Any], base: Path | None = None) -> RunConf
     problems: list[str] = []
     for name, table in tables.items():
         try:
+            _refuse_lost_objects(name, table)
             built[name] = _build_section(name, table, base)
         except ConfigError as error:
             problems.append(str(error))
@@ -219,6 +222,16 @@ def _build_rewards(table: Any, base: Path | None) -> tuple[Component, ...]:
     if isinstance(table, (str, Mapping)) or not isinstance(table, Sequence):
         raise ConfigError("rewards: expected a list of tables; write each as [[rewards]], with two brackets")
     return tuple(build(item, REWARD_KINDS, f"rewards.{index}", base=base) for index, item in enumerate(table))
+
+
+def _refuse_lost_objects(name: str, table: Any) -> None:
+    for part in table if isinstance(table, list) else [table]:
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            if isinstance(value, str) and value.startswith(IN_MEMORY):
+                what = value.removeprefix(IN_MEMORY)
+                raise ConfigError(
+                    f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again"
+                )
 
 
 def _unknown_section(name: str) -> str:

@@ -16,7 +16,7 @@ import tomli_w
 from oncurve.errors import ConfigError
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.checks import check_config, check_inert
-from oncurve.run.config import SECTIONS, RunConfig, build_config
+from oncurve.run.config import IN_MEMORY, SECTIONS, RunConfig, build_config
 from oncurve.run.layers import Layer, from_mapping, from_overrides, read_layers
 from oncurve.spec import Component, component_class, kind_of
 
@@ -167,4 +167,4 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Component):
         return {key: _plain(getattr(value, key)) for key in type(value).model_fields if getattr(value, key) is not None}
-    return f"in-memory:{getattr(value, '__qualname__', type(value).__name__)}"
+    return f"{IN_MEMORY}{getattr(value, '__qualname__', type(value).__name__)}"

@@ -151,6 +151,16 @@ def test_rows_in_memory_are_written_and_objects_by_name():
     assert to_tables(config(data=InMemory(rows=(len,))))["data"]["rows"] == ["in-memory:len"]
 
 
+def test_an_object_from_python_is_asked_for_again(tmp_path: Path):
+    made = config(rewards=[{"kind": "python", "function": len, "weight": 2.0}])
+    (tmp_path / "config.toml").write_text(to_toml(made))
+    assert complaint(recipe=tmp_path) == (
+        "rewards.function: len was an object in Python, which no file can hold; give it again"
+    )
+    again = config(recipe=tmp_path, rewards=[{"kind": "python", "function": len, "weight": 2.0}])
+    assert again == made
+
+
 def test_none_survives_the_resolved_file_wherever_it_may_stand():
     for cls in [cls for section in SECTIONS.values() for cls in section.kinds.values()] + list(REWARD_KINDS.values()):
         for key, field in cls.model_fields.items():

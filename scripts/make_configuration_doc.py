@@ -1,0 +1,203 @@
+"""Write docs/configuration.md from the classes: every key with its default and its meaning.
+
+python scripts/make_configuration_doc.py          writes the page
+python scripts/make_configuration_doc.py --check  exit code 1 where the committed page is not what it would write
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from oncurve.rewards import REWARD_KINDS
+from oncurve.run.checks import IMPOSSIBLE, INERT
+from oncurve.run.config import SECTIONS, RunConfig
+from oncurve.run.layers import PRESETS
+from oncurve.spec import Component
+
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+ENTRY = re.compile(r"^(\w+(?:, \w+)*) {2,}(\S.*)$")
+
+INTRODUCTION = """\
+# Configuration
+
+<!-- Written by scripts/make_configuration_doc.py; a test compares it with the classes. -->
+
+A recipe is a TOML file (YAML is read too) of sections with settings. Every key has a vetted default; what a run cannot
+do without is `model.path`, some data and a reward:
+
+```toml
+extends = "dr_grpo"                     # a preset, or another recipe, relative to this one
+
+[model]
+path = "Qwen/Qwen2.5-0.5B-Instruct"
+
+[data]
+path = "gsm8k.jsonl"                    # relative to this file
+template = "{question}\\nEnd with #### and the number."
+
+[[rewards]]
+kind = "math"
+```
+
+Later layers win: class defaults, then what the recipe extends, then the recipe, then the command line. There
+`section.key=value` takes a TOML value (`learner.learning_rate=2e-6`, `rollout.stop=["\\n\\n"]`, `rewards.0.weight=2`,
+`extends=dr_grpo`), `null` for none, and anything else as a string. A `kind` that holds a colon is a class of yours:
+`"my_lab.credit:MedianBaseline"`, or `"credit.py:MedianBaseline"` relative to the recipe. A layer that changes a
+section's `kind` keeps of the lower layers what the new kind has a key for.
+
+An unknown key is an error that names the nearest one. `oncurve config show RECIPE` prints the resolved file,
+`oncurve config explain RECIPE` the objective as an equation with the numbers in.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    presets = [f"* `{preset.stem}`: {_comment(preset)}" for preset in sorted(PRESETS.glob("*.toml"))]
+    parts = [INTRODUCTION, "Presets:\n\n" + "\n".join(presets) + "\n"]
+    for name in RunConfig.model_fields:
+        parts.append(_rewards() if name == "rewards" else _section(name))
+    impossible = [f"* {rule.message}." for rule in IMPOSSIBLE]
+    inert = [f"* {', '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}." for rule in INERT]
+    parts.append("## What cannot be together\n\n" + "\n".join(impossible) + "\n")
+    parts.append(
+        "## Keys that other settings make meaningless\n\nAn error where the same layer (a file, the command line) "
+        "sets both; over layers it is none, and the plan says it.\n\n" + "\n".join(inert) + "\n"
+    )
+    return "\n".join(parts)
+
+
+def _comment(preset: Path) -> str:
+    lines = preset.read_text(encoding="utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in lines[: next(i for i, line in enumerate(lines) if line[:1] != "#")])
+
+
+def _section(name: str) -> str:
+    section = SECTIONS[name]
+    text = f"## `[{name}]`\n"
+    if section.default is None:
+        cls = next(iter(section.kinds.values()))
+        return f"{text}\n{_summary(cls)}\n\n{_table(cls)}"
+    text += f"\n`kind`: one of {_names(section.kinds)}, or a class by path. Default: `{section.default}`.\n"
+    shared = _shared(list(section.kinds.values()))
+    if shared:
+        text += f"\nEvery kind has:\n\n{_rows(next(iter(section.kinds.values())), shared)}"
+    return text + "".join(_kind(kind, cls, shared) for kind, cls in section.kinds.items())
+
+
+def _rewards() -> str:
+    text = "## `[[rewards]]`\n\nA list: each table is one reward; a completion gets the weighted sum of them. "
+    text += f"`kind`: one of {_names(REWARD_KINDS)}, or a class by path.\n"
+    shared = _shared(list(REWARD_KINDS.values()))
+    if shared:
+        text += f"\nEvery kind has:\n\n{_rows(next(iter(REWARD_KINDS.values())), shared)}"
+    return text + "".join(_kind(kind, cls, shared) for kind, cls in REWARD_KINDS.items())
+
+
+def _names(kinds: Iterable[str]) -> str:
+    return ", ".join(f"`{kind}`" for kind in kinds)
+
+
+def _shared(classes: list[type[Component]]) -> list[str]:
+    """Fields that all the kinds have with the same default, where there are several kinds."""
+    first, *others = classes
+    return [
+        name
+        for name, field in first.model_fields.items()
+        if others
+        and all(name in other.model_fields and other.model_fields[name].default == field.default for other in others)
+    ]
+
+
+def _kind(kind: str, cls: type[Component], shared: list[str]) -> str:
+    own = [name for name in cls.model_fields if name not in shared]
+    return f'\n### `kind = "{kind}"`\n\n{_summary(cls)}\n' + (f"\n{_rows(cls, own)}" if own else "")
+
+
+def _summary(cls: type[Component]) -> str:
+    return " ".join((cls.__doc__ or "").strip().split("\n\n")[0].split())
+
+
+def _table(cls: type[Component]) -> str:
+    return _rows(cls, list(cls.model_fields))
+
+
+def _rows(cls: type[Component], names: list[str]) -> str:
+    meanings = field_meanings(cls)
+    lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
+    for name in names:
+        field = cls.model_fields[name]
+        cells = (f"`{name}`", _default(field), _values(field.annotation), meanings.get(name, ""))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def field_meanings(cls: type[Component]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say of each field: `name   meaning`, continued by indentation."""
+    meanings: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        current: tuple[str, ...] = ()
+        for line in (base.__doc__ or "").splitlines():
+            entry = ENTRY.match(line.removeprefix("    "))
+            if entry and set(entry[1].split(", ")) <= cls.model_fields.keys():
+                current = tuple(entry[1].split(", "))
+                meanings |= dict.fromkeys(current, entry[2])
+            elif current and line.startswith(" " * 8) and line.strip():
+                meanings |= {name: f"{meanings[name]} {line.strip()}" for name in current}
+            else:
+                current = ()
+    return meanings
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, str):
+        return f'`"{value}"`'
+    return f"`{list(value) if isinstance(value, tuple) else format(value, 'g') if isinstance(value, float) else value}`"
+
+
+NAMES = {int: "whole number", float: "number", str: "string", bool: "true, false", type(None): "none", Any: "anything"}
+
+
+def _values(annotation: Any) -> str:
+    """The type in words."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return ", ".join(f'`"{choice}"`' if isinstance(choice, str) else f"`{choice}`" for choice in inner)
+    if origin is typing.Annotated:
+        return _values(inner[0])
+    if origin in (tuple, list):
+        kinds = list(dict.fromkeys(_values(each) for each in inner if each is not Ellipsis))
+        return f"list of {' or '.join(kinds)}"
+    if inner and (origin is typing.Union or str(origin) == "<class 'types.UnionType'>"):
+        return " or ".join(_values(each) for each in inner)
+    return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with `--check` compare it. Returns the exit code."""
+    text = page()
+    if arguments == ["--check"]:
+        current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text
+        advice = "current" if current else "out of date: run scripts/make_configuration_doc.py"
+        sys.stdout.write(f"{PAGE.name} is {advice}\n")
+        return 0 if current else 1
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

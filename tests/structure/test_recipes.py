@@ -1,0 +1,111 @@
+"""Every shipped recipe and preset loads; the configuration keeps its bounds; its page is current."""
+
+import importlib.util
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from oncurve.data import InMemory, load_rows
+from oncurve.rewards import REWARD_KINDS
+from oncurve.run.checks import inert, missing
+from oncurve.run.config import SECTIONS, RunConfig
+from oncurve.run.explain import explain, plan
+from oncurve.run.layers import PRESETS
+from oncurve.run.loading import load_config, to_toml
+from oncurve.spec import locate
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml")) + sorted((ROOT / "recipes").glob("*.y*ml"))
+LEAVES_CAP = 90
+
+
+def page_maker() -> ModuleType:
+    script = ROOT / "scripts" / "make_configuration_doc.py"
+    spec = importlib.util.spec_from_file_location("make_configuration_doc", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_every_recipe_loads_explains_and_survives_being_written(recipe: Path, tmp_path: Path) -> None:
+    config, folder = load_config(recipe)
+    assert folder == recipe.parent
+    assert explain(config).startswith("J(θ) = ")
+    assert not inert(config)
+    assert not [line for line in plan(config) if line.startswith("note: ")]
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    assert load_config(tmp_path)[0] == config
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_is_complete_but_for_the_users_model(recipe: Path) -> None:
+    config, _ = load_config(recipe)
+    assert [line.split(":")[0] for line in missing(config)] in ([], ["model.path"])
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_the_code_a_recipe_names_is_there(recipe: Path) -> None:
+    config, _ = load_config(recipe)
+    for reward in config.rewards:
+        for value in reward.model_dump().values():
+            if isinstance(value, str) and ".py:" in value:
+                assert callable(locate(value))
+    if isinstance(config.data, InMemory):
+        assert load_rows(config.data)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_preset_loads_by_its_name_and_begins_with_its_source(preset: Path) -> None:
+    config, _ = load_config(preset.stem)
+    assert explain(config).startswith("J(θ) = ")
+    assert preset.read_text(encoding="utf-8").startswith("# ")
+    assert not inert(config)
+
+
+def test_the_preset_grpo_is_the_class_defaults() -> None:
+    assert load_config("grpo")[0] == RunConfig()
+
+
+def test_the_configuration_has_no_more_leaves_than_a_person_can_know() -> None:
+    leaves = {("rewards", key) for cls in REWARD_KINDS.values() for key in ("kind", *cls.model_fields)}
+    for name, section in SECTIONS.items():
+        leaves |= {(name, key) for cls in section.kinds.values() for key in cls.model_fields}
+        leaves |= {(name, "kind")} if section.default is not None else set()
+    assert len(leaves) <= LEAVES_CAP, len(leaves)
+
+
+def test_every_section_of_the_configuration_is_in_the_table() -> None:
+    assert set(RunConfig.model_fields) == {*SECTIONS, "rewards"}
+
+
+def test_the_page_of_the_configuration_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert page_maker().main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_every_key_is_on_the_page_with_its_meaning() -> None:
+    maker = page_maker()
+    classes = [cls for section in SECTIONS.values() for cls in section.kinds.values()] + list(REWARD_KINDS.values())
+    for cls in classes:
+        meanings = maker.field_meanings(cls)
+        assert set(meanings) == set(cls.model_fields), f"{cls.__name__}'s docstring must say what each field means"
+
+
+def test_presets_set_nothing_but_an_algorithms_own() -> None:
+    for preset in PRESETS.glob("*.toml"):
+        sections = tomllib.loads(preset.read_text(encoding="utf-8")).keys()
+        assert sections <= {
+            "extends",
+            "data",
+            "rollout",
+            "advantage",
+            "objective",
+            "kl",
+            "entropy",
+            "aggregation",
+            "learner",
+        }
