@@ -1,7 +1,7 @@
 """The slow, obvious twin of every fast forward: each row alone, prompt and completion in full, no padding, no cache.
 
-transformers' own attention over torch's (its eager one takes softmax in float32 whatever the model computes in, too coarse
-for 1e-10), so nothing of oncurve's takes part. No imports from oncurve.
+transformers' own attention over torch's, so nothing of oncurve's takes part (its eager one takes softmax in float32
+whatever the model computes in: too coarse for 1e-10). No imports from oncurve.
 """
 
 from collections.abc import Sequence

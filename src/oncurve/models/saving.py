@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oncurve.durable import read_tensors, write_directory
+from oncurve.durable import write_directory
 from oncurve.errors import ModelError
 from oncurve.models.quiet import quiet
 
@@ -45,14 +45,11 @@ def save(
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory.parent) as folder, quiet():
         network: Any = module
-        network.save_pretrained(folder, state_dict=tensors)
+        network.save_pretrained(folder, state_dict=dict(tensors))  # it empties what it is given
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        files: dict[str, bytes | Mapping[str, Tensor]] = {}
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file():
-                name = path.relative_to(folder).as_posix()
-                files[name] = read_tensors(path) if path.suffix == ".safetensors" else path.read_bytes()
+        paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         files["config.json"] = _with_dtype(Path(folder, "config.json"), tensors)
         write_directory(directory, files)
 

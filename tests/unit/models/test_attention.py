@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, VOCABULARY, architecture, token_rows
-from oracles.plain_forward import plain_logits
 from torch import Tensor, nn
 
+from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, VOCABULARY, architecture, token_rows
 from oncurve.errors import ModelError
 from oncurve.models import ModelConfig, TransformersModel
 from oncurve.models.attention import NAME, attention, switched
 from oncurve.models.leaves import replace_norms
+from oracles.plain_forward import plain_logits
 
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -103,10 +103,15 @@ def test_the_module_attends_as_before_outside_of_our_calls():
     before = module.config._attn_implementation
     packed_logits(TransformersModel(module), RAGGED)
     assert module.config._attn_implementation == before != NAME
-    with pytest.raises(RuntimeError, match="inside"), switched(module.config):
+    with pytest.raises(RuntimeError, match="inside"):
+        fail_inside(module)
+    assert module.config._attn_implementation == before
+
+
+def fail_inside(module):
+    with switched(module.config):
         assert module.config._attn_implementation == NAME
         raise RuntimeError("inside")
-    assert module.config._attn_implementation == before
 
 
 class Spy:

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes.architectures import ROWS, UNIFORM, VOCABULARY, architecture
-from fakes.tiny_policy import TinyLM
-from oracles.plain_forward import next_logits, plain_logits
 from torch import nn
 
+from fakes.architectures import ROWS, UNIFORM, VOCABULARY, architecture
+from fakes.tiny_policy import TinyLM
 from oncurve.errors import ModelError
 from oncurve.models import GenericModel
+from oracles.plain_forward import next_logits, plain_logits
 
 
 class WithLogits(nn.Module):

@@ -1,0 +1,87 @@
+"""Prompts become the ids the model was trained to be asked with."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from oncurve.errors import ModelError
+from oncurve.models import has_template, render
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+class Characters:
+    """A tokenizer of code points, with a BOS it puts nowhere by itself."""
+
+    chat_template = None
+
+    def __init__(self, bos_token_id=None):
+        self.bos_token_id = bos_token_id
+
+    def __call__(self, text, **_):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+@pytest.fixture(scope="module")
+def qwen(test_data):
+    return AutoTokenizer.from_pretrained(test_data / "tokenizers" / "qwen2", local_files_only=True)
+
+
+def test_a_string_is_tokenised_as_it_is(qwen):
+    ids = render(qwen, "Once upon a time")
+    assert all(isinstance(token, int) for token in ids)
+    assert qwen.decode(ids) == "Once upon a time"
+
+
+def test_messages_go_through_the_template_and_end_with_the_opening_of_the_answer(qwen):
+    ids = render(qwen, MESSAGES)
+    assert qwen.decode(ids).startswith(RENDERED)
+    assert ids[0] == qwen.convert_tokens_to_ids("<|im_start|>")
+
+
+def test_the_template_that_comes_with_qwen_3_renders_too(qwen, test_data):
+    import json
+
+    settings = json.loads((test_data / "tokenizers" / "qwen2" / "qwen3_tokenizer_config.json").read_text())
+    original = qwen.chat_template
+    qwen.chat_template = settings["chat_template"]
+    try:
+        assert qwen.decode(render(qwen, MESSAGES)).startswith(RENDERED)
+    finally:
+        qwen.chat_template = original
+
+
+def test_a_string_that_looks_like_a_chat_is_still_a_string(qwen):
+    assert len(render(qwen, "[{'role': 'user'}]")) > 3
+
+
+def test_whether_there_is_a_template(qwen):
+    assert has_template(qwen)
+    assert not has_template(Characters())
+    assert not has_template(None)
+
+
+def test_messages_without_a_template_are_refused():
+    with pytest.raises(ModelError, match="no chat template"):
+        render(Characters(), MESSAGES)
+
+
+def test_what_the_template_refuses_is_said(qwen):
+    original = qwen.chat_template
+    qwen.chat_template = "{{ raise_exception('roles must alternate') }}"
+    try:
+        with pytest.raises(ModelError, match="roles must alternate"):
+            render(qwen, MESSAGES)
+    finally:
+        qwen.chat_template = original
+
+
+def test_a_bos_the_tokenizer_puts_is_kept_and_never_doubled(test_data):
+    tokenizer = AutoTokenizer.from_pretrained(test_data / "models" / "stories260k", local_files_only=True)
+    assert render(tokenizer, "Once") == tuple(tokenizer("Once")["input_ids"])
+
+
+def test_an_empty_string_is_the_beginning_of_a_text():
+    assert render(Characters(bos_token_id=1), "") == (1,)
+    with pytest.raises(ModelError, match="empty prompt"):
+        render(Characters(), "")

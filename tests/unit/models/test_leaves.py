@@ -1,0 +1,55 @@
+"""Leaf modules replaced in place compute what they replaced."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+
+from fakes.architectures import ARCHITECTURES, UNIFORM, architecture
+from oncurve.models import TransformersModel
+from oncurve.models.leaves import RMSNorm, replace_norms
+
+NORMS = {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5, "gpt2": 0}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_rms_norm_is_replaced_under_its_name(name):
+    module = architecture(name)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    assert replace_norms(module) == NORMS[name]
+    after = module.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert replace_norms(module) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_bits_stay_as_they_were(name, dtype):
+    module = architecture(name, dtype)
+    rows = (UNIFORM.prompts, UNIFORM.group_ids, UNIFORM.completion_ids, UNIFORM.lengths)
+    before = TransformersModel(module).completion_hidden(*rows)
+    replace_norms(module)
+    assert torch.equal(TransformersModel(module).completion_hidden(*rows), before)
+
+
+def test_a_norm_that_computes_something_else_stays():
+    model = nn.Sequential(GemmaRMSNorm(8))
+    assert replace_norms(model) == 0
+    assert isinstance(model[0], GemmaRMSNorm)
+
+
+def test_a_norm_that_somebody_watches_stays():
+    module = architecture("llama")
+    module.model.norm.register_forward_hook(lambda layer, args, output: None)
+    assert replace_norms(module) == 4
+
+
+def test_a_model_with_replaced_norms_can_be_copied():
+    module = architecture("llama")
+    replace_norms(module)
+    twin = copy.deepcopy(module)
+    assert isinstance(twin.model.norm, RMSNorm)
+    assert twin.model.norm.weight is not module.model.norm.weight

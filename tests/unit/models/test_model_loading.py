@@ -1,0 +1,228 @@
+"""From a directory to a model and back; what cannot be loaded is refused with the mend."""
+
+import json
+import shutil
+import socket
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+import oncurve.models
+from fakes.architectures import UNIFORM, VOCABULARY, architecture
+from fakes.tiny_policy import TinyLM
+from oncurve.errors import ConfigError, ModelError
+from oncurve.models import ModelConfig, TransformersModel, save
+from oncurve.spec import build
+
+
+def tokenizer_of(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{index}": index for index in range(3, size)}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "model"
+    save(architecture("llama"), tokenizer_of(), path)
+    return path
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise OSError("the network was asked for")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def hidden(model):
+    return model.completion_hidden(UNIFORM.prompts, UNIFORM.group_ids, UNIFORM.completion_ids, UNIFORM.lengths)
+
+
+def test_a_directory_loads_on_the_fast_path_without_the_network(folder, no_network):
+    loaded = ModelConfig(path=str(folder)).build()
+    assert isinstance(loaded.model, TransformersModel)
+    assert loaded.name == "model"
+    assert loaded.eos_ids == (2,)
+    assert loaded.context_length == 128
+    assert loaded.tokenizer.decode([5, 6]) == "w5 w6"
+    assert torch.equal(hidden(loaded.model), hidden(TransformersModel(architecture("llama"))))
+
+
+def test_bf16_is_what_it_computes_in_unless_masters_are_asked_for(folder):
+    settings = ModelConfig(path=str(folder), dtype="bfloat16")
+    computing, training = settings.build(), settings.build(masters=True)
+    assert {p.dtype for p in computing.model.module.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in training.model.module.parameters()} == {torch.float32}
+    assert computing.dtype == training.dtype == torch.bfloat16
+
+
+def test_the_generic_path_may_be_asked_for(folder):
+    assert not ModelConfig(path=str(folder), attention="generic").build().model.fast
+
+
+def test_eos_is_the_set_of_all_that_end_a_completion(folder):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 2]}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
+    assert ModelConfig(path=str(folder)).build().eos_ids == (9, 2, 7)
+
+
+def test_loading_is_silent_and_leaves_the_settings_of_transformers_as_they_were(folder, capfd):
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    ModelConfig(path=str(folder)).build()
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (verbosity, bars)
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_the_keys_are_strict():
+    with pytest.raises(ConfigError, match="attention"):
+        build({"atention": "auto"}, {"-": ModelConfig}, "model", "-")
+
+
+def broken(folder, change):
+    change(folder)
+    return str(folder)
+
+
+def without_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def pickled(folder):
+    without_weights(folder)
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def without_tokenizer(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def half_the_weights(folder):
+    tensors = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if "layers.1" not in k}, folder / "model.safetensors", {"format": "pt"})
+
+
+def another_shape(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 70}))
+
+
+def code_of_its_own(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "something_new", "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shutil.rmtree, "no such directory"),
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (without_weights, r"no weights \(\*.safetensors\)"),
+        (pickled, r"only pickled weights \(pytorch_model.bin\)"),
+        (without_tokenizer, "no tokenizer"),
+        (half_the_weights, "the weights lack model.layers.1"),
+        (another_shape, "model cannot be loaded|the weights lack"),
+        (code_of_its_own, "trust_remote_code = true"),
+        (lambda folder: (folder / "config.json").write_text("{"), "model cannot be loaded"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "model cannot be loaded"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_with_the_reason(folder, change, message):
+    with pytest.raises(ModelError, match=message):
+        ModelConfig(path=broken(folder, change)).build()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "model.path is not set"),
+        ("./nowhere", "no such directory"),
+        ("/nowhere/at/all", "no such directory"),
+        ("a/b/c", "no such directory"),
+    ],
+)
+def test_a_path_to_nothing_is_refused(path, message):
+    with pytest.raises(ModelError, match=message):
+        ModelConfig(path=path).build()
+
+
+def test_a_file_is_no_model(tmp_path):
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="is a file"):
+        ModelConfig(path=str(tmp_path / "weights.safetensors")).build()
+
+
+def test_a_hub_id_without_the_network_says_what_it_needs(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="needs the network"):
+        ModelConfig(path="nobody/no-such-model-of-anyones").build()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_where_there_is_none_is_refused(folder):
+    with pytest.raises(ModelError, match="no CUDA device"):
+        ModelConfig(path=str(folder), device="cuda").build()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_what_was_saved_loads_in_transformers_as_it_is(tmp_path, name, dtype):
+    module = architecture(name)
+    save(module, tokenizer_of(), tmp_path / "out", dtype=dtype)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt"  # transformers before 5 refuses weights that do not say so
+    assert again.dtype == dtype
+    for key, tensor in module.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor.to(dtype))
+
+
+def test_masters_stand_in_for_the_modules_own_weights_and_for_those_tied_to_them(tmp_path):
+    module = architecture("qwen3").bfloat16()
+    masters = {name: torch.randn(p.shape) for name, p in module.named_parameters()}
+    save(module, None, tmp_path / "out", state=masters)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert again.dtype == torch.float32
+    assert torch.equal(again.lm_head.weight, masters["model.embed_tokens.weight"])
+    assert all(torch.equal(tensor, masters[name]) for name, tensor in again.named_parameters())
+
+
+def test_a_tensor_the_model_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="no tensor 'other'"):
+        save(architecture("llama"), None, tmp_path / "out", state={"other": torch.zeros(1)})
+
+
+def test_any_module_is_saved_as_tensors(tmp_path):
+    module = TinyLM(tied=True)
+    save(module, None, tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(tensors["embedding.weight"], module.embedding.weight)
+
+
+def test_saving_again_replaces_and_leaves_nothing_behind(folder):
+    save(architecture("llama", seed=1), tokenizer_of(), folder)
+    loaded = ModelConfig(path=str(folder)).build()
+    assert torch.equal(hidden(loaded.model), hidden(TransformersModel(architecture("llama", seed=1))))
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", oncurve.models.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(oncurve.models, name) is not None
+
+
+def test_a_name_that_is_not_there_says_so():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        oncurve.models.nothing  # noqa: B018  (the attribute access is the test)

@@ -1,0 +1,180 @@
+"""The fast path is taken only by what it computes rightly, and the run is told why."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+
+from fakes.architectures import ARCHITECTURES, architecture
+from fakes.tiny_policy import TinyLM
+from oncurve.models import GenericModel, TransformersModel, wrap
+from oncurve.models.probe import compare
+
+_SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+REFUSED = {
+    "a final soft cap": (lambda: Gemma2ForCausalLM(Gemma2Config(**_SHAPE)), "soft cap"),
+    "a soft cap in attention alone": (
+        lambda: Gemma2ForCausalLM(Gemma2Config(**_SHAPE, final_logit_softcapping=None)),
+        "soft cap",
+    ),
+    "attention sinks": (
+        lambda: GptOssForCausalLM(GptOssConfig(**_SHAPE, num_local_experts=2, num_experts_per_tok=1)),
+        "s_aux",
+    ),
+    "scaled logits (cohere)": (
+        lambda: CohereForCausalLM(CohereConfig(**{k: v for k, v in _SHAPE.items() if k != "head_dim"})),
+        "logits differ",
+    ),
+    "scaled logits (granite)": (
+        lambda: GraniteForCausalLM(GraniteConfig(**_SHAPE, logits_scaling=8.0)),
+        "logits differ",
+    ),
+    "attention of its own": (
+        lambda: BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4)),
+        "AttentionInterface",
+    ),
+}
+
+
+def seeded(make):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make().eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_promised_shapes_take_the_fast_path(name, dtype):
+    model = wrap(architecture(name, dtype))
+    assert isinstance(model, TransformersModel)
+    assert model.fast
+    assert model.path_reason.startswith("fast path")
+
+
+def test_experts_take_the_fast_path_too():
+    make = lambda: MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=4))  # noqa: E731  (one line, used once)
+    assert wrap(seeded(make)).fast
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_the_fast_path_would_compute_wrongly_goes_the_generic_path_and_says_why(make, reason):
+    model = wrap(seeded(make))
+    assert isinstance(model, GenericModel)
+    assert not model.fast
+    assert model.path_reason.startswith("generic path")
+    assert reason in model.path_reason
+
+
+def test_layers_of_an_unknown_kind_are_refused_by_name():
+    module = architecture("qwen2")
+    module.config.layer_types = ["full_attention", "linear_attention"]
+    assert "linear_attention" in wrap(module).path_reason
+
+
+def test_a_model_without_a_head_says_so():
+    assert "no language-model head" in wrap(LlamaModel(architecture("llama").config)).path_reason
+
+
+def test_any_other_module_takes_the_generic_path():
+    assert "TinyLM is not a transformers model" in wrap(TinyLM()).path_reason
+
+
+def test_the_generic_path_may_be_asked_for():
+    model = wrap(architecture("llama"), "generic")
+    assert isinstance(model, GenericModel)
+    assert "model.attention" in model.path_reason
+
+
+class Off(nn.Module):
+    """A linear layer that is wrong as soon as it sees more than one row."""
+
+    def __init__(self, inner, gradient_only):
+        super().__init__()
+        self.inner, self.gradient_only = inner, gradient_only
+
+    def forward(self, x):
+        y = self.inner(x)
+        wrong = y * 1.5
+        if x.shape[0] == 1:
+            return y
+        return wrong + (y - wrong).detach() if self.gradient_only else wrong
+
+
+@pytest.mark.parametrize(("gradient_only", "reason"), [(False, "logits differ"), (True, "gradient differs")])
+def test_a_difference_in_value_or_only_in_gradient_is_found(gradient_only, reason):
+    module = architecture("llama")
+    module.model.layers[0].mlp.up_proj = Off(module.model.layers[0].mlp.up_proj, gradient_only)
+    assert reason in wrap(module).path_reason
+
+
+def test_a_module_that_breaks_on_a_flat_row_takes_the_generic_path():
+    module = architecture("llama")
+
+    def refuse(layer, args):
+        if args[0].shape[0] == 1:
+            raise RuntimeError("I want a batch\nand a second line")
+
+    module.model.embed_tokens.register_forward_pre_hook(refuse)
+    assert "RuntimeError: I want a batch)" in wrap(module).path_reason
+
+
+def test_the_probe_leaves_gradients_random_numbers_weights_and_mode_of_attention_alone():
+    module = architecture("llama")
+    next(module.parameters()).grad = torch.ones_like(next(module.parameters()))
+    random, weights = torch.get_rng_state(), {k: v.clone() for k, v in module.state_dict().items()}
+    before = module.config._attn_implementation
+    wrap(module)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in module.state_dict().items())
+    assert (next(module.parameters()).grad == 1).all()
+    assert all(parameter.grad is None for parameter in list(module.parameters())[1:])
+    assert module.config._attn_implementation == before
+
+
+def test_frozen_weights_are_probed_by_value_and_stay_frozen():
+    module = architecture("llama").requires_grad_(False)
+    assert wrap(module).fast
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_it_works_under_no_grad_and_is_quick():
+    module = architecture("qwen3")
+    start = time.perf_counter()
+    with torch.no_grad():
+        assert wrap(module).fast
+    assert time.perf_counter() - start < 3.0  # 0.05 s on a quiet machine
+
+
+def test_large_models_are_compared_by_their_norms_and_biases():
+    value, gradient = compare(architecture("qwen2"), every_gradient=False)
+    assert value < 1e-4
+    assert gradient < 1e-3
