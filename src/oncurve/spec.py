@@ -140,8 +140,8 @@ def component_class(
         raise ConfigError(f"{where}.kind: expected a name, got {kind!r}; choose one of: {names}")
     if ":" not in kind:
         if kind not in kinds:
-            near = suggest(kind, kinds)
-            raise ConfigError(f"{where}.kind: unknown kind {kind!r}{near}; choose one of: {names}, or 'module:Name'")
+            near = suggest(kind, kinds) or ";"
+            raise ConfigError(f"{where}.kind: unknown kind {kind!r}{near} choose one of: {names}, or 'module:Name'")
         return kinds[kind]
     try:
         found = locate(kind, base)
@@ -272,7 +272,8 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None) -> st
     given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         keys = _keys_at(cls, names[:-1])
-        return f"unknown key{suggest(names[-1], keys)}" + (f"; the keys here are: {', '.join(keys)}" if keys else "")
+        listed = ", ".join(keys) or "none"
+        return "unknown key" + (suggest(names[-1], keys) or f"; the keys here are: {listed}")
     if kind == "missing":
         return "missing; it has no default"
     if kind == "literal_error":

@@ -243,6 +243,5 @@ def _unknown_section(name: str) -> str:
     ]
     if owners:
         return f"a setting stands in its section; did you mean {' or '.join(dict.fromkeys(owners))}?"
-    return (
-        f"unknown section{suggest(name, [*SECTIONS, 'rewards'])}; the sections are: {', '.join([*SECTIONS, 'rewards'])}"
-    )
+    names = [*SECTIONS, "rewards"]
+    return "unknown section" + (suggest(name, names) or f"; the sections are: {', '.join(names)}")

@@ -83,9 +83,9 @@ def _find(name: str, folder: Path, where: str = "") -> Path:
         return PRESETS / f"{name}.toml"
     known = f"the presets are: {', '.join(presets)}"
     if path.suffix not in (".toml", ".yaml", ".yml"):
-        raise ConfigError(f"{where}there is no recipe or preset {name!r}{suggest(name, presets)}; {known}")
+        raise ConfigError(f"{where}there is no recipe or preset {name!r}{suggest(name, presets) or ';'} {known}")
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise ConfigError(f"{where}there is no file {path}{suggest(path.name, beside)}; {known}")
+    raise ConfigError(f"{where}there is no file {path}{suggest(path.name, beside) or ';'} {known}")
 
 
 def _read_table(file: Path) -> dict[str, Any]:
