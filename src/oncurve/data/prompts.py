@@ -21,6 +21,9 @@ from oncurve.types import Prompt
 __all__ = ["Prompts", "check_row", "open_prompts"]
 
 
+GENERATED_SAMPLE = 64  # so many generated prompts speak for a hundred thousand, which would take half a minute
+
+
 def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> None:
     """Raises DataError, beginning with `place`, where this row can make no prompt. Needs no tokenizer."""
     wanted = template_columns(settings.template) if settings.template is not None else (settings.prompt_column,)
@@ -125,6 +128,9 @@ def open_prompts(rows: Rows, settings: DataSettings, tokenizer: Any = None, fits
         prompts[0]  # a tokenizer that cannot do what is asked fails now
     longest = min((n for n in (settings.max_prompt_tokens, fits) if n is not None), default=None)
     if longest is None:
+        return prompts
+    some = range(min(len(rows), GENERATED_SAMPLE) if rows.generated else 0)
+    if len(some) and all(_fits(prompts, index, longest) for index in some):
         return prompts
     short = [index for index in range(len(prompts)) if _fits(prompts, index, longest)]
     if not short and len(rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,19 +20,21 @@ class Rows:
     """Rows and where each came from: `numbers[i]` is row i's number in its source, `place(number)` says it in words.
 
     A row is a mapping of columns. Its number is its prompt's id, a part of the randomness key: it is counted before
-    anything is held out, limited or dropped. Example: `Rows([{"prompt": "2+2="}], [0], lambda n: f"data row {n}")`.
+    anything is held out, limited or dropped. `generated` rows are made on demand and all alike: they need no check one
+    by one. Example: `Rows([{"prompt": "2+2="}], [0], lambda n: f"data row {n}")`.
     """
 
     items: Sequence[Mapping[str, Any]]
     numbers: Sequence[int]
     place: Callable[[int], str]
+    generated: bool = False
 
     def __len__(self) -> int:
         return len(self.items)
 
     def select(self, indices: Sequence[int]) -> Rows:
         """The rows at these indices, with the numbers they had."""
-        return Rows([self.items[i] for i in indices], [self.numbers[i] for i in indices], self.place)
+        return replace(self, items=[self.items[i] for i in indices], numbers=[self.numbers[i] for i in indices])
 
     def first(self, count: int | None) -> Rows:
         """The first `count` rows; all of them for None."""

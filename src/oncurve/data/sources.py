@@ -88,7 +88,7 @@ class Task(DataSettings):
 
     task: str = "arithmetic"
     seed: int = 0
-    size: int = Field(default=100_000, ge=1)
+    size: int = Field(default=100_000, ge=1, le=10_000_000)
     eval_size: int = Field(default=500, ge=0)
 
     @field_validator("task")
@@ -101,10 +101,10 @@ class Task(DataSettings):
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """Both splits, each problem made when it is asked for."""
         made = TASKS[self.task](seed=self.seed)
-        return (
-            Rows(_Generated(made, "train", self.size), range(self.size), lambda n: f"{self.task} problem {n}"),
-            Rows(_Generated(made, "test", self.eval_size), range(self.eval_size), lambda n: f"held-out problem {n}"),
-        )
+        return self._rows(made, "train", self.size), self._rows(made, "test", self.eval_size)
+
+    def _rows(self, made: Any, split: str, size: int) -> Rows:
+        return Rows(_Generated(made, split, size), range(size), lambda n: f"{split} problem {n}", generated=True)
 
 
 DATA_KINDS: dict[str, type[DataSettings]] = {"jsonl": Jsonl, "list": InMemory, "task": Task}
@@ -146,7 +146,7 @@ def load_eval_rows(settings: DataSettings, base: Path | None = None, limit: int 
 
 
 def _checked(rows: Rows, settings: DataSettings) -> Rows:
-    if not isinstance(rows.items, _Generated):  # generated rows are right by construction
+    if not rows.generated:  # those are right by construction
         for row, number in zip(rows.items, rows.numbers, strict=True):
             check_row(row, settings, rows.place(number))
     return rows

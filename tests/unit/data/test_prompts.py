@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from oncurve.data import InMemory, Prompts, load_rows, open_prompts
+from oncurve.data import InMemory, Prompts, Task, load_rows, open_prompts
 from oncurve.errors import DataError
 
 
@@ -118,3 +118,13 @@ def test_what_fits_the_model_bounds_prompts_too():
     settings = InMemory(rows=("12345", "12"), overlong="drop", max_prompt_tokens=100)
     assert open_prompts(load_rows(settings), settings, Letters(), fits=3).dropped == 1
     assert open_prompts(load_rows(settings), settings, Letters()).dropped == 0
+
+
+def test_a_few_generated_prompts_speak_for_all():
+    settings = Task(size=10**7)
+    assert len(open_prompts(load_rows(settings), settings, Letters(), fits=1000)) == 10**7
+    few = Task(size=40, overlong="drop")
+    lengths = [len(row["prompt"]) for row in load_rows(few).items]
+    prompts = open_prompts(load_rows(few), few, Letters(), fits=sorted(lengths)[20])
+    assert 0 < prompts.dropped < 40
+    assert len(prompts) == 40 - prompts.dropped
