@@ -25,7 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(no_args_is_help=True, help="Look at a configuration: the resolved file, or the objective in words.")
+config_app = typer.Typer(
+    no_args_is_help=True, help="Look at a configuration: the resolved file, or the objective in words."
+)
 app.add_typer(config_app, name="config")
 
 Recipe = Annotated[str, typer.Argument(help="A recipe (.toml or .yaml), or a preset's name.", metavar="RECIPE")]

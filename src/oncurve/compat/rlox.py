@@ -88,7 +88,7 @@ class GRPO:
         policy = wrap(model)
         self.learner = self.config.learner.build(
             policy,
-            self.config.objective,  # type: ignore[arg-type]  # an objective; the section's type is any component
+            self.config.objective,
             Regularizer(self.config.kl, self.config.entropy.coef),
             temperature=temperature,
             reference=wrap(ref_model) if ref_model is not None and kl_coef else None,
@@ -159,7 +159,7 @@ class TokenScorer:
 
     reward_fn: TokenReward
 
-    def score(self, groups: Sequence[Group]) -> list[Group]:
+    def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
         """The groups with their rewards. Raises RewardError for another number of rewards, or one that is not finite."""
         completions = [torch.tensor(c.ids) for group in groups for c in group.completions]
         prompts = [torch.tensor(group.prompt.ids) for group in groups for _ in group.completions]
@@ -170,9 +170,7 @@ class TokenScorer:
         if bad := [reward for reward in rewards if not math.isfinite(reward)]:
             raise RewardError(f"reward_fn returned {bad[0]}; a reward is a finite number")
         each = iter(rewards)
-        return [
-            Group(g.prompt, g.completions, tuple(Score(next(each)) for _ in g.completions), g.draw) for g in groups
-        ]
+        return [Group(g.prompt, g.completions, tuple(Score(next(each)) for _ in g.completions), g.draw) for g in groups]
 
 
 def _as_prompts(prompts: Tensor | Sequence[Tensor]) -> list[Prompt]:

@@ -15,15 +15,17 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from oncurve import durable
 from oncurve.display import BeforeAfter, Graded, Progress, show_before_after, show_group
 from oncurve.evaluate import Evaluation, Interval, paired_difference
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.directory import RunDirectory
-from oncurve.run.loading import load_config, to_toml
+from oncurve.run.loading import load_config
 from oncurve.run.plan import plan
-from oncurve.run.session import free_directory, say
+from oncurve.run.session import create_directory, free_directory, say
 from oncurve.trainer import StepResult
+from oncurve.trainer.observe import peak_memory_bytes
 from oncurve.types import Group
 
 __all__ = ["RECIPE", "run_demo"]
@@ -44,20 +46,23 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
     RunDirectory.check_free(out)
     config, base = load_config(RECIPE, [f"run.seed={seed}"])
     say(console, "oncurve demo: GRPO teaches a tiny language model to work a problem out before it answers.", "")
-    text = to_toml(config)
-    with assemble(config, base, lambda environment: RunDirectory.create(out, text, environment)) as run:
+    with assemble(config, base) as run:
+        create_directory(run, out)
         introduce(console, run)
         before = run.evaluate()
         say(console, f"Before training, the most likely answer is right on {percent(before.greedy_accuracy)}.", "")
         lesson = Lesson(console)
         with Progress(config.run.steps, console) as progress:
             stopped = run.train(lesson, lambda result: progress.step(result.metrics))
-        write_report(out)
         if stopped is not None:
+            write_report(out)
             say(console, "", f"stopped by {stopped}; go on with: oncurve resume {out}")
             return stopped
         after = run.evaluate()
         run.save_model(out / "model")
+        evaluations = {"before": before.to_json(), "after": after.to_json()}
+        durable.write_file(out / "evaluation.json", durable.to_json(evaluations))
+        write_report(out)
         conclude(console, before, after, out)
         if as_json:
             found = summary(before, after, time.monotonic() - started, run.trainer.state.step)
@@ -122,7 +127,9 @@ class Lesson:
 def graded(group: Group, advantages: Sequence[float]) -> list[Graded]:
     """A scored group as the display has it."""
     return [
-        Graded(completion.text, score.reward if score.valid else None, advantage if score.valid else None, completion.ended)
+        Graded(
+            completion.text, score.reward if score.valid else None, advantage if score.valid else None, completion.ended
+        )
         for completion, score, advantage in zip(group.completions, group.scores, advantages, strict=True)
     ]
 

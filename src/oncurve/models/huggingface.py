@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from oncurve.errors import ModelError
 from oncurve.models.causal import CausalModel
@@ -20,7 +21,7 @@ from oncurve.models.probe import wrap
 from oncurve.models.quiet import quiet
 from oncurve.spec import Component
 
-__all__ = ["LoadedModel", "ModelConfig"]
+__all__ = ["LoadedModel", "ModelConfig", "loaded_from"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -120,6 +121,19 @@ class ModelConfig(Component):
             )
 
 
+def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:
+    """A module that is in memory already, as `ModelConfig.build` would give it: its path chosen, its EOS ids found.
+
+    Any module with `forward(input_ids) -> logits` will do; `tokenizer` may be None where prompts are token ids.
+    """
+    model = wrap(module)
+    config: Any = getattr(module, "config", None)
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    context: int | None = getattr(text_config, "max_position_embeddings", None)
+    dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+    return LoadedModel(model, tokenizer, _eos_ids(module, tokenizer), type(module).__name__, dtype, context)
+
+
 def _directory(path: str) -> Path | None:
     """The directory that `path` means, checked; None where it means a hub id.
 
@@ -157,7 +171,7 @@ def _check_directory(folder: Path) -> None:
 def _eos_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
     """EOS is a set: a chat model ends its turns with another token than its texts."""
     found: list[int] = []
-    for holder in (getattr(module, "generation_config", None), module.config, tokenizer):
+    for holder in (getattr(module, "generation_config", None), getattr(module, "config", None), tokenizer):
         given = getattr(holder, "eos_token_id", None)
         found += [given] if isinstance(given, int) else list(given or ())
     return tuple(dict.fromkeys(found))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows, open_prompts
 from oncurve.evaluate import Evaluation, evaluate
@@ -45,7 +44,6 @@ class Run:
     prompts: Prompts
     eval_prompts: Prompts
     trainer: Trainer
-    notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Run:
         return self
@@ -88,57 +86,47 @@ class Run:
         """The policy in Hugging Face form, from the full-precision masters."""
         save(self.loaded.model.module, self.loaded.tokenizer, path, self.learner.masters())
 
+    def open_directory(self, directory: RunDirectory) -> None:
+        """Write into `directory` from now on: checkpoints, and what the steps leave behind."""
+        self.directory = directory
+        self.trainer.checkpoints = Checkpoints(directory.checkpoints, self.config.checkpoint.keep)
+
+    def begin(self) -> None:
+        """Start a new run in the open directory."""
+        assert self.directory is not None
+        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state)
+
     def restore(self) -> list[str]:
         """Take up the newest checkpoint that verifies; what there is to say about it, one line each."""
         assert self.trainer.checkpoints is not None
         assert self.directory is not None
         found = self.trainer.checkpoints.restore(self.learner)
         if found is None:
-            state, lines = TrainerState(), ["no checkpoint was written before the run ended; it begins again at step 1"]
+            lines = ["no checkpoint had been written; the run begins again at step 1"]
         else:
-            state, before, lines = found
+            self.trainer.state, before, lines = found
             changes = environment_changes(before, self.trainer.environment or {})
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
-        self.trainer.state = state
-        if self.trainer.recorder is not None:
-            self.trainer.recorder.close()
-        self.trainer.recorder = Recorder(self.directory.path, state)
+        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state)
         return lines
 
 
-def assemble(
-    config: RunConfig,
-    base: Path | None = None,
-    make_directory: Callable[[dict[str, Any]], RunDirectory] | None = None,
-    given: Given | None = None,
-) -> Run:
+def assemble(config: RunConfig, base: Path | None = None, given: Given | None = None) -> Run:
     """A run from its settings, cheap checks first: data, rewards, model, then the parts around them.
 
-    Args:
-        base: where relative paths in the settings start; the working directory if None.
-        make_directory: makes or opens the run directory, called with the environment when everything else is ready,
-            so that a run refused for its input leaves no folder behind. None: nothing is written.
-        given: objects in place of what `[model]` would load.
-
-    Raises UserError for everything the user can mend.
+    `base` is where relative paths in the settings start (the working directory if None); `given` stands in for what
+    `[model]` would load. Nothing is written: see `Run.open_directory`. Raises UserError for what the user can mend.
     """
     given = given or Given()
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base, config.eval.limit)
     rewards = RewardSet.build(config.rewards, columns=_columns(rows), base=base)
     try:
         loaded = given.model or config.model.build(masters=True)
-        directory = None
-        environment = describe_environment(module_device(loaded.model.module).type)
-        run = _put_together(config, loaded, given, rewards, rows, eval_rows, environment)
-        if make_directory is not None:
-            run.directory = directory = make_directory(environment)
-            run.trainer.recorder = Recorder(directory.path, run.trainer.state)
-            run.trainer.checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
+        return _put_together(config, loaded, given, rewards, rows, eval_rows)
     except BaseException:
         rewards.close()
         raise
-    return run
 
 
 def _put_together(
@@ -148,7 +136,6 @@ def _put_together(
     rewards: RewardSet,
     rows: Rows,
     eval_rows: Rows,
-    environment: dict[str, Any],
 ) -> Run:
     room = loaded.context_length
     fits = None if room is None else room - config.rollout.max_new_tokens
@@ -173,7 +160,7 @@ def _put_together(
         config.advantage,
         config.token_weights,
         TrainerState(),
-        environment=environment,
+        environment=describe_environment(module_device(loaded.model.module).type),
     )
     run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer)
     if config.eval.every and len(eval_prompts):

@@ -1,9 +1,9 @@
 """The run directory: made once, never overwritten, used by one process at a time.
 
-    config.toml        the resolved configuration             environment.json   what the run was started with
-    metrics.jsonl      one line a step                        rollouts/          every group of every step
-    checkpoints/       what a resume needs                    model/             the policy in Hugging Face form
-    report.html        the run on one page                    incidents/         batches of skipped updates
+config.toml        the resolved configuration             environment.json   what the run was started with
+metrics.jsonl      one line a step                        rollouts/          every group of every step
+checkpoints/       what a resume needs                    model/             the policy in Hugging Face form
+report.html        the run on one page                    incidents/         batches of skipped updates
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import contextlib
 import fcntl
 import os
 import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from oncurve import __version__, durable
+from oncurve import durable
 from oncurve.errors import RunDirectoryError
 
 __all__ = ["RunDirectory", "describe_environment", "environment_changes"]
@@ -101,7 +102,7 @@ def describe_environment(device: str) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "oncurve": __version__,
+        "oncurve": version("oncurve"),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
 from oncurve.display import Progress
-from oncurve.errors import OncurveError
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
@@ -15,8 +15,9 @@ from oncurve.run.config import RunConfig
 from oncurve.run.directory import RunDirectory
 from oncurve.run.loading import load_config, to_toml
 from oncurve.run.plan import plan
+from oncurve.trainer import StepResult
 
-__all__ = ["finish", "free_directory", "resume_run", "say", "train_recipe"]
+__all__ = ["create_directory", "finish", "free_directory", "resume_run", "say", "train_recipe"]
 
 
 def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
@@ -27,8 +28,8 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
     check_complete(config)
     out = out or free_directory(config.run.name or "run")
     RunDirectory.check_free(out)
-    text = to_toml(config)
-    with assemble(config, base, lambda environment: RunDirectory.create(out, text, environment)) as run:
+    with assemble(config, base) as run:
+        create_directory(run, out)
         return finish(run, Console(highlight=False))
 
 
@@ -40,24 +41,34 @@ def resume_run(directory: Path) -> str | None:
     RunDirectory.check_run(directory)
     config, base = load_config(directory / "config.toml")
     console = Console(highlight=False)
-    with assemble(config, base, lambda environment: RunDirectory.open(directory)) as run:
+    with assemble(config, base) as run:
+        run.open_directory(RunDirectory.open(directory))
         lines = run.restore()
         say(console, *lines, f"{directory}: {run.trainer.state.step} of {config.run.steps} steps are done")
         return finish(run, console)
 
 
-def finish(run: Run, console: Console) -> str | None:
-    """Say the plan, train what is left, and leave model and report behind, also where a signal ended it."""
-    assert run.directory is not None
-    path = run.directory.path
+def create_directory(run: Run, out: Path) -> None:
+    """Make the run's directory, now that everything it needs has been checked, and begin."""
+    run.open_directory(RunDirectory.create(out, to_toml(run.config), run.trainer.environment or {}))
+    run.begin()
+
+
+def finish(run: Run, console: Console, *observers: Callable[[StepResult], None]) -> str | None:
+    """Say the plan, train what is left, and leave model and report behind; report also where it ended early.
+
+    Returns the name of the signal that ended it, or None. A run without a directory leaves nothing behind.
+    """
+    path = run.directory.path if run.directory is not None else None
     say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
     try:
         with Progress(run.config.run.steps, console) as progress:
-            stopped = run.train(lambda result: progress.step(result.metrics))
-    except OncurveError:
-        write_report(path)
-        raise
-    write_report(path)
+            stopped = run.train(*observers, lambda result: progress.step(result.metrics))
+    finally:
+        if path is not None and (path / "metrics.jsonl").exists():
+            write_report(path)
+    if path is None:
+        return stopped
     if stopped is None:
         run.save_model(path / "model")
         say(console, "", f"model   {path / 'model'}   (Hugging Face form: transformers loads it as it is)")

@@ -1,8 +1,8 @@
 """Checkpoints: everything the next step needs, written whole or not at all, verified before use.
 
-    checkpoints/
-      step-000020/   learner.safetensors  state.json  manifest.json (sha256 of both)
-      frozen/        reference weights, named by their hash, stored once
+checkpoints/
+  step-000020/   learner.safetensors  state.json  manifest.json (sha256 of both)
+  frozen/        reference weights, named by their hash, stored once
 """
 
 from __future__ import annotations

@@ -61,5 +61,5 @@ def observe_batch(metrics: Metrics, batch: TrainBatch) -> None:
     """What the learner is about to see: the size of the advantages."""
     assert batch.advantages is not None
     metrics.add("advantage_abs", batch.advantages.abs(), mask=batch.loss_mask)
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    on_gpu = torch.cuda.is_available()
     metrics.add("memory_bytes", float(torch.cuda.max_memory_allocated() if on_gpu else peak_memory_bytes()))

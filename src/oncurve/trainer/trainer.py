@@ -42,8 +42,8 @@ class Advantage(Protocol):
 class Scorer(Protocol):
     """Fills in the scores of groups."""
 
-    def score(self, groups: Sequence[Group]) -> list[Group]:
-        """The same groups, each completion with its score."""
+    def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
+        """The same groups, each completion with its score. `step` is for rewards that ask how far the run is."""
         ...
 
 
@@ -127,7 +127,9 @@ class Trainer:
         skipped = self.state.skipped_in_a_row
         with timer(metrics, "update"):
             for number, minibatch in enumerate(self.minibatches(batch)):  # 10   mu passes
-                weighted = minibatch.with_weights(self.aggregation(minibatch))  # denominators of this update, once, here
+                weighted = minibatch.with_weights(
+                    self.aggregation(minibatch)
+                )  # denominators of this update, once, here
                 update = self.learner.update(weighted)  # 11   maximise the objective
                 metrics.merge(update.metrics)
                 skipped = skipped + 1 if update.skipped else 0
@@ -149,7 +151,7 @@ class Trainer:
         with timer(metrics, "rollout"):
             groups = self.engine.generate(prompts, draw=self.state.draw)
         with timer(metrics, "reward"):
-            groups = self.scorer.score(groups)
+            groups = self.scorer.score(groups, self.state.step)
         usable = [group for group in groups if sum(s.valid for s in group.scores) >= self.advantage.least_valid]
         observe_groups(metrics, groups, dropped=len(groups) - len(usable))
         if not usable:

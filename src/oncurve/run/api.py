@@ -1,0 +1,159 @@
+"""`oncurve.train`: a run in one call, from a script or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from oncurve.errors import ConfigError
+from oncurve.evaluate import Evaluation
+from oncurve.models.huggingface import loaded_from
+from oncurve.run.assemble import Given, Run, assemble
+from oncurve.run.checks import check_complete
+from oncurve.run.directory import RunDirectory
+from oncurve.run.loading import load_config
+from oncurve.run.session import create_directory, finish
+from oncurve.spec import Component
+from oncurve.trainer import StepResult
+
+__all__ = ["TrainedRun", "train"]
+
+Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
+
+
+@dataclass
+class TrainedRun:
+    """What `train` returns: every step's metrics, the model as trained, and the run behind them.
+
+    metrics     one dict a step, by declared key
+    directory   the run directory; None where `out` was not given
+    stopped_by  the name of the signal that ended the run early, or None
+    """
+
+    run: Run
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    stopped_by: str | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The policy's module, trained in place."""
+        return self.run.loaded.model.module
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer."""
+        return self.run.loaded.tokenizer
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory."""
+        return self.run.directory.path if self.run.directory is not None else None
+
+    def evaluate(self, n: int = 0) -> Evaluation:
+        """The policy on the held-out prompts: greedy, and n samples a prompt where n > 0."""
+        return self.run.evaluate(n)
+
+    def save(self, path: str | Path) -> None:
+        """The policy in Hugging Face form, from the full-precision masters."""
+        self.run.save_model(Path(path))
+
+    def close(self) -> None:
+        """End the reward workers and let go of the directory. `evaluate` cannot be called after it."""
+        self.run.close()
+
+
+def train(
+    recipe: str | Path | None = None,
+    *,
+    model: str | Path | nn.Module | None = None,
+    tokenizer: Any = None,
+    reference: nn.Module | None = None,
+    data: str | Path | Sequence[Any] | None = None,
+    template: str | None = None,
+    reward: Reward | Sequence[Reward] | None = None,
+    preset: str = "grpo",
+    steps: int | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    on_step: Callable[[StepResult], None] | None = None,
+) -> TrainedRun:
+    """Train a model with GRPO; returns when the steps are done (or a signal stopped them).
+
+        def reward(completion: str, answer: str) -> float:
+            return float(completion.split("####")[-1].strip() == answer)
+
+        run = oncurve.train(model="Qwen/Qwen2.5-0.5B-Instruct", data="gsm8k.jsonl", reward=reward, steps=200,
+                            template="{question}\\nEnd with #### and the number.", preset="dr_grpo")
+
+    Args:
+        recipe: a recipe's file in place of `preset`; the other arguments change it.
+        model: a directory or hub id in Hugging Face form, or a module (with `tokenizer`, unless prompts are token ids).
+        reference: what the KL term holds the policy near; None: a frozen copy of the policy as it is given.
+        data: a JSONL file, or rows in memory (mappings of columns, or prompts alone).
+        template: makes the prompt from columns, `"{question}"`.
+        reward: a function, a kind such as "math", a path "file.py:name", a table of settings, or a list of these.
+        settings: more settings as nested tables, `{"kl": {"coef": 0.01}}`.
+        out: the run directory, which must not exist; None: nothing is written, and nothing can be resumed.
+        on_step: called after every step.
+
+    Raises UserError for everything the caller can mend, before the model is loaded where it can be known.
+    """
+    tables = _tables(model, data, template, reward, steps, seed)
+    for section, table in (settings or {}).items():
+        tables[section] = {**tables.get(section, {}), **table}
+    config, base = load_config(recipe or preset, settings=tables)
+    loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
+    if loaded is None:
+        check_complete(config)
+    given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
+    if out is not None:
+        RunDirectory.check_free(Path(out))
+    trained = TrainedRun(assemble(config, base, given))
+    observers = [lambda result: trained.metrics.append(result.metrics), *([on_step] if on_step is not None else [])]
+    try:
+        if out is not None:
+            create_directory(trained.run, Path(out))
+        trained.stopped_by = finish(trained.run, Console(highlight=False), *observers)
+    except BaseException:
+        trained.close()
+        raise
+    return trained
+
+
+def _tables(
+    model: Any, data: Any, template: str | None, reward: Any, steps: int | None, seed: int | None
+) -> dict[str, Any]:
+    """The arguments as nested tables of settings; what is None is left to the lower layers."""
+    tables: dict[str, Any] = {"run": {}, "model": {}, "data": {}}
+    if steps is not None:
+        tables["run"]["steps"] = steps
+    if seed is not None:
+        tables["run"]["seed"] = seed
+    if isinstance(model, (str, Path)):
+        tables["model"]["path"] = str(model)
+    if isinstance(data, (str, Path)):
+        tables["data"] = {"kind": "jsonl", "path": str(data)}
+    elif data is not None:
+        tables["data"] = {"kind": "list", "rows": tuple(data)}
+    if template is not None:
+        tables["data"]["template"] = template
+    if reward is not None:
+        alone = isinstance(reward, (str, Mapping, Component)) or callable(reward)
+        tables["rewards"] = [_reward_table(item) for item in ([reward] if alone else reward)]
+    return {section: table for section, table in tables.items() if table}
+
+
+def _reward_table(reward: Any) -> Any:
+    if isinstance(reward, (Mapping, Component)):
+        return reward
+    if isinstance(reward, str):
+        return {"kind": "python", "path": reward} if ":" in reward else {"kind": reward}
+    if callable(reward):
+        return {"kind": "python", "function": reward}
+    raise ConfigError(f"reward: expected a function, a kind, a path 'file.py:name' or a table, got {reward!r}")
