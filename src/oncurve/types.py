@@ -64,7 +64,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Score:
-    """The reward of one completion. Not `valid`: it takes no part in statistics or loss, `reward` is 0 and `fault` says why.
+    """The reward of one completion. Where not `valid` it takes no part in statistics or loss, and `fault` says why.
 
     `parts` are the weighted rewards' raw values by name (None: did not apply). `step_ends[j]` is the index of
     the last token of step j, `step_rewards[j]` its reward.
@@ -120,7 +120,7 @@ class TrainBatch:
     prompts        tuple of (P_g,) int64, one a group
     rewards        (B,)   float64   0 where not valid
     rollout_logprobs, old_logprobs, ref_logprobs, values, advantages, returns, token_weights   (B, T) or absent
-    ref_hidden     (N, H)           reference hidden states of all completion tokens, rows one after another (`full` KL only)
+    ref_hidden     (N, H)           reference hidden states of all completion tokens, row after row (`full` KL only)
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
     """
 

@@ -160,7 +160,7 @@ class TokenScorer:
     reward_fn: TokenReward
 
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
-        """The groups with their rewards. Raises RewardError for another number of rewards, or one that is not finite."""
+        """The groups with their rewards. Raises RewardError: another number of rewards, or one that is not finite."""
         completions = [torch.tensor(c.ids) for group in groups for c in group.completions]
         prompts = [torch.tensor(group.prompt.ids) for group in groups for _ in group.completions]
         padded = nn.utils.rnn.pad_sequence(prompts, batch_first=True)

@@ -142,7 +142,7 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
         console,
         f"  before  {percent(before.greedy_accuracy)}",
         f"  after   {percent(after.greedy_accuracy)}",
-        f"  gain    {100 * gain.value:+.1f} points, 95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f} (paired)",
+        f"  gain    {100 * gain.value:+.1f} points  (95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, paired)",
     )
     show_before_after(console, three_problems(before, after))
     say(
@@ -182,7 +182,6 @@ def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:
 
 def summary(before: Evaluation, after: Evaluation, seconds: float, steps: int) -> dict[str, Any]:
     """The demo's figures for machines."""
-    from oncurve.trainer.observe import peak_memory_bytes
 
     assert before.greedy_accuracy is not None
     assert after.greedy_accuracy is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.batching import _take
+from oncurve.batching import select_rows
 from oncurve.losses import OBJECTIVE_KINDS, Objective, Regularizer
 from oncurve.metrics import Metrics
 from oncurve.types import TrainBatch
@@ -40,7 +40,7 @@ def live_rows(batch: TrainBatch, by_advantage: bool) -> TrainBatch | None:
     rows = live.nonzero().squeeze(1)
     if rows.numel() == batch.size:
         return batch
-    return _take(batch, rows, list(dict.fromkeys(batch.group_ids[rows].tolist()))) if rows.numel() else None
+    return select_rows(batch, rows) if rows.numel() else None
 
 
 def observe_dead_rows(metrics: Metrics, batch: TrainBatch, live: TrainBatch | None) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from oncurve.models.causal import CausalModel, Decoder, Head
     from oncurve.models.chat import has_template, render
     from oncurve.models.generic import GenericModel
-    from oncurve.models.huggingface import LoadedModel, ModelConfig
+    from oncurve.models.huggingface import LoadedModel, ModelConfig, eos_ids_of
     from oncurve.models.network import TransformersModel
     from oncurve.models.probe import wrap
     from oncurve.models.saving import save
@@ -26,6 +26,7 @@ _HOMES = {
     "LoadedModel": "huggingface",
     "ModelConfig": "huggingface",
     "TransformersModel": "network",
+    "eos_ids_of": "huggingface",
     "has_template": "chat",
     "render": "chat",
     "save": "saving",
@@ -41,6 +42,7 @@ __all__ = [
     "LoadedModel",
     "ModelConfig",
     "TransformersModel",
+    "eos_ids_of",
     "has_template",
     "render",
     "save",

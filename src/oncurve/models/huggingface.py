@@ -90,7 +90,7 @@ class ModelConfig(Component):
             model = wrap(module.to(device), self.attention)
         context: int | None = getattr(module.config.get_text_config(), "max_position_embeddings", None)
         name = directory.name if directory is not None else self.path
-        return LoadedModel(model, tokenizer, _eos_ids(module, tokenizer), name, self.torch_dtype, context)
+        return LoadedModel(model, tokenizer, eos_ids_of(module, tokenizer), name, self.torch_dtype, context)
 
     def _device(self) -> torch.device:
         available = torch.cuda.is_available()
@@ -131,7 +131,7 @@ def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     context: int | None = getattr(text_config, "max_position_embeddings", None)
     dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
-    return LoadedModel(model, tokenizer, _eos_ids(module, tokenizer), type(module).__name__, dtype, context)
+    return LoadedModel(model, tokenizer, eos_ids_of(module, tokenizer), type(module).__name__, dtype, context)
 
 
 def _directory(path: str) -> Path | None:
@@ -168,8 +168,11 @@ def _check_directory(folder: Path) -> None:
         raise ModelError(f"{folder} has no tokenizer (tokenizer.json and its like); copy its files beside the weights")
 
 
-def _eos_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
-    """EOS is a set: a chat model ends its turns with another token than its texts."""
+def eos_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every token that ends a completion, of the generation config, the config and the tokenizer, where they are there.
+
+    A set, because a chat model ends its turns with another token than its texts.
+    """
     found: list[int] = []
     for holder in (getattr(module, "generation_config", None), getattr(module, "config", None), tokenizer):
         given = getattr(holder, "eos_token_id", None)

@@ -8,6 +8,7 @@ head alone): memory is that of one chunk whatever B, T and V are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ CHUNK_BYTES = 64 * 2**20
 
 STREAM_NAMES = frozenset({"entropy", "full_kl"})
 """What can be asked for beside the log-probabilities."""
+
+_VOCABULARY: WeakKeyDictionary[CausalModel, int] = WeakKeyDictionary()
 
 
 def token_streams(
@@ -119,6 +122,7 @@ def _in_chunks(
 
 def _chunk_tokens(model: CausalModel, hidden: Tensor) -> int:
     """How many tokens' logits fill `CHUNK_BYTES` in float32."""
-    with torch.no_grad():
-        vocabulary = model.logits(hidden[:1]).shape[-1] if hidden.shape[0] else 1
-    return max(1, CHUNK_BYTES // (4 * vocabulary))
+    if hidden.shape[0] and model not in _VOCABULARY:
+        with torch.no_grad():  # one row through the head: costly where the vocabulary is large, so once per model
+            _VOCABULARY[model] = model.logits(hidden[:1]).shape[-1]
+    return max(1, CHUNK_BYTES // (4 * _VOCABULARY.get(model, 1)))

@@ -22,7 +22,7 @@ _NUMBER = re.compile(
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?P<part>\.[0-9]+)?"
     r"(?P<exponent>(?<=[0-9])[eE][-+]?[0-9]{1,3}(?![0-9]))?(?P<over>(?<=[0-9])/[0-9]+(?!\.?[0-9]))?"
 )
-_FRACTION = re.compile(r"\\[dtc]?frac[ \t]*\{[ \t]*(-?[0-9]+)[ \t]*\}[ \t]*\{[ \t]*([0-9]+)[ \t]*\}")
+_FRACTION = re.compile(r"(-?)[ \t]*\\[dtc]?frac[ \t]*\{[ \t]*(-?[0-9]+)[ \t]*\}[ \t]*\{[ \t]*([0-9]+)[ \t]*\}")
 _SPACING = re.compile(r"\{,\}|\\[,!;:]|(?<=[0-9])\\ (?=[0-9]{3}(?![0-9]))")
 
 
@@ -85,7 +85,7 @@ def number_in(text: str, last: bool = False) -> Fraction | None:
     of the number: `42%` is 42. A comma that does not group three digits ends the number: the first one in `1,22` is 1.
     After an equals sign the right side counts: `3 + 4 = 7` is 7 (only when the first number is asked for).
     """
-    text = _FRACTION.sub(r" \1/\2 ", _SPACING.sub("", text))
+    text = _FRACTION.sub(lambda f: f" {f[1]}{f[2]}/{f[3]} ".replace("--", ""), _SPACING.sub("", text))
     if not last:
         text = text.rpartition("=")[2]
     found = None

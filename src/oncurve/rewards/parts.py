@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from oncurve.errors import DataError, RewardError
@@ -30,7 +31,7 @@ class Part:
         self.extras: dict[str, list[Any]] = {}
         self._fallback_told = False
 
-    @property
+    @cached_property
     def accepts(self) -> Accepts:
         """What the function takes. Waits until its worker has loaded it; raises ConfigError when it cannot be."""
         return Accepts.model_validate(self.runner.about)
@@ -53,11 +54,14 @@ class Part:
         """
         self.metrics, self.extras = {}, {}
         accepts = self.accepts
+        if accepts.batch:
+            return self._batch(groups, accepts, step)
+        items = [self._item(group.prompt, completion, accepts) for group, completion in _completions(groups)]
+        return [_checked(reply) for reply in self._run(items)]
+
+    def _run(self, items: Sequence[Any]) -> list[Reply]:
         try:
-            if accepts.batch:
-                return self._batch(groups, accepts, step)
-            items = [self._item(group.prompt, completion, accepts) for group, completion in _completions(groups)]
-            return [_checked(reply) for reply in self.runner.run(items)]
+            return self.runner.run(items)
         except TypeError as error:
             raise DataError(f"reward {self.name}: a column cannot be sent to its worker: {error}") from error
 
@@ -83,7 +87,7 @@ class Part:
         """One call for all; when it faults, one a group, so that one bad item does not take the step."""
         if not groups:
             return []
-        (reply,) = self.runner.run([self._lists(groups, accepts, step)])
+        (reply,) = self._run([self._lists(groups, accepts, step)])
         if reply.fault is None:
             return self._unpacked(reply, groups)
         if len(groups) > 1:
@@ -91,7 +95,7 @@ class Part:
                 self._fallback_told = True
                 last = reply.message.strip().rpartition("\n")[2]
                 log.warning("reward %s failed on a whole batch (%s); it is called once a group then", self.name, last)
-            replies = self.runner.run([self._lists([group], accepts, step) for group in groups])
+            replies = self._run([self._lists([group], accepts, step) for group in groups])
             found = (self._unpacked(one, [group]) for one, group in zip(replies, groups, strict=True))
             return [value for values in found for value in values]
         return [reply] * _count(groups)

@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 from pydantic import Field, model_validator
 
+from oncurve.errors import ConfigError
 from oncurve.rewards.callables import Adapted
 from oncurve.rewards.settings import InProcess, Runner, WorkerSettings
 
@@ -45,25 +46,22 @@ class Python(WorkerSettings):
             return self.path.rpartition(":")[2]
         return getattr(self.function, "__name__", type(self.function).__name__)
 
-    @property
-    def announcement(self) -> str | None:
-        """That the function runs in this process, where it does, and why."""
-        reason = why_in_process(self.function) if self.function is not None else None
-        if reason is None:
-            return None
-        return f"reward {self.name or self.default_name} runs in this process and cannot be killed: {reason}"
-
     def start(self, base: Path | None) -> Runner:
         """Workers for a path or a function that can travel, else this process. Raises ConfigError."""
         if self.function is None:
-            return self.workers(
-                "oncurve.rewards.callables:served", {"path": self.path, "base": str(base or Path.cwd())}
-            )
+            folder = str(base or Path.cwd())
+            return self.workers("oncurve.rewards.callables:served", {"path": self.path, "base": folder})
         adapted = Adapted(self.function)
-        if why_in_process(self.function) is not None:
-            return InProcess(adapted, adapted.accepts)
-        pickled = base64.b64encode(cloudpickle.dumps(self.function)).decode()
-        return self.workers("oncurve.rewards.callables:served", {"pickled": pickled})
+        reason = why_in_process(self.function)
+        if reason is None:
+            pickled = base64.b64encode(cloudpickle.dumps(self.function)).decode()
+            pool = self.workers("oncurve.rewards.callables:served", {"pickled": pickled})
+            try:
+                assert pool.about is not None
+                return pool
+            except ConfigError as error:  # its module is one that only this process can import
+                reason = f"a worker cannot load it ({str(error).strip().rpartition(chr(10))[2]})"
+        return InProcess(adapted, adapted.accepts, reason)
 
 
 def why_in_process(function: Callable[..., Any]) -> str | None:

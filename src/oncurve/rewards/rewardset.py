@@ -15,7 +15,7 @@ from oncurve.errors import ConfigError, RewardError, TrainingError
 from oncurve.rewards import REWARD_KINDS
 from oncurve.rewards.parts import Part
 from oncurve.rewards.python import Python
-from oncurve.rewards.settings import RewardSettings
+from oncurve.rewards.settings import InProcess, RewardSettings
 from oncurve.spec import build
 from oncurve.types import Group, Score
 from oncurve.workers import Reply
@@ -37,8 +37,11 @@ class RewardSet:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
-        said = (part.settings.announcement for part in self.parts)
-        self.announcements: list[str] = [text for text in said if text is not None]
+        self.announcements: list[str] = [
+            f"reward {part.name} runs in this process and cannot be killed: {part.runner.reason}"
+            for part in self.parts
+            if isinstance(part.runner, InProcess) and part.runner.reason is not None
+        ]
         self.fault_counts: Counter[str] = Counter()
         self.metrics: dict[str, float] = {}
 

@@ -68,11 +68,6 @@ class RewardSettings(Component):
         """The part's name when `name` is not given."""
         return type(self).__name__.lower()
 
-    @property
-    def announcement(self) -> str | None:
-        """What the plan has to say about this reward before training, if anything."""
-        return None
-
     def start(self, base: Path | None) -> Runner:
         """The runner of this reward. `base`: the folder against which paths in the settings are resolved."""
         raise TypeError(f"{type(self).__name__} does not say how it is run: a reward kind defines start()")
@@ -103,10 +98,12 @@ class InProcess:
     """Runs a function on items in this process: no deadline, no memory limit; exceptions are replies all the same.
 
     KeyboardInterrupt and oncurve's own control flow (a step that is being abandoned) pass through.
+    `reason`: why user code runs here, for the plan; None for oncurve's own checkers, which take linear time.
     """
 
-    def __init__(self, function: Callable[[Any], Any], about: Accepts) -> None:
+    def __init__(self, function: Callable[[Any], Any], about: Accepts, reason: str | None = None) -> None:
         self._function = function
+        self.reason = reason
         self.about: Any = about.model_dump()
 
     def run(self, items: Sequence[Any]) -> list[Reply]:

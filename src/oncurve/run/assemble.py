@@ -16,8 +16,8 @@ from oncurve.models.causal import module_device
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Policy
 from oncurve.run.config import RunConfig
-from oncurve.run.plan import Facts
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
+from oncurve.run.plan import Facts
 from oncurve.trainer import Checkpoints, Recorder, StepResult, Trainer, TrainerConfig, TrainerState
 
 __all__ = ["Given", "Run", "assemble", "judge", "trainer_config"]

@@ -53,9 +53,9 @@ STYLES: tuple[Style, ...] = get_args(Style)
 
 OPERATIONS_PER_LINE: dict[Style, int] = {"leap": 99, "pairs": 2, "steps": 1}
 TEST_SHARE = 16  # one problem in so many is held out
-LARGEST_TOTAL = 199  # running totals stay within 1 .. this
+LARGEST_TOTAL = 99  # running totals stay within 1 .. this
 CHANGES = (2, 3, 4)  # how many numbers follow "bags of"
-CHANGE_SIZES = range(5, 61)
+CHANGE_SIZES = range(4, 50)
 
 PEOPLE = {"Mia": "She", "Ava": "She", "Zoe": "She", "Leo": "He", "Sam": "He", "Tom": "He"}
 THINGS = ("beads", "cards", "coins", "nuts", "shells", "stamps")

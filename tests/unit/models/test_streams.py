@@ -154,3 +154,13 @@ def test_an_unknown_stream_is_refused():
 def test_the_full_kl_without_a_reference_is_refused():
     with pytest.raises(ValueError, match="ref_hidden and ref_head"):
         token_streams(fast_model(), batch_of(), frozenset({"full_kl"}))
+
+
+def test_chunks_are_as_large_as_fits_whatever_the_vocabulary(monkeypatch):
+    monkeypatch.setattr("oncurve.models.streams.CHUNK_BYTES", 7 * 4 * VOCABULARY + 1)
+    model, heads = fast_model(), []
+    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
+    with torch.no_grad():
+        token_streams(model, batch_of())
+        token_streams(model, batch_of())
+    assert heads == [1, 7, 7, 7, 1, 7, 7, 7, 1]  # the vocabulary is asked for once
