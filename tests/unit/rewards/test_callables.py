@@ -1,0 +1,258 @@
+"""User functions: three signatures, in a worker or here, filled by name."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.scoring import group, rewards_of
+from oncurve.errors import ConfigError, DataError
+from oncurve.rewards import Python, RewardSet
+from oncurve.rewards.callables import Adapted
+from oncurve.rewards.python import why_in_process
+
+USER_FILE = """
+import helper_of_the_user
+
+def columns(completion: str, answer, level=7):
+    return float(completion == answer) + (0 if level == 7 else level)
+
+def everything(completion, **columns):
+    assert sorted(columns) == ["answer", "completion_ids", "level", "prompt"], columns
+    return len(columns["completion_ids"])
+
+def trl(prompts, completions, answer, **kwargs):
+    assert len(prompts) == len(completions) == len(answer)
+    assert "trainer_state" not in kwargs
+    return [None if a is None else float(c == a) for c, a in zip(completions, answer)]
+
+def trl_everything(completions, completion_ids, trainer_state, log_extra, log_metric, **kwargs):
+    log_metric("mean_length", sum(map(len, completion_ids)) / len(completion_ids))
+    log_extra("length", [len(ids) for ids in completion_ids])
+    return [float(trainer_state.global_step)] * len(completions)
+
+def chat(prompts, completions):
+    right = [{"role": "assistant", "content": "4"}]
+    return [p[0]["role"] == "user" and c == right for p, c in zip(prompts, completions)]
+
+async def asynchronous(completions, **kwargs):
+    import asyncio
+    await asyncio.sleep(0)
+    return [1.0] * len(completions)
+
+async def asynchronous_one(completion):
+    return 2.0
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source in (None, "openai/gsm8k")
+    return {"score": float(solution_str == ground_truth), "acc": extra_info}
+
+def array(completions, **kwargs):
+    import array
+    return array.array("d", [1.0] * len(completions))
+
+class Model:
+    def __init__(self):
+        self.calls = 0
+    def __call__(self, completion):
+        self.calls += 1
+        return self.calls
+
+stateful = Model()
+
+def positional(completion, /):
+    return 1.0
+
+def mistaken(text):
+    return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def user_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "mine.py").write_text(USER_FILE)
+    (folder / "helper_of_the_user.py").write_text("")
+    return folder / "mine.py"
+
+
+def scored(user_file: Path, name: str, *groups: Any, step: int = 0) -> list[float | None]:
+    table = {"path": f"mine.py:{name}", "processes": 1}
+    with RewardSet.build([table], base=user_file.parent) as rewards:
+        assert rewards.announcements == []
+        return rewards_of(rewards.score(groups or (group("4", "5"),), step))
+
+
+def test_columns_by_name(user_file: Path) -> None:
+    assert scored(user_file, "columns") == [1.0, 0.0]
+    assert scored(user_file, "columns", group("4", "5", columns={"answer": "5", "level": 3})) == [3.0, 4.0]
+
+
+def test_all_columns_by_keywords(user_file: Path) -> None:
+    assert scored(user_file, "everything", group("abc", "d", columns={"answer": "5", "level": 3})) == [3.0, 1.0]
+
+
+def test_trl_columns_as_lists(user_file: Path) -> None:
+    groups = [group("4", "5", number=0), group("6", number=1, columns={"answer": "6"})]
+    assert scored(user_file, "trl", *groups) == [1.0, 0.0, 1.0]
+
+
+def test_trl_extras_are_given_when_asked_by_name(user_file: Path) -> None:
+    table = {"path": "mine.py:trl_everything", "processes": 1}
+    with RewardSet.build([table], base=user_file.parent) as rewards:
+        assert rewards_of(rewards.score([group("1", "333")], step=12)) == [12.0, 12.0]
+        assert rewards.metrics == {"trl_everything/mean_length": 2.0}
+        assert rewards.parts[0].extras == {"length": [1, 3]}
+
+
+def test_trl_conversations(user_file: Path) -> None:
+    asked = ({"role": "user", "content": "2+2"},)
+    assert scored(user_file, "chat", group("4", "5", messages=asked)) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("asynchronous", 1.0), ("asynchronous_one", 2.0), ("array", 1.0)])
+def test_other_shapes_of_functions(user_file: Path, name: str, value: float) -> None:
+    assert scored(user_file, name) == [value, value]
+
+
+def test_verls_compute_score_finds_the_truth(user_file: Path) -> None:
+    for columns in (
+        {"reward_model": {"style": "rule", "ground_truth": "4"}, "answer": "no", "data_source": "openai/gsm8k"},
+        {"ground_truth": "4", "answer": "no"},
+        {"answer": "4"},
+    ):
+        assert scored(user_file, "compute_score", group("4", "5", columns=columns)) == [1.0, 0.0]
+
+
+def test_objects_that_keep_count_work(user_file: Path) -> None:
+    assert scored(user_file, "stateful") == [1.0, 2.0]
+
+
+def test_a_missing_column_is_refused_before_the_run(user_file: Path) -> None:
+    table = {"path": "mine.py:columns", "processes": 1}
+    words = (
+        r"reward columns needs 'answer'.*no such column; did you mean 'answers'\?; the columns are: answers, question"
+    )
+    with pytest.raises(DataError, match=words):
+        RewardSet.build([table], columns=["question", "answers"], base=user_file.parent)
+    with pytest.raises(DataError, match=r"'text'.*offered besides: completion, prompt, completion_ids"):
+        RewardSet.build([{**table, "path": "mine.py:mistaken"}], columns=["answer"], base=user_file.parent)
+    with pytest.raises(DataError, match=r"'reward_model' or 'ground_truth' or 'answer'"):
+        RewardSet.build([{**table, "path": "mine.py:compute_score"}], columns=["question"], base=user_file.parent)
+
+
+def test_a_row_without_the_column_is_named(user_file: Path) -> None:
+    with pytest.raises(DataError, match="row 17 of the data has only: question"):
+        scored(user_file, "columns", group("4", columns={"question": "?"}, number=17))
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("mine.py:colums", "reward colums: .*did you mean 'columns'"),
+        ("none.py:f", "there is no file"),
+        ("mine.py:positional", "parameter completion cannot be given by name"),
+        ("no_such_module:f", "there is no module"),
+        ("mine.py", "not a path to code"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_refused_before_the_run(user_file: Path, path: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        RewardSet.build([{"path": path, "processes": 1}], base=user_file.parent)
+
+
+def test_what_is_not_json_is_a_mistake_in_the_data(user_file: Path) -> None:
+    with pytest.raises(DataError, match="reward columns: a column cannot be sent to its worker: a object"):
+        scored(user_file, "columns", group("4", columns={"answer": object()}))
+
+
+def test_a_closure_runs_here_and_is_announced() -> None:
+    seen: list[str] = []
+
+    def watching(completion: str) -> float:
+        seen.append(completion)
+        return 1.0
+
+    with RewardSet.build([watching]) as rewards:
+        assert rewards.announcements == ["reward watching runs in this process and cannot be killed: it is a closure"]
+        assert rewards_of(rewards.score([group("a", "b")])) == [1.0, 1.0]
+    assert seen == ["a", "b"]
+
+
+def test_an_async_function_runs_where_a_loop_is_running_already() -> None:
+    seen: list[str] = []
+
+    async def watching(completion: str) -> float:
+        seen.append(completion)
+        return 1.0
+
+    async def notebook() -> list[float | None]:
+        with RewardSet.build([watching]) as rewards:
+            return rewards_of(rewards.score([group("a")]))
+
+    assert asyncio.run(notebook()) == [1.0]
+
+
+def test_a_function_of_this_process_alone_falls_back_to_it() -> None:
+    namespace: dict[str, Any] = {"__name__": "a_module_that_is_nowhere"}
+    exec("def lonely(completion):\n    return 3.0\n", namespace)  # noqa: S102 - a module no worker can import
+    with RewardSet.build([namespace["lonely"]]) as rewards:
+        assert rewards_of(rewards.score([group("a")])) == [3.0]
+
+
+def test_what_a_script_defines_travels_to_workers_unless_it_would_not_be_the_same(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        """
+import os, re, functools
+import torch
+from oncurve.rewards.python import why_in_process
+LIMIT = 3
+PATTERN = re.compile("a")
+calls = []
+def plain(completion): return len(PATTERN.findall(completion)) > LIMIT
+def helper(text): return os.path.basename(text)
+def indirect(completion): return len(helper(completion))
+def counting(completion): calls.append(completion); return 1.0
+def calls_counting(completion): return counting(completion)
+def tensors(completions, **k): return torch.ones(len(completions))
+recursive = lambda completion: recursive(completion[1:]) if completion else 0.0
+for f in (plain, indirect, recursive, functools.partial(plain), len):
+    assert why_in_process(f) is None, (f, why_in_process(f))
+print(why_in_process(counting), "|", why_in_process(calls_counting), "|", why_in_process(tensors))
+"""
+    )
+    run = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
+    assert run.stdout == "it uses the variable calls | it uses the variable calls | it uses torch\n", run.stderr
+
+
+def test_what_cannot_be_pickled_stays() -> None:
+    import threading
+
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __call__(self, completion: str) -> float:
+            return 1.0
+
+    assert re.match("it cannot be pickled", why_in_process(Locked()) or "")
+
+
+def test_a_python_reward_is_a_path_or_a_function() -> None:
+    with pytest.raises(ConfigError, match="give a path"):
+        RewardSet.build([{"kind": "python"}])
+    with pytest.raises(ConfigError, match="kind"):
+        RewardSet.build([{"kind": "exakt"}])
+    assert Python(path="a.py:score").default_name == "score"
+    assert "function" not in Python(function=len).model_dump()
+
+
+def test_functions_without_readable_parameters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Adapted(dict)
+    with pytest.raises(ConfigError, match="cannot be given by name"):
+        Adapted(lambda *texts: 1.0)

@@ -1,0 +1,214 @@
+"""Several rewards together: weights, parts that do not apply, names, and what a step is told."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fakes.scoring import faults_of, group, rewards_of
+from oncurve.errors import ConfigError, RewardError, TrainingError
+from oncurve.rewards import REWARD_KINDS, Exact, Numeric, Python, RewardSet
+from oncurve.rewards.parts import as_value
+from oncurve.types import Group
+
+
+def returning(value: Any, name: str = "f", **settings: Any) -> Python:
+    def function(completion: str) -> Any:
+        return value[completion] if isinstance(value, dict) else value
+
+    return Python(function=function, name=name, **settings)
+
+
+def test_the_reward_is_the_weighted_sum_of_its_parts() -> None:
+    with RewardSet.build([returning(2.0, "a", weight=0.5), returning(3.0, "b", weight=-1.0)]) as rewards:
+        (scored,) = rewards.score([group("x")])
+    assert scored.scores[0].reward == -2.0
+    assert scored.scores[0].parts == {"a": 2.0, "b": 3.0}
+    assert scored.scores[0].valid
+    assert scored.scores[0].fault is None
+
+
+def test_a_part_that_is_none_does_not_apply() -> None:
+    with RewardSet.build(
+        [returning({"x": None, "y": 1.0, "z": None}, "a"), returning({"x": 2.0, "y": 2.0, "z": None}, "b")]
+    ) as both:
+        scored = both.score([group("x", "y", "z")])
+    assert rewards_of(scored) == [2.0, 3.0, None]
+    assert scored[0].scores[0].parts == {"a": None, "b": 2.0}
+    assert scored[0].scores[2].fault == "none: no reward applies: every part returned None"
+    assert scored[0].scores[2].reward == 0.0
+
+
+def test_groups_come_back_in_order_with_their_sizes() -> None:
+    groups = [group("1", "2", number=0), group("3", number=1), group("4", "5", "6", number=2)]
+    with RewardSet.build([lambda completion: int(completion)]) as rewards:
+        scored = rewards.score(groups)
+        assert rewards.score([]) == []
+    assert [group.prompt.id for group in scored] == [0, 1, 2]
+    assert rewards_of(scored) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, 1, 1.0, np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0), torch.tensor(1.0), torch.tensor(True)],
+)
+def test_numbers_of_all_kinds_are_rewards(value: Any) -> None:
+    assert as_value(value) == 1.0
+    assert type(as_value(value)) is float
+
+
+@pytest.mark.parametrize("value", ["1.0", [1.0], {"score": 1.0}, 1j, object(), np.array([1.0]), torch.ones(1)])
+def test_everything_else_is_not(value: Any) -> None:
+    with pytest.raises(TypeError, match="instead of a number or None"):
+        as_value(value)
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), 10**400, np.float64("nan"), torch.tensor(float("inf"))]
+)
+def test_non_finite_numbers_are_not(value: Any) -> None:
+    with pytest.raises(ValueError, match="it returned"):
+        as_value(value)
+
+
+def test_a_sum_that_overflows_is_a_fault() -> None:
+    with RewardSet.build([returning({"x": 1e308, "y": 1.0}, "a", weight=1e10)]) as rewards:
+        scored = rewards.score([group("x", "y")])
+    assert rewards_of(scored) == [None, 1e10]
+    assert faults_of(scored) == ["not_finite", None]
+
+
+def test_on_error_masks_values_or_raises() -> None:
+    values = {"x": float("nan"), "y": 1.0}
+    good = returning(5.0, "good")
+    for on_error, expected in (("mask", [None, 6.0]), (-2.0, [3.0, 6.0])):
+        with RewardSet.build([returning(values, "bad", on_error=on_error), good]) as rewards:
+            scored = rewards.score([group("x", "y")])
+        assert rewards_of(scored) == expected
+        assert faults_of(scored) == ["not_finite", None]
+        assert rewards.fault_counts == {"not_finite": 1}
+    assert scored[0].scores[0].parts == {"bad": -2.0, "good": 5.0}
+    with (
+        RewardSet.build([returning(values, "bad", on_error="raise"), good]) as rewards,
+        pytest.raises(RewardError, match="reward bad failed"),
+    ):
+        rewards.score([group("x", "y")])
+
+
+@pytest.mark.parametrize("on_error", ["mask", 0.0])
+def test_a_whole_step_of_faults_stops_the_run_and_shows_the_first(on_error: Any) -> None:
+    def broken(completion: str) -> float:
+        raise KeyError(f"no {completion}")
+
+    with (
+        RewardSet.build([Python(function=broken, on_error=on_error)]) as rewards,
+        pytest.raises(
+            TrainingError, match=r"(?s)2 completions have a fault \(2 exception\).*of broken:.*KeyError: 'no x'"
+        ),
+    ):
+        rewards.score([group("x", "y")])
+
+
+def test_a_whole_step_to_which_nothing_applies_stops_the_run() -> None:
+    with (
+        RewardSet.build([{"kind": "numeric"}]) as rewards,
+        pytest.raises(TrainingError, match=r"no reward applies to any of 2 completions.*answer column"),
+    ):
+        rewards.score([group("1", "2", columns={"answer": "four"})])
+
+
+def test_a_batch_that_faults_is_called_again_once_a_group(caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def moody(completions: list[str], **columns: Any) -> list[float]:
+        calls.append(len(completions))
+        if "bad" in completions:
+            raise RuntimeError("I will not")
+        return [1.0] * len(completions)
+
+    groups = [group("a", "b", number=0), group("c", "bad", number=1), group("d", number=2)]
+    with RewardSet.build([moody]) as rewards, caplog.at_level(logging.WARNING, "oncurve.rewards"):
+        scored = rewards.score(groups)
+        rewards.score(groups)
+    assert calls == [5, 2, 2, 1] * 2
+    assert rewards_of(scored) == [1.0, 1.0, None, None, 1.0]
+    assert scored[1].scores[0].fault == "exception: moody: RuntimeError: I will not"
+    assert [record.message for record in caplog.records] == [
+        "reward moody failed on a whole batch (RuntimeError: I will not); it is called once a group then"
+    ]
+
+
+def test_columns_that_only_some_rows_have_are_none_for_the_others() -> None:
+    def trl(completions: list[str], level: list[Any], **columns: Any) -> list[Any]:
+        return level
+
+    groups = [group("a", columns={"level": 3}), group("b", columns={"other": 1}, number=1)]
+    with RewardSet.build([trl]) as rewards:
+        assert rewards_of(rewards.score(groups)) == [3.0, None]
+
+
+def test_interrupts_and_abandoned_steps_pass_through_a_reward_in_this_process() -> None:
+    calls: list[str] = []
+
+    def interrupted(completion: str) -> float:
+        calls.append(completion)
+        raise KeyboardInterrupt
+
+    with RewardSet.build([interrupted]) as rewards, pytest.raises(KeyboardInterrupt):
+        rewards.score([group("a", "b")])
+    assert calls == ["a"]
+
+
+def test_names_tell_parts_apart() -> None:
+    with RewardSet.build([Exact(), Numeric(), Exact(), {"kind": "exact", "name": "mine"}]) as rewards:
+        assert [part.name for part in rewards.parts] == ["exact", "numeric", "exact_2", "mine"]
+    with pytest.raises(ConfigError, match="the name 'a' is given twice"):
+        RewardSet.build([Exact(name="a"), Numeric(name="a")])
+    with pytest.raises(ConfigError, match="at least one"):
+        RewardSet.build([])
+
+
+def test_every_kind_can_be_named() -> None:
+    assert list(REWARD_KINDS) == ["python", "exact", "numeric", "math", "regex", "task"]
+
+
+def test_a_kind_of_ones_own_is_named_by_path(tmp_path: Path) -> None:
+    (tmp_path / "lab.py").write_text(
+        """
+from oncurve.rewards.settings import Accepts, InProcess, RewardSettings
+
+class Length(RewardSettings):
+    scale: float = 1.0
+    def start(self, base):
+        return InProcess(lambda item: self.scale * len(item["completion"]), Accepts(needs=(("completion",),)))
+"""
+    )
+    with RewardSet.build([{"kind": "lab.py:Length", "scale": 0.5}], columns=[], base=tmp_path) as rewards:
+        assert rewards_of(rewards.score([group("abcd", "")])) == [2.0, 0.0]
+        assert [part.name for part in rewards.parts] == ["length"]
+
+
+def test_a_failed_build_leaves_no_worker_behind(tmp_path: Path) -> None:
+    import psutil
+
+    (tmp_path / "fine.py").write_text("def f(completion): return 1.0\n")
+    with pytest.raises(ConfigError):
+        RewardSet.build([{"path": "fine.py:f"}, {"path": "fine.py:g"}], base=tmp_path)
+    assert [child for child in psutil.Process().children() if "oncurve.workers" in " ".join(child.cmdline())] == []
+
+
+def test_a_cheap_reward_in_workers_costs_milliseconds_a_step(tmp_path: Path) -> None:
+    (tmp_path / "cheap.py").write_text("def f(completion, answer): return completion == answer\n")
+    groups: list[Group] = [group(*["some text " * 30] * 8, number=number) for number in range(32)]
+    with RewardSet.build([{"path": "cheap.py:f"}], base=tmp_path) as rewards:
+        rewards.score(groups)
+        taken = []
+        for _ in range(10):
+            begun = time.perf_counter()
+            rewards.score(groups)
+            taken.append(time.perf_counter() - begun)
+    assert min(taken) < 0.05  # about 5 ms on an idle machine

@@ -1,0 +1,149 @@
+"""The verifiable rewards: exact, numeric, task, regex, math."""
+
+import time
+from typing import Any
+
+import pytest
+
+from fakes.scoring import faults_of, group, rewards_of
+from oncurve.errors import ConfigError
+from oncurve.rewards import Exact, Math, Numeric, Regex, RewardSet, Task
+from oncurve.tasks.arithmetic import problem, solution
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        ("Paris", "Paris", 1.0),
+        ("It is big.\nAnswer: Paris.", "Paris", 1.0),
+        ("#### Paris", "some working\n#### Paris", 1.0),
+        ("  New   York \n", "New York", 1.0),
+        ("paris", "Paris", 0.0),
+        ("Paris, France", "Paris", 0.0),
+        ("4", 4, 1.0),
+        ("4.0", 4, 0.0),
+        ("x", "", None),
+        ("x", None, None),
+        ("", "x", 0.0),
+    ],
+)
+def test_exact_compares_the_text_of_the_answer(completion: str, answer: Any, expected: float | None) -> None:
+    assert Exact()(completion, answer) == expected
+
+
+def test_exact_may_ignore_case() -> None:
+    assert Exact(ignore_case=True)("PARIS", "Paris") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        ("#### 1,234.0", "1234", 1.0),
+        ("#### 42%", "42", 1.0),
+        ("#### 0.1", 0.1, 1.0),
+        ("#### 1/3", "0.333333", 0.0),
+        ("no idea", "4", 0.0),
+        ("4", "four", None),
+        ("4", None, None),
+    ],
+)
+def test_numeric_compares_exactly(completion: str, answer: Any, expected: float | None) -> None:
+    assert Numeric()(completion, answer) == expected
+
+
+def test_numeric_may_want_a_mark() -> None:
+    assert Numeric(unmarked=False)("just a number 42", "42") == 0.0
+    assert Numeric(unmarked=False)("Long solution. Answer: 42", "42") == 1.0
+
+
+def test_task_is_the_checker_of_the_built_in_task() -> None:
+    asked = problem("train", 0)
+    with RewardSet.build([{"kind": "task"}], columns=["answer", "question"]) as rewards:
+        scored = rewards.score(
+            [group(solution(asked), "#### 0", "#### " + "9" * 5000, columns={"answer": asked.answer})]
+        )
+    assert isinstance(rewards.parts[0].settings, Task)
+    assert rewards_of(scored)[:2] == [1.0, 0.0]
+    assert rewards_of(scored)[2] in (0.0, None)
+
+
+def test_only_what_follows_the_reasoning_counts() -> None:
+    tables = [{"kind": kind, "after": "</think>"} for kind in ("exact", "numeric", "math")]
+    with RewardSet.build(tables) as rewards:
+        (scored,) = rewards.score([group("<think>5</think>4", "<think>4</think>5", "4")])
+    for name in ("exact", "numeric", "math"):
+        assert [score.parts[name] for score in scored.scores] == [1.0, 0.0, 0.0]
+
+
+def test_regex_searches_or_matches_the_whole() -> None:
+    tables = [
+        {"kind": "regex", "pattern": "b+"},
+        {"kind": "regex", "pattern": "b+", "mode": "full", "name": "whole"},
+        {"kind": "regex", "pattern": r"(?s)^<think>(?!.*<think>).*?</think>.*$", "name": "think"},
+    ]
+    with RewardSet.build(tables) as rewards:
+        (scored,) = rewards.score([group("abb", "bb", "", "<think>\nx\n</think>y")])
+    assert [score.parts["regex"] for score in scored.scores] == [1.0, 1.0, 0.0, 0.0]
+    assert [score.parts["whole"] for score in scored.scores] == [0.0, 1.0, 0.0, 0.0]
+    assert [score.parts["think"] for score in scored.scores] == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_catastrophic_backtracking_is_a_timeout_of_that_completion_alone() -> None:
+    table = {"kind": "regex", "pattern": "(a+)+$", "timeout_seconds": 0.3, "processes": 1}
+    with RewardSet.build([table]) as rewards:
+        begun = time.monotonic()
+        scored = rewards.score([group("a", "a" * 60 + "b", "b")])
+        assert time.monotonic() - begun < 20
+    assert rewards_of(scored) == [1.0, None, 0.0]
+    assert faults_of(scored) == [None, "timeout", None]
+
+
+def test_a_broken_pattern_is_refused_when_the_recipe_is_read() -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.0\.pattern: .*not a regular expression: unterminated"):
+        RewardSet.build([{"kind": "regex", "pattern": "[a"}])
+
+
+@pytest.fixture(scope="module")
+def math() -> Any:
+    with RewardSet.build([Math()], columns=["answer"]) as rewards:
+        yield rewards
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        (r"so \boxed{\frac{2}{4}}", r"\frac{1}{2}", 1.0),
+        (r"so $x+1$", "1+x", 1.0),
+        ("#### 42.", "42", 1.0),
+        ("#### $1,234", "1234", 1.0),
+        ("#### -3.0", "-3", 1.0),
+        ("#### 1\n#### 2", "2", 1.0),
+        ("#### 42%", "42", 1.0),
+        ("#### 42 apples", "42", 1.0),
+        ("#### 42", "6*7=<<6*7=42>>42\n#### 42", 1.0),
+        ("It is 12 dollars", 12, 1.0),
+        (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)", 1.0),
+        (r"\boxed{41}", "42", 0.0),
+        ("", "42", 0.0),
+        ("no idea", "42", 0.0),
+        ("4", "Answer is forty two.", None),
+        ("4", "", None),
+    ],
+)
+def test_math_compares_mathematically(math: RewardSet, completion: str, answer: Any, expected: float | None) -> None:
+    scored = math.score([group(completion, columns={"answer": answer})])
+    assert rewards_of(scored) == [expected]
+
+
+def test_math_that_takes_for_ever_is_a_timeout_and_the_next_is_answered() -> None:
+    with RewardSet.build([Math(timeout_seconds=0.5, processes=1)]) as rewards:
+        text = r"\boxed{" + "+".join(f"x_{{{n}}}^{{{n}}}" for n in range(1500)) + "}"
+        scored = rewards.score([group(text, r"\boxed{4}")])
+    assert rewards_of(scored) == [None, 1.0]
+    assert faults_of(scored) == ["timeout", None]
+
+
+def test_kinds_say_what_they_run_on() -> None:
+    assert Regex(pattern="a").default_name == "regex"
+    with RewardSet.build([{"kind": "numeric"}, {"kind": "exact"}]) as rewards:
+        assert rewards.announcements == []
