@@ -142,7 +142,7 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
         console,
         f"  before  {percent(before.greedy_accuracy)}",
         f"  after   {percent(after.greedy_accuracy)}",
-        f"  gain    {100 * gain.value:+.1f} points  (95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, paired)",
+        f"  gain    {100 * gain.value:+5.1f} points  ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}; the same problems, paired)",
     )
     show_before_after(console, three_problems(before, after))
     say(

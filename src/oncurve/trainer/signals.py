@@ -20,7 +20,7 @@ class StepAbandonedError(BaseException):
 
 
 class StopSignals:
-    """While active, the first SIGINT or SIGTERM sets `requested`; a step still running `grace_seconds` later is dropped.
+    """While active, the first SIGINT or SIGTERM sets `requested`; a step that runs `grace_seconds` longer is dropped.
 
     Outside the main thread (a notebook's worker, a test) Python delivers no signals, and nothing is installed.
     The last checkpoint is valid in every case, because checkpoints are renamed into place whole.
