@@ -88,6 +88,8 @@ def attention(
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise ModelError(f"{type(module).__name__} has no layer_idx")
+    if (sliding_window is not None) != _slides(module, layer, sliding_window):
+        raise ModelError(f"{type(module).__name__} has a sliding window that its attention is told nothing right about")
     factor = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     asked, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     return oncurve_context.attend(layer, asked, keys, values, factor, sliding_window)[None], None
@@ -95,6 +97,15 @@ def attention(
 
 def _asks_for_something(given: Any) -> bool:
     return given is not None and given is not False
+
+
+def _slides(module: nn.Module, layer: int, given: int | None) -> bool:
+    """Whether the configuration says that this layer has a window: transformers' own masks go by it, ours by `given`."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return bool(kinds[layer] == "sliding_attention")
+    return (given if config is None else getattr(config, "sliding_window", None)) is not None
 
 
 def register() -> None:

@@ -1,10 +1,12 @@
 """The packed, prefix-shared forward is the plain one: in value, in gradient, and in what it refuses."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, VOCABULARY, architecture, token_rows
+from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, architecture, token_rows
 from oncurve.errors import ModelError
 from oncurve.models import ModelConfig, TransformersModel
 from oncurve.models.attention import NAME, attention, switched
@@ -164,6 +166,26 @@ def test_what_the_attention_does_not_do_is_refused_not_ignored(asked, message):
         call(**asked)
 
 
+class Windowed(Attention):
+    def __init__(self, **config):
+        super().__init__()
+        self.config = SimpleNamespace(**config)
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, None),
+        ({"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, 4),
+        ({"sliding_window": 4}, None),
+        ({"sliding_window": None}, 4),
+    ],
+)
+def test_a_window_that_configuration_and_attention_see_differently_is_refused(config, window):
+    with pytest.raises(ModelError, match="sliding window"):
+        call(Windowed(**config), sliding_window=window)
+
+
 def test_a_feature_that_is_switched_off_is_no_request():
     call(softcap=None, s_aux=None, output_attentions=False)
 
@@ -172,7 +194,6 @@ def test_a_feature_that_is_switched_off_is_no_request():
 def test_real_weights_packed_and_plain_agree(test_data, name):
     model = ModelConfig(path=str(test_data / "models" / name)).build().model
     rows = token_rows((12, 30, 5), (0, 0, 0, 1, 1, 2), (20, 7, 31, 1, 16, 28), seed=3)
-    assert VOCABULARY <= 105
     ours, theirs = packed_logits(model, rows), oracle_logits(model.module, rows)
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
     assert relative(gradients(model.module, ours), gradients(model.module, theirs)) <= 1e-5
