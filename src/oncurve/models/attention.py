@@ -89,7 +89,7 @@ def attention(
     if not isinstance(layer, int):
         raise ModelError(f"{type(module).__name__} has no layer_idx")
     if (sliding_window is not None) != _slides(module, layer, sliding_window):
-        raise ModelError(f"{type(module).__name__} has a sliding window that its attention is told nothing right about")
+        raise ModelError(f"{type(module).__name__} and its configuration disagree about a sliding window")
     factor = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     asked, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     return oncurve_context.attend(layer, asked, keys, values, factor, sliding_window)[None], None
