@@ -139,8 +139,12 @@ def _rows(cls: type[Component], names: list[str]) -> str:
 
 
 def field_meanings(cls: type[Component]) -> dict[str, str]:
-    """What the docstrings of a class and its bases say of each field: `name   meaning`, continued by indentation."""
-    meanings: dict[str, str] = {}
+    """What the docstrings of a class and its bases say of each field: `name   meaning`, continued by indentation.
+
+    A field without such a line has the sentence that names it, in backticks.
+    """
+    sentences = re.split(r"(?<=[.;:])\s+", " ".join((cls.__doc__ or "").split()))
+    meanings = {name: said for name in cls.model_fields for said in reversed(sentences) if f"`{name}`" in said}
     for base in reversed(cls.__mro__):
         current: tuple[str, ...] = ()
         for line in (base.__doc__ or "").splitlines():
