@@ -100,7 +100,7 @@ def _asks_for_something(given: Any) -> bool:
 
 
 def _slides(module: nn.Module, layer: int, given: int | None) -> bool:
-    """Whether the configuration says that this layer has a window: transformers' own masks go by it, ours by `given`."""
+    """Whether the configuration gives this layer a window: transformers' own masks go by it, ours by `given`."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
