@@ -1,5 +1,7 @@
 """The learner's gradient is the gradient of the formulas, as a plain second implementation computes it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,8 +9,9 @@ from torch import Tensor, nn
 from fakes.architectures import architecture
 from fakes.learning import AGGREGATIONS, MAX_LENGTH, OBJECTIVES, finished, gradient, make_learner, relative_error
 from fakes.tiny_policy import random_groups, tiny_model
+from oncurve.batching import collate
 from oncurve.kl import KL_KINDS
-from oncurve.learner import LearnerConfig
+from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import wrap
 from oncurve.models.generic import plain_logits
@@ -95,12 +98,24 @@ def test_updates_in_a_row_are_the_oracles() -> None:
         torch.testing.assert_close(given, right, rtol=1e-9, atol=1e-12)
 
 
+def near(learner: LocalLearner, groups: list[Group]) -> list[Group]:
+    """The groups as a policy near the learner's might have recorded them: log-ratios within ±0.3."""
+    logprobs = learner.old_logprobs(collate(groups))
+    rows = iter((logprobs + 0.3 * torch.sin(torch.arange(logprobs.numel()).view_as(logprobs))).tolist())
+    return [
+        replace(
+            group,
+            completions=tuple(replace(c, logprobs=tuple(next(rows)[: len(c.ids)])) for c in group.completions),
+        )
+        for group in groups
+    ]
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gpt2"])
 @pytest.mark.parametrize(
     ("objective", "estimator"), [("clipped", "k3"), ("sequence", "full"), ("reinforce", "ratio_k3")]
 )
 def test_packed_gradient_of_real_architectures_is_the_oracles(name: str, objective: str, estimator: str) -> None:
-    groups = random_groups(rewards=REWARDS)
     policy, reference = architecture(name, torch.float64, seed=0), architecture(name, torch.float64, seed=1)
     regularizer = Regularizer(KLPenalty(estimator=estimator, coef=0.1), 0.05)
     learners = [
@@ -109,6 +124,7 @@ def test_packed_gradient_of_real_architectures_is_the_oracles(name: str, objecti
         )
         for budget in (15, 10_000)
     ]
+    groups = near(learners[0], random_groups(rewards=REWARDS))
     config = PlainConfig(temperature=0.7, objective=objective, kl=estimator, kl_coef=0.1, entropy_coef=0.05)
     loss = reference_loss(logits_of(policy), plain_groups(groups), config, logits_of(reference))
     right = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(policy.parameters()))])
