@@ -96,7 +96,7 @@ class Adapted:
             "log_metric": lambda name, value: metrics.setdefault(name, []).append(float(value)),
             "log_extra": lambda name, values: extras.setdefault(name, []).extend(values),
         }
-        wanted = {n: v for n, v in offered.items() if n in self._names or (self._everything and n in TRL_NAMES[:3])}
+        wanted = {n: v for n, v in offered.items() if n in self._names or (self._everything and n == "prompts")}
         rewards = _awaited(self._function(**{**item["columns"], **wanted}))
         return {"rewards": rewards, "metrics": metrics, "extras": extras}
 

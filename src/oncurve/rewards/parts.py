@@ -109,7 +109,7 @@ class Part:
         return {
             "prompts": list(prompts),
             "completions": list(completions),
-            "completion_ids": [list(completion.ids) for _, completion in pairs],
+            "completion_ids": [list(c.ids) for _, c in pairs] if "completion_ids" in accepts.takes else None,
             "columns": {name: [row.get(name) for row in rows] for name in names if name not in TRL_NAMES},
             "step": step,
         }

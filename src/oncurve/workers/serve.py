@@ -62,7 +62,8 @@ def _settle_in(request: int, reply: int, parent: int) -> None:
     for descriptor in (request, reply):
         os.set_inheritable(descriptor, False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker is killed, not asked to flush
-    os.dup2(2, 1)  # what user code prints goes to stderr: the parent's stdout may be read by a program
+    with contextlib.suppress(OSError):  # no stderr: what is printed goes nowhere
+        os.dup2(2, 1)  # what user code prints goes to stderr: the parent's stdout may be read by a program
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel takes the worker, not the run
