@@ -32,7 +32,7 @@ class RunDirectory:
         self._lock = lock
 
     @classmethod
-    def create(cls, path: Path, config_toml: str, environment: dict[str, Any]) -> RunDirectory:
+    def create(cls, path: Path, environment: dict[str, Any]) -> RunDirectory:
         """Make a new run at `path`, which must not exist or be an empty folder.
 
         Raises RunDirectoryError when something is there already: nothing of an earlier run is ever overwritten.
@@ -44,8 +44,11 @@ class RunDirectory:
             raise RunDirectoryError(f"{path} cannot be made: {error.strerror}. Choose another --out.") from error
         run = cls(path, _locked(path))
         durable.write_file(path / "environment.json", durable.to_json(environment))
-        durable.write_file(path / "config.toml", config_toml.encode())
         return run
+
+    def keep_config(self, config_toml: str) -> None:
+        """Write `config.toml`, the last file of a run's beginning: a folder without it is no run."""
+        durable.write_file(self.path / "config.toml", config_toml.encode())
 
     @staticmethod
     def check_free(path: Path) -> None:

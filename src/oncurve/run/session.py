@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from oncurve.data import InMemory
 from oncurve.display import Progress
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
@@ -18,6 +19,8 @@ from oncurve.run.plan import plan
 from oncurve.trainer import StepResult
 
 __all__ = ["create_directory", "finish", "free_directory", "resume_run", "say", "train_recipe"]
+
+ROWS = "data.jsonl"
 
 
 def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
@@ -50,7 +53,14 @@ def resume_run(directory: Path) -> str | None:
 
 def create_directory(run: Run, out: Path) -> None:
     """Make the run's directory, now that everything it needs has been checked, and begin."""
-    run.open_directory(RunDirectory.create(out, to_toml(run.config), run.trainer.environment or {}))
+    directory = RunDirectory.create(out, run.trainer.environment or {})
+    run.open_directory(directory)
+    config = run.config
+    if isinstance(config.data, InMemory):  # a resume needs the rows, too
+        config = config.model_copy(
+            update={"data": config.data.written_to(out / ROWS).model_copy(update={"path": ROWS})}
+        )
+    directory.keep_config(to_toml(config))
     run.begin()
 
 
