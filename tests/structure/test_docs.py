@@ -1,0 +1,341 @@
+"""The README and the pages in docs/ are true: names, keys, links, numbers and code are checked against the source."""
+
+import ast
+import importlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from torch import Tensor
+
+import oncurve
+from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, group_advantages
+from oncurve.cli import app
+from oncurve.kl import KL_KINDS, k1, k2, k3, kl_value, ratio_k3
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS
+from oncurve.losses.objectives import clipped_surrogate, sequence_log_ratio
+from oncurve.ops import clamped_ratio
+from oncurve.run.config import SECTIONS
+from oncurve.run.explain import explain
+from oncurve.run.layers import PRESETS
+from oncurve.run.loading import load_config
+from oncurve.spec import kind_of
+from oncurve.types import TrainBatch
+
+ROOT = Path(__file__).parents[2]
+PAGES = {name: ROOT / name for name in ("README.md", *(f"docs/{n}.md" for n in ("algorithm", "papers", "extending")))}
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()}
+ALGORITHM, PAPERS, EXTENDING, README = (
+    TEXTS[name] for name in ("docs/algorithm.md", "docs/papers.md", "docs/extending.md", "README.md")
+)
+LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SETTING = re.compile(r"`(\w+)\.(\w+)(?: = ([^`]+))?`")
+PROSE_WIDTH = 120
+every_page = pytest.mark.parametrize("page", PAGES)
+
+
+def links(page: str) -> Iterator[tuple[str, str]]:
+    return ((text, target) for text, target in LINK.findall(BLOCK.sub("", TEXTS[page])) if "://" not in target)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [body for found, body in BLOCK.findall(TEXTS[page]) if found == language]
+
+
+def after(marker: str, text: str) -> str:
+    """The block behind an HTML comment such as `<!-- explain: grpo -->`."""
+    found = re.search(re.escape(f"<!-- {marker} -->") + r"\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, marker
+    return found[1]
+
+
+def table(name: str) -> list[list[str]]:
+    """The rows of the table behind `<!-- table: name -->`, without head and rule."""
+    found = re.search(rf"<!-- table: {name} -->\n((?:\|.*\n)+)", ALGORITHM)
+    assert found is not None, name
+    return [
+        [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in found[1].splitlines()[2:]
+    ]
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", cell)]
+
+
+def arguments(cell: str, section: str) -> dict[str, Any]:
+    return {key: json.loads(value) for found, key, value in SETTING.findall(cell) if found == section and value}
+
+
+def batch_of(mask: list[list[int]]) -> TrainBatch:
+    loss_mask = torch.tensor(mask, dtype=torch.bool)
+    rows = len(mask)
+    return TrainBatch(
+        completion_ids=torch.zeros(loss_mask.shape, dtype=torch.int64),
+        lengths=loss_mask.sum(1),
+        loss_mask=loss_mask,
+        valid=loss_mask.any(1),
+        group_ids=torch.zeros(rows, dtype=torch.int64),
+        prompts=(torch.tensor([1]),),
+        rewards=torch.zeros(rows, dtype=torch.float64),
+    )
+
+
+@every_page
+def test_every_link_leads_somewhere(page: str) -> None:
+    for _, target in links(page):
+        name, _, anchor = target.partition("#")
+        file = (PAGES[page].parent / name).resolve() if name else PAGES[page]
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@every_page
+def test_every_python_name_in_a_link_is_there(page: str) -> None:
+    for text, target in links(page):
+        if text.startswith("`") and "src/oncurve" in target and "/" not in text and "." in text:
+            home = Path(target.partition("src/")[2]).with_suffix("")
+            parts = ("oncurve." + text.strip("`").removeprefix("oncurve.")).split(".")
+            module = ".".join(part for part in home.parts if part != "__init__")
+            found = importlib.import_module(module)
+            named = parts[len(module.split(".")) :] if ".".join(parts).startswith(module) else parts[-1:]
+            for part in named:
+                found = getattr(found, part)
+
+
+@every_page
+def test_every_setting_exists(page: str) -> None:
+    for section, key, value in SETTING.findall(LINK.sub("", BLOCK.sub("", TEXTS[page]))):
+        if section in SECTIONS:
+            kinds = SECTIONS[section].kinds
+            known = {name for cls in kinds.values() for name in cls.model_fields}
+            assert key in known or (key == "kind" and SECTIONS[section].default is not None), f"{section}.{key}"
+            if key == "kind" and value:
+                assert value.strip('"') in kinds
+
+
+@every_page
+def test_prose_keeps_its_width_and_names_no_machine(page: str) -> None:
+    assert not re.search(r"(?<![\w.])/(work|tmp|root|home)/", TEXTS[page])
+    for line in BLOCK.sub("", TEXTS[page]).splitlines():
+        if not line.startswith("|"):
+            assert len(line) <= PROSE_WIDTH, line
+
+
+@every_page
+def test_recipes_on_a_page_load_and_python_on_it_parses(page: str, tmp_path: Path) -> None:
+    for language, body in BLOCK.findall(TEXTS[page]):
+        named = re.match(r"# (\S+\.(?:py|toml))\n", body)
+        (tmp_path / (named[1] if named else f"unnamed.{language}")).write_text(body, encoding="utf-8")
+        if language == "toml":
+            load_config(tmp_path / (named[1] if named else "unnamed.toml"))
+        if language == "python" and "excerpt" not in TEXTS[page].partition(body)[0].rpartition("\n\n")[2]:
+            ast.parse(body)
+
+
+def test_code_shown_is_the_code_there_is() -> None:
+    shown = re.findall(r"<!-- excerpt: (\S+) -->", ALGORITHM)
+    assert shown
+    for path in shown:
+        rest = "".join((ROOT / path).read_text(encoding="utf-8").split())  # the formatter may break lines
+        for line in after(f"excerpt: {path}", ALGORITHM).splitlines():
+            _, found, rest = rest.partition("".join(line.split()))
+            assert found, line
+
+
+def test_the_objective_shown_is_what_explain_prints() -> None:
+    assert after("explain: grpo", ALGORITHM) == explain(load_config("grpo")[0]) + "\n"
+
+
+def test_tables_name_every_kind_there_is() -> None:
+    assert {row[0].strip("`") for row in table("kl")} == set(KL_KINDS)
+    assert {row[0].split("`")[1] for row in table("aggregations")} == set(AGGREGATION_KINDS)
+    assert all(f"| `{kind}` |" in ALGORITHM for kind in OBJECTIVE_KINDS)
+    assert all(f'advantage.kind = "{kind}"' in ALGORITHM for kind in ADVANTAGE_KINDS)
+
+
+def test_worked_advantages() -> None:
+    rewards = torch.tensor([1, 0, 0, 1, 0.2, 0.5, 0.9, 0.4], dtype=torch.float64)
+    group_ids, valid = torch.arange(8) // 4, torch.ones(8, dtype=torch.bool)
+    for keys, _, first, second in table("advantages"):
+        settings = GroupAdvantage(**arguments(keys, "advantage"))
+        got = group_advantages(rewards, valid, group_ids, settings.scale, settings.ddof, settings.eps).tolist()
+        size = numbers(first)[0]
+        assert got[:4] == pytest.approx([size, -size, -size, size], abs=1e-8)
+        assert got[4:] == pytest.approx(numbers(second), abs=1e-8)
+    seven = torch.full((8,), 0.7)
+    assert f"{((seven - seven.mean()) / (seven.std() + 1e-6))[0]:.3f}" == "0.056"
+    assert "0.056" in ALGORITHM
+    assert "0.056" in README
+
+
+def test_worked_surrogates() -> None:
+    for keys, advantage, ratio, loss, gradient, _ in table("surrogate"):
+        log_ratio = torch.tensor(math.log(float(ratio)), dtype=torch.float64, requires_grad=True)
+        given = torch.tensor(float(advantage), dtype=torch.float64)
+        value = clipped_surrogate(clamped_ratio(log_ratio), given, **arguments(keys, "objective"))
+        (slope,) = torch.autograd.grad(value, log_ratio)
+        assert (value.item(), slope.item()) == pytest.approx((float(loss), float(gradient)), abs=1e-12)
+    whole = sequence_log_ratio(torch.tensor([[0.1, -0.2, 0.3]], dtype=torch.float64), torch.ones(1, 3).bool()).exp()
+    assert f"{whole.item():.8f}" in ALGORITHM
+    assert f"its tokens carries {clipped_surrogate(whole, torch.ones(1, 1)).item() / 3:.1f}" in ALGORITHM
+
+
+def test_worked_kl_estimators() -> None:
+    for name, _, _, *examples, _ in table("kl"):
+        points = [(-1.0, -1.5), (-1.5, -1.0)] if name != "`full`" else []
+        for (logprob, reference), cell in zip(points, examples, strict=False):
+            x = torch.tensor(logprob, dtype=torch.float64, requires_grad=True)
+            value = kl_value(name.strip("`"), x, torch.tensor(reference, dtype=torch.float64))
+            (slope,) = torch.autograd.grad(value, x)
+            assert [value.item(), slope.item()] == pytest.approx(numbers(cell), abs=1e-8)
+
+
+def test_enumerated_kl() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log().requires_grad_()
+    reference = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64).log()
+
+    def mean(estimate: Any) -> tuple[Tensor, Tensor]:
+        """The estimator's mean value and mean gradient over what the policy samples."""
+        policy = torch.log_softmax(logits, 0)
+        sampled = estimate(policy, reference)
+        (slope,) = torch.autograd.grad((policy.detach().exp() * sampled).sum(), logits)
+        return (policy.exp() * sampled).sum().detach(), slope
+
+    policy = torch.log_softmax(logits, 0)
+    kl = (policy.exp() * (policy - reference)).sum()
+    (exact,) = torch.autograd.grad(kl, logits)
+    kl = kl.detach()
+    for estimate, value, slope in (
+        (k1, kl, torch.zeros(3)),
+        (k2, None, exact),
+        (k3, kl, policy.exp() - reference.exp()),
+        (ratio_k3, kl, exact),
+    ):
+        got, gradient = mean(estimate)
+        assert value is None or float(got) == pytest.approx(float(value), abs=1e-12)
+        torch.testing.assert_close(gradient, slope.double().detach(), atol=1e-12, rtol=0)
+    assert f"KL = {float(kl):.8f}" in ALGORITHM
+    assert f"mean of k2 is {float(mean(k2)[0]):.8f}" in ALGORITHM
+    for gradient in (exact, mean(k3)[1]):
+        assert "[" + ", ".join(f"{round(x, 8) + 0.0:.8g}" for x in gradient.tolist()) + "]" in ALGORITHM
+
+
+def test_worked_aggregations() -> None:
+    batch, losses = batch_of([[1, 1, 1], [1, 0, 0]]), torch.tensor([[1.0, 2, 3], [4, 0, 0]])
+    for keys, _, example, _ in table("aggregations"):
+        weights = AGGREGATION_KINDS[keys.split("`")[1]](**arguments(keys, "aggregation"))(batch)
+        assert float((losses * weights).sum()) == pytest.approx(float(example), abs=1e-8)
+
+
+def test_a_presets_block_is_the_preset() -> None:
+    shown = re.findall(r"\*\*Preset `(\w+)`\*\*[^`]*?```toml\n(.*?)```", PAPERS, re.DOTALL)
+    assert {name for name, _ in shown} == {"grpo_paper", "dr_grpo", "rlox"}
+    for name, block in shown:
+        config, _ = load_config(name)
+        for section, keys in tomllib.loads(block).items():
+            part = config.token_weights if section == "aggregation" else getattr(config, section)
+            kind = kind_of(part, SECTIONS[section].kinds)
+            assert {key: kind if key == "kind" else getattr(part, key) for key in keys} == keys
+
+
+@pytest.mark.parametrize("page", ["docs/papers.md", "README.md"])
+def test_every_preset_is_named(page: str) -> None:
+    assert all(preset.stem in TEXTS[page] for preset in PRESETS.glob("*.toml"))
+
+
+def test_extending_runs_as_it_stands(tmp_path: Path) -> None:
+    session, expected = [], []
+    for language, body in BLOCK.findall(EXTENDING):
+        named = re.match(r"# (\S+\.(?:py|toml))\n", body)
+        if named:
+            (tmp_path / named[1]).write_text(body, encoding="utf-8")
+        elif language == "python":
+            session.append(body)
+            expected += re.findall(r"^print\(.*\)  # (.*)$", body, re.MULTILINE)
+    printed = python(session, tmp_path)
+    assert [line for line in printed if line in expected] == expected
+
+
+def test_the_smallest_api_runs_as_it_stands(tmp_path: Path) -> None:
+    (snippet,) = [body for body in blocks("README.md", "python") if "GRPO(" in body]
+    bigram = next(body for body in blocks("docs/extending.md", "python") if body.startswith("# bigram.py"))
+    given = (
+        "import torch\nmodel, ref_model = Bigram(), Bigram()\nprompt_tensor = torch.zeros(2, 3, dtype=torch.int64)\n"
+        "def reward_fn(completions, prompts):\n    return [float(c[0]) for c in completions]\n"
+    )
+    assert len(python([bigram, given, snippet], tmp_path)) == 1
+
+
+def python(pieces: list[str], folder: Path) -> list[str]:
+    """The lines that a script of these pieces prints, run by itself in `folder`; warnings are errors."""
+    script = folder / "page.py"
+    script.write_text("\n".join(pieces), encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script.name], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_readme_calls_train_with_arguments_it_has() -> None:
+    (block,) = [body for body in blocks("README.md", "python") if "oncurve.train(" in body]
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "oncurve.train"
+    ]
+    known = {*oncurve.train.__annotations__}
+    assert {keyword.arg for keyword in call.keywords} <= known
+
+
+def test_the_readmes_commands_are_the_commands() -> None:
+    command: Any = typer.main.get_command(app)
+    real = {name: found for name, found in command.commands.items() if name != "config"}
+    real |= {f"config {name}": found for name, found in command.commands["config"].commands.items()}
+    rows = re.findall(r"^\| `oncurve ((?:config )?\w+) ?(.*?)` \|", README, re.MULTILINE)
+    assert {name for name, _ in rows} == set(real)
+    for name, usage in rows:
+        options = {option for parameter in real[name].params for option in parameter.opts if option.startswith("--")}
+        assert set(re.findall(r"--\w+", usage)) == options, name
+
+
+def test_the_readme_has_the_two_commands_and_names_what_exists() -> None:
+    assert "make demo" in README
+    assert "make test" in README
+    targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"demo", "test"} <= set(targets)
+    for name in re.findall(r"`oncurve\.(\w+)`", README):
+        assert hasattr(oncurve, name), name
+
+
+def test_the_readmes_tree_is_the_tree() -> None:
+    (tree,) = [body for body in blocks("README.md", "text") if body.startswith("src/oncurve/")]
+    shown = re.findall(r"^  (\S+?)/?  +\S.*$", tree, re.MULTILINE)
+    there = {path.name for path in (ROOT / "src" / "oncurve").iterdir() if not path.name.startswith("_")} - {"py.typed"}
+    assert sorted(shown) == sorted(there)
+
+
+def test_the_readmes_counts_are_right() -> None:
+    counted = (
+        f"{len(OBJECTIVE_KINDS)} objectives × {len(KL_KINDS)} KL estimators × {len(AGGREGATION_KINDS)} aggregations"
+    )
+    assert counted in " ".join(README.split())
+    assert (ROOT / "tests" / "oracles" / "plain_grpo.py").read_text(encoding="utf-8").count("\n") <= 250
