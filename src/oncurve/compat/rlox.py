@@ -8,8 +8,8 @@ tokens are never trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class GRPO:
         trainer = self._trainer(_as_prompts(prompts))
         result: StepResult = trainer.step()
         self.state = trainer.state
-        return {**result.metrics, "mean_reward": result.metrics["reward"], "kl": result.metrics.get("kl", 0.0)}
+        return {"kl": 0.0, **result.metrics, "mean_reward": result.metrics["reward"]}
 
     def evaluate(self, prompts: Tensor | Sequence[Tensor]) -> float:
         """The mean reward of one sampled completion a prompt."""
@@ -158,6 +158,7 @@ class TokenScorer:
     """Scores groups with a reward on token tensors, in this process."""
 
     reward_fn: TokenReward
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
         """The groups with their rewards. Raises RewardError: another number of rewards, or one that is not finite."""

@@ -107,21 +107,18 @@ class Lesson:
         """Show the step's most instructive group, if none was shown yet."""
         if self.shown:
             return
-        assert result.batch.advantages is not None
-        row = 0
-        best: tuple[float, Group, list[float]] | None = None
-        for group in result.groups:
-            size = len(group.completions)
-            advantages = result.batch.advantages[row : row + size, 0].tolist()
-            row += size
+        best: tuple[int, Group, list[float]] | None = None
+        for group, advantages in zip(result.groups, result.advantages, strict=True):
             rewards = [score.reward for score in group.scores if score.valid]
+            if advantages is None or max(rewards) == min(rewards):
+                continue
             mixed = min(rewards.count(max(rewards)), rewards.count(min(rewards)))
-            if max(rewards) > min(rewards) and (best is None or mixed > best[0]):
-                best = (mixed, group, advantages)
+            if best is None or mixed > best[0]:
+                best = (mixed, group, advantages[:, 0].tolist())
         if best is not None:
             self.shown = True
-            _, group, advantages = best
-            show_group(self.console, group.prompt.text, graded(group, advantages), "One group of the first step")
+            _, group, numbers = best
+            show_group(self.console, group.prompt.text, graded(group, numbers), f"One group of step {result.step}")
 
 
 def graded(group: Group, advantages: Sequence[float]) -> list[Graded]:
@@ -142,7 +139,7 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
         console,
         f"  before  {percent(before.greedy_accuracy)}",
         f"  after   {percent(after.greedy_accuracy)}",
-        f"  gain    {100 * gain.value:+5.1f} points  ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}; the same problems, paired)",
+        f"  gain    {100 * gain.value:+5.1f} points  ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}, paired)",
     )
     show_before_after(console, three_problems(before, after))
     say(

@@ -31,22 +31,21 @@ class Recorder:
         for path in (directory / "rollouts").glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > state.step:
                 path.unlink()
-        self.metrics = durable.AppendLog(directory / "metrics.jsonl", offset=state.metrics_bytes)
+        self._log = durable.AppendLog(directory / "metrics.jsonl", offset=state.metrics_bytes)
 
-    def record(self, step: int, groups: Sequence[Group], batch: TrainBatch, metrics: Mapping[str, float]) -> int:
-        """Write one step's groups and metrics; returns the length of `metrics.jsonl` in bytes."""
-        assert batch.advantages is not None
-        row = 0
-        lines = []
-        for group in groups:
-            size = len(group.completions)
-            advantages = batch.advantages[row : row + size]
-            row += size
-            lines.append(json.dumps({"step": step, **group_record(group, advantages)}, ensure_ascii=False))
-        text = "".join(line + "\n" for line in lines)
-        durable.write_file(self.directory / "rollouts" / f"step-{step:06d}.jsonl", text.encode("utf-8", "replace"))
-        self.metrics.append(dict(metrics))
-        return self.metrics.offset
+    def rollouts(self, step: int, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
+        """Write every group of a step, with the advantages of its completions; None where it was left out."""
+        lines = [
+            json.dumps({"step": step, **group_record(group, rows)}, ensure_ascii=False) + "\n"
+            for group, rows in zip(groups, advantages, strict=True)
+        ]
+        text = "".join(lines).encode("utf-8", "replace")
+        durable.write_file(self.directory / "rollouts" / f"step-{step:06d}.jsonl", text)
+
+    def metrics(self, metrics: Mapping[str, float]) -> int:
+        """Write one step's line; returns the length of `metrics.jsonl` in bytes."""
+        self._log.append(dict(metrics))
+        return self._log.offset
 
     def incident(self, step: int, update: int, batch: TrainBatch, reason: str) -> Path:
         """Save the batch of a skipped update under `incidents/`."""
@@ -64,8 +63,8 @@ class Recorder:
 
     def sync(self) -> None:
         """Wait until the metrics are on the disk: called before a checkpoint counts on their length."""
-        self.metrics.sync()
+        self._log.sync()
 
     def close(self) -> None:
         """Close the log."""
-        self.metrics.close()
+        self._log.close()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from oncurve.batching import collate, minibatches
-from oncurve.errors import TrainingError
+from oncurve.errors import OncurveError, TrainingError
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
 from oncurve.rollout import Policy, RolloutEngine
@@ -41,6 +42,11 @@ class Advantage(Protocol):
 
 class Scorer(Protocol):
     """Fills in the scores of groups."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers that the rewards logged of themselves in the last `score`."""
+        ...
 
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
         """The same groups, each completion with its score. `step` is for rewards that ask how far the run is."""
@@ -77,12 +83,15 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did: its number (from 1), metrics by declared key, and the groups it learned from."""
+    """What one step did: its number (from 1), metrics by declared key, and every group it sampled.
+
+    `advantages[g]` is `(n, T)` over the completions of `groups[g]`; None where the group was left out.
+    """
 
     step: int
     metrics: dict[str, float]
     groups: tuple[Group, ...]
-    batch: TrainBatch
+    advantages: tuple[Tensor | None, ...]
 
 
 @dataclass
@@ -108,7 +117,7 @@ class Trainer:
         with StopSignals(self.config.grace_seconds) as signals:
             try:
                 while self.state.step < self.config.steps and signals.requested is None:
-                    result = self.step()
+                    result = self.judge(self.step())
                     with signals.unabandoned():
                         self.finish(result, stopping=signals.requested is not None)
             except StepAbandonedError:
@@ -121,15 +130,14 @@ class Trainer:
         metrics = Metrics()
         self.engine.follow(Policy(self.learner.policy(), self.learner.version))  # 6   pi_old <- pi_theta
         groups, cursor = self.collect(metrics)  # 5, 7, 8   prompts, G completions each, rewards
-        batch = self.streams(collate(groups, mask_truncated=self.config.mask_truncated), metrics)
+        usable = [group for group in groups if self.is_usable(group)]
+        batch = self.streams(collate(usable, mask_truncated=self.config.mask_truncated), metrics)
         batch = batch.with_advantages(self.advantage(batch))  # 9   one advantage per token
         observe_batch(metrics, batch)
         skipped = self.state.skipped_in_a_row
         with timer(metrics, "update"):
             for number, minibatch in enumerate(self.minibatches(batch)):  # 10   mu passes
-                weighted = minibatch.with_weights(
-                    self.aggregation(minibatch)
-                )  # denominators of this update, once, here
+                weighted = minibatch.with_weights(self.aggregation(minibatch))  # denominators, once, here
                 update = self.learner.update(weighted)  # 11   maximise the objective
                 metrics.merge(update.metrics)
                 skipped = skipped + 1 if update.skipped else 0
@@ -143,23 +151,38 @@ class Trainer:
             skipped_in_a_row=skipped,
             seconds=self.state.seconds + time.perf_counter() - started,
         )
-        return StepResult(self.state.step, self.summary(metrics, started), tuple(groups), batch)
+        assert batch.advantages is not None
+        split = iter(torch.split(batch.advantages, [len(group.completions) for group in usable]))
+        advantages = tuple(next(split) if self.is_usable(group) else None for group in groups)
+        return StepResult(self.state.step, self.summary(metrics, started), tuple(groups), advantages)
 
     def collect(self, metrics: Metrics) -> tuple[list[Group], int]:
-        """Draw prompts, sample a group for each, score it, and leave out groups with too few valid completions."""
+        """Draw prompts, sample a group for each, and score it; the groups, and the cursor after them."""
+        step = self.state.step
         prompts, cursor = self.stream.take(self.state.cursor, self.config.prompts_per_step)
         with timer(metrics, "rollout"):
             groups = self.engine.generate(prompts, draw=self.state.draw)
-        with timer(metrics, "reward"):
-            groups = self.scorer.score(groups, self.state.step)
-        usable = [group for group in groups if sum(s.valid for s in group.scores) >= self.advantage.least_valid]
-        observe_groups(metrics, groups, dropped=len(groups) - len(usable))
-        if not usable:
-            raise TrainingError(
-                f"step {self.state.step + 1}: none of {len(groups)} groups has the {self.advantage.least_valid} valid "
-                "completions an advantage needs. The rewards' faults are in the message above or in rollouts/."
-            )
-        return usable, cursor
+        try:
+            with timer(metrics, "reward"):
+                groups = self.scorer.score(groups, step)
+            usable = sum(self.is_usable(group) for group in groups)
+            observe_groups(metrics, groups, dropped=len(groups) - usable)
+            if not usable:
+                raise TrainingError(
+                    f"step {step + 1}: none of the {len(groups)} groups has the {self.advantage.least_valid} valid "
+                    "completions that an advantage needs. What went wrong with each is in rollouts/."
+                )
+        except OncurveError:
+            if self.recorder is not None:
+                self.recorder.rollouts(step + 1, groups, [None] * len(groups))  # what the rewards stumbled over
+            raise
+        for name, value in self.scorer.metrics.items():
+            metrics.add(f"reward/{name}", value)
+        return groups, cursor
+
+    def is_usable(self, group: Group) -> bool:
+        """Whether the group has the valid completions that an advantage needs."""
+        return sum(score.valid for score in group.scores) >= self.advantage.least_valid
 
     def streams(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
         """The reference's stream, and the old policy's where more than one update makes the ratio leave 1."""
@@ -201,17 +224,20 @@ class Trainer:
         result["tokens_per_second"] = result["tokens"] / seconds
         return result
 
-    def finish(self, result: StepResult, stopping: bool = False) -> None:
-        """After a step: evaluate, record, checkpoint (where one is due, or the run ends), tell the observers."""
-        last = result.step == self.config.steps
+    def judge(self, result: StepResult) -> StepResult:
+        """The result with held-out metrics, where an evaluation is due."""
         every = self.config.eval_every
-        if self.evaluator is not None and every and (result.step % every == 0 or last):
+        if self.evaluator is not None and every and (result.step % every == 0 or result.step == self.config.steps):
             result.metrics.update(self.evaluator(result.step))
+        return result
+
+    def finish(self, result: StepResult, stopping: bool = False) -> None:
+        """After a step: record it, write a checkpoint (where one is due, or the run ends), tell the observers."""
         if self.recorder is not None:
-            written = self.recorder.record(result.step, result.groups, result.batch, result.metrics)
-            self.state = replace(self.state, metrics_bytes=written)
+            self.recorder.rollouts(result.step, result.groups, result.advantages)
+            self.state = replace(self.state, metrics_bytes=self.recorder.metrics(result.metrics))
         due = self.config.checkpoint_every and result.step % self.config.checkpoint_every == 0
-        if self.checkpoints is not None and (due or last or stopping):
+        if self.checkpoints is not None and (due or stopping or result.step == self.config.steps):
             if self.recorder is not None:
                 self.recorder.sync()
             self.checkpoints.save(self.learner, self.state, self.environment or {})
