@@ -1,19 +1,19 @@
 """The built-in task: word problems with several numbers, solved in writing, with a checkable answer.
 
-    Mia has 7 bags of 8 beads. She finds 46, sells 19 and wins 25. How many beads now?
+    Mia has 7 bags of 8 beads. She finds 31, sells 19 and wins 25. How many beads now?
 
     7*8=56
-    56+46=102
-    102-19=83
-    83+25=108
-    #### 108
+    56+31=87
+    87-19=68
+    68+25=93
+    #### 93
 
 Working is lines of `left=value`: each takes the running total and applies the next one or more changes. The
 three styles differ only in how many operations go into one line, and so in how hard a line is to get right:
 
     steps   one a line, as above
-    pairs   two a line:      7*8+46=102 / 102-19+25=108 / #### 108
-    leap    all in one line: 7*8+46-19+25=108 / #### 108
+    pairs   two a line:      7*8+31=87 / 87-19+25=93 / #### 93
+    leap    all in one line: 7*8+31-19+25=93 / #### 93
 
 Problems are a pure function of (split, seed, index), and a problem belongs to the split that a hash of its numbers
 says: what is held out occurs in no training stream, whatever the seed, the names, or the order of the numbers.
@@ -72,8 +72,8 @@ _LINE = re.compile(r"(\d+(?:[*+-]\d+)+)=(\d+)")
 class Problem:
     """One word problem: `bags * each`, then `changes` (negative: a loss) one after another.
 
-    Example: `Problem(7, 8, (46, -19, 25), "Mia has 7 bags of 8 beads. ...")` has
-    `terms == ("7", "*8", "+46", "-19", "+25")`, `totals == (56, 102, 83, 108)` and `answer == "108"`.
+    Example: `Problem(7, 8, (31, -19, 25), "Mia has 7 bags of 8 beads. ...")` has
+    `terms == ("7", "*8", "+31", "-19", "+25")`, `totals == (56, 87, 68, 93)` and `answer == "93"`.
     """
 
     bags: int
@@ -184,7 +184,7 @@ def check_steps(text: str, question: str) -> list[tuple[int, bool]]:
     right when it is the right answer. Nothing built on a wrong step is right: after the first wrong one all are
     wrong, as the right answer no longer follows from what is written.
 
-    Example: for 7 bags of 8 and +46, `"7*8=56\\n56+46=112\\n#### 112"` gives `[(7, True), (17, False), (25, False)]`.
+    Example: for 7 bags of 8 and +31, `"7*8=56\\n56+31=97\\n#### 97"` gives `[(7, True), (16, False), (23, False)]`.
     """
     asked = read_question(question)
     terms, totals = asked.terms, asked.totals

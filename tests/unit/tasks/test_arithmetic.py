@@ -22,7 +22,7 @@ from oncurve.tasks.arithmetic import (
 )
 
 BEADS = Problem(
-    7, 8, (46, -19, 25), "Mia has 7 bags of 8 beads. She finds 46, sells 19 and wins 25. How many beads now?"
+    7, 8, (31, -19, 25), "Mia has 7 bags of 8 beads. She finds 31, sells 19 and wins 25. How many beads now?"
 )
 
 
@@ -35,7 +35,7 @@ def told(question: str) -> int:
 
 
 def value(expression: str) -> int:
-    """An independent evaluator of `7*8+46-19`."""
+    """An independent evaluator of `7*8+31-19`."""
     table = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
     def walk(node: ast.expr) -> int:
@@ -66,9 +66,9 @@ def test_solutions_are_right_line_by_line_in_every_style(style):
 
 
 def test_the_styles_of_the_worked_example():
-    assert solution(BEADS, "steps") == "7*8=56\n56+46=102\n102-19=83\n83+25=108\n#### 108"
-    assert solution(BEADS, "pairs") == "7*8+46=102\n102-19+25=108\n#### 108"
-    assert solution(BEADS, "leap") == "7*8+46-19+25=108\n#### 108"
+    assert solution(BEADS, "steps") == "7*8=56\n56+31=87\n87-19=68\n68+25=93\n#### 93"
+    assert solution(BEADS, "pairs") == "7*8+31=87\n87-19+25=93\n#### 93"
+    assert solution(BEADS, "leap") == "7*8+31-19+25=93\n#### 93"
 
 
 def test_a_problem_is_a_function_of_split_seed_and_index():
@@ -78,8 +78,8 @@ def test_a_problem_is_a_function_of_split_seed_and_index():
 
 def test_golden_problems():
     assert [item.question for item in problems("test", 2)] == [
-        "Mia has 3 bags of 6 coins. She wins 53 and loses 33. How many coins now?",
-        "Mia has 4 bags of 9 stamps. She gets 7 and gets 42. How many stamps now?",
+        "Sam has 4 bags of 8 nuts. He finds 7 and loses 37. How many nuts now?",
+        "Mia has 3 bags of 4 beads. She wins 40 and drops 26. How many beads now?",
     ]
 
 
@@ -98,14 +98,21 @@ def test_the_split_knows_no_order_of_the_numbers():
         assert split_of(item.each, item.bags, item.changes[::-1]) == "test"
 
 
-def test_held_out_problems_occur_in_no_training_stream():
-    def numbers(item):
-        return tuple(sorted((item.bags, item.each))), tuple(sorted(item.changes))
+def numbers(item):
+    return tuple(sorted((item.bags, item.each))), tuple(sorted(item.changes))
 
-    held_out = {numbers(item) for item in problems("test", 1024)}
-    assert len({item.question for item in problems("test", 1024)}) == 1024
-    for seed in range(4):
-        assert held_out.isdisjoint(numbers(item) for item in problems("train", 5000, seed))
+
+def test_held_out_problems_occur_in_no_training_stream():
+    held_out = problems("test", 1024)
+    assert len({item.question for item in held_out}) == 1024
+    forbidden = {numbers(item) for item in held_out}
+    for seed in range(10):
+        assert forbidden.isdisjoint(numbers(item) for item in problems("train", 3000, seed))
+
+
+def test_held_out_problems_do_not_occur_in_all_that_the_tiny_model_was_pretrained_on():
+    forbidden = {numbers(item) for item in problems("test", 1024)}
+    assert forbidden.isdisjoint(numbers(item) for item in problems("train", 98_304, 1_000_003))
 
 
 def test_questions_are_read_back():
@@ -118,14 +125,14 @@ def test_questions_are_read_back():
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("#### 108", "108"),
-        ("7*8=56\n#### 108\n", "108"),
+        ("#### 93", "93"),
+        ("7*8=56\n#### 93\n", "93"),
         ("#### 1\n#### 2", "2"),
-        ("####108", "108"),
+        ("####93", "93"),
         ("#### 007", "7"),
         ("#### -3", "-3"),
-        ("#### 108.", "108"),
-        ("108", None),
+        ("#### 93.", "93"),
+        ("93", None),
         ("####", None),
         ("", None),
     ],
@@ -135,24 +142,24 @@ def test_answers_are_found(text, answer):
 
 
 def test_only_the_right_number_is_correct():
-    assert is_correct("#### 108", "108")
-    assert not is_correct("#### 10", "108")
-    assert not is_correct("#### 1080", "108")
+    assert is_correct("#### 93", "93")
+    assert not is_correct("#### 9", "93")
+    assert not is_correct("#### 930", "93")
     assert not is_correct("7*8=56", BEADS)
 
 
 @pytest.mark.parametrize(
     ("lines", "right"),
     [
-        (["7*8=56", "56+46=102", "102-19=83", "83+25=108", "#### 108"], [True] * 5),
-        (["7*8=56", "56+46=112", "112-19=93", "93+25=118", "#### 118"], [True, False, False, False, False]),
-        (["7*8=56", "56+46=112", "102-19=83"], [True, False, False]),  # a wrong step cannot be taken back
-        (["7*8=56", "56-46=10"], [True, False]),  # true, but not what the story says
+        (["7*8=56", "56+31=87", "87-19=68", "68+25=93", "#### 93"], [True] * 5),
+        (["7*8=56", "56+31=97", "97-19=78", "78+25=103", "#### 103"], [True, False, False, False, False]),
+        (["7*8=56", "56+31=97", "87-19=68"], [True, False, False]),  # a wrong step cannot be taken back
+        (["7*8=56", "56-31=25"], [True, False]),  # true, but not what the story says
         (["7*8=56", "56-19=37"], [True, False]),  # leaves one out
-        (["7*8+46=102", "102-19+25=108", "#### 108"], [True] * 3),
-        (["7*8+46-19+25=107", "#### 108"], [False, False]),
-        (["#### 108"], [True]),  # right, with no working
-        (["#### 108 or so"], [False]),
+        (["7*8+31=87", "87-19+25=93", "#### 93"], [True] * 3),
+        (["7*8+31-19+25=92", "#### 93"], [False, False]),
+        (["#### 93"], [True]),  # right, with no working
+        (["#### 93 or so"], [False]),
         (["7*8=56", "7*8=56"], [True, False]),
         (["let me see"], [False]),
     ],
@@ -163,8 +170,8 @@ def test_the_step_checker_finds_the_first_wrong_step(lines, right):
 
 
 def test_steps_end_after_their_line_and_blank_lines_are_none():
-    text = "7*8=56\n\n56+46=102\n"
-    assert check_steps(text, BEADS.question) == [(7, True), (18, True)]
+    text = "7*8=56\n\n56+31=87\n"
+    assert check_steps(text, BEADS.question) == [(7, True), (17, True)]
     assert check_steps("", BEADS.question) == []
 
 
