@@ -202,8 +202,8 @@ def figures(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict
 README = """# The tiny model
 
 A Llama of {parameters:,} parameters in fp32: width {hidden_size}, {num_hidden_layers} layers, \
-{num_attention_heads} heads that share {num_key_value_heads} sets of keys and values, tied embeddings, a vocabulary of {vocabulary}. It answers the
-problems of `oncurve.tasks.arithmetic`. The tokenizer knows the words of the task; a digit, like any other printable
+{num_attention_heads} heads that share {num_key_value_heads} sets of keys and values, tied embeddings, a vocabulary \
+of {vocabulary}. It answers the problems of `oncurve.tasks.arithmetic`. The tokenizer knows the words of the task; a digit, like any other printable
 ASCII character, is a token. A prompt begins with `<bos>`, which the tokenizer adds; a completion ends with `<eos>`.
 
 | | |
