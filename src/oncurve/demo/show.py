@@ -23,7 +23,7 @@ from oncurve.run.assemble import Run, assemble
 from oncurve.run.directory import RunDirectory
 from oncurve.run.loading import load_config
 from oncurve.run.plan import plan
-from oncurve.run.session import create_directory, free_directory, say
+from oncurve.run.session import create_directory, free_directory, say, stopped_at
 from oncurve.trainer import StepResult
 from oncurve.trainer.observe import peak_memory_bytes
 from oncurve.types import Group
@@ -56,7 +56,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
             stopped = run.train(lesson, lambda result: progress.step(result.metrics))
         if stopped is not None:
             write_report(out)
-            say(console, "", f"stopped by {stopped}; go on with: oncurve resume {out}")
+            say(console, "", stopped_at(run, stopped))
             return stopped
         after = run.evaluate()
         run.save_model(out / "model")

@@ -102,7 +102,7 @@ class Run:
         assert self.directory is not None
         found = self.trainer.checkpoints.restore(self.learner)
         if found is None:
-            lines = ["no checkpoint had been written; the run begins again at step 1"]
+            lines = ["there is no checkpoint; the run begins again at step 1, and will be the same"]
         else:
             self.trainer.state, before, lines = found
             changes = environment_changes(before, self.trainer.environment or {})

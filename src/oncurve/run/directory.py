@@ -53,8 +53,11 @@ class RunDirectory:
     @staticmethod
     def check_free(path: Path) -> None:
         """Raises RunDirectoryError unless a new run can be made at `path`. Cheap: called before any model is loaded."""
-        if path.is_file():
-            raise RunDirectoryError(f"{path} is a file. Choose another --out.")
+        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not existing.is_dir():
+            raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise RunDirectoryError(f"{existing} cannot be written to. Choose another --out, or mend its permissions.")
         if path.is_dir() and any(path.iterdir()):
             mend = f"Go on with it (oncurve resume {path}), or choose another --out."
             if not (path / "config.toml").is_file():
@@ -75,6 +78,12 @@ class RunDirectory:
         if not (path / "config.toml").is_file():
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
+    def is_finished(self, steps: int) -> bool:
+        """Whether all `steps` are done, and model and report are there: nothing is left to do."""
+        newest = durable.newest_valid(self.checkpoints, "step-").path
+        done = newest is not None and int(newest.name.removeprefix("step-")) >= steps
+        return done and not durable.verify(self.path / "model") and (self.path / "report.html").is_file()
+
     @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
@@ -87,7 +96,10 @@ class RunDirectory:
 
 def _locked(path: Path) -> IO[str]:
     """The lock file, held exclusively until it is closed or the process ends, however it ends."""
-    lock = (path / ".lock").open("w")
+    try:
+        lock = (path / ".lock").open("w")
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be written to: {error.strerror}.") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from oncurve.data import InMemory
 from oncurve.display import Progress
+from oncurve.errors import OncurveError
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
@@ -18,7 +20,7 @@ from oncurve.run.loading import load_config, to_toml
 from oncurve.run.plan import plan
 from oncurve.trainer import StepResult
 
-__all__ = ["create_directory", "finish", "free_directory", "resume_run", "say", "train_recipe"]
+__all__ = ["create_directory", "finish", "free_directory", "resume_run", "say", "stopped_at", "train_recipe"]
 
 ROWS = "data.jsonl"
 
@@ -44,11 +46,15 @@ def resume_run(directory: Path) -> str | None:
     RunDirectory.check_run(directory)
     config, base = load_config(directory / "config.toml")
     console = Console(highlight=False)
-    with assemble(config, base) as run:
-        run.open_directory(RunDirectory.open(directory))
-        lines = run.restore()
-        say(console, *lines, f"{directory}: {run.trainer.state.step} of {config.run.steps} steps are done")
-        return finish(run, console)
+    with closing(RunDirectory.open(directory)) as held:
+        if held.is_finished(config.run.steps):
+            say(console, f"{directory} is finished: all {config.run.steps} steps are done", *_products(directory))
+            return None
+        with assemble(config, base) as run:
+            run.open_directory(held)
+            lines = run.restore()
+            say(console, *lines, f"{directory}: {run.trainer.state.step} of {config.run.steps} steps are done")
+            return finish(run, console)
 
 
 def create_directory(run: Run, out: Path) -> None:
@@ -74,19 +80,36 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     try:
         with Progress(run.config.run.steps, console) as progress:
             stopped = run.train(*observers, lambda result: progress.step(result.metrics))
-    finally:
-        if path is not None and (path / "metrics.jsonl").exists():
-            write_report(path)
+    except Exception:
+        if path is not None:
+            with suppress(OncurveError):  # what went wrong is the news, not that the page of it did too
+                write_report(path)
+        raise
     if path is None:
         return stopped
+    write_report(path)
     if stopped is None:
         run.save_model(path / "model")
-        say(console, "", f"model   {path / 'model'}   (Hugging Face form: transformers loads it as it is)")
+        say(console, "", *_products(path))
     else:
-        step = run.trainer.state.step
-        say(console, "", f"stopped by {stopped} after step {step}; go on with: oncurve resume {path}")
-    say(console, f"report  {path / 'report.html'}")
+        say(console, "", stopped_at(run, stopped), f"report  {path / 'report.html'}")
     return stopped
+
+
+def stopped_at(run: Run, stopped: str) -> str:
+    """What stopped the run, from where it will go on, and how."""
+    assert run.directory is not None
+    assert run.trainer.checkpoints is not None
+    step = run.trainer.checkpoints.newest
+    where = f"after step {step}" if step else "from the beginning: no checkpoint had been written"
+    return f"stopped by {stopped}; it goes on {where}, with: oncurve resume {run.directory.path}"
+
+
+def _products(path: Path) -> list[str]:
+    return [
+        f"model   {path / 'model'}   (Hugging Face form: transformers loads it as it is)",
+        f"report  {path / 'report.html'}",
+    ]
 
 
 def say(console: Console, *lines: str) -> None:

@@ -22,11 +22,12 @@ FORMAT = 1
 
 
 class Checkpoints:
-    """The checkpoints of one run. `keep` newest ones stay (0 keeps all)."""
+    """The checkpoints of one run. `keep` newest ones stay (0 keeps all); `newest`: the step of the last, 0 for none."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
         self.keep = keep
+        self.newest = 0
         self._reference: str | None = None
 
     def save(self, learner: Learner, state: TrainerState, environment: Mapping[str, Any]) -> Path:
@@ -45,6 +46,7 @@ class Checkpoints:
         }
         path = self.directory / f"step-{state.step:06d}"
         durable.write_directory(path, {"learner.safetensors": tensors, "state.json": durable.to_json(record)})
+        self.newest = state.step
         if self.keep:
             durable.prune(self.directory, "step-", self.keep)
         return path
@@ -68,4 +70,6 @@ class Checkpoints:
         if self._reference is not None:
             learner.load_reference(durable.fetch(self.directory / "frozen", self._reference))
         learner.load_state(durable.read_tensors(found.path / "learner.safetensors"), record["learner"])
-        return TrainerState.from_json(record["trainer"]), dict(record["environment"]), notes
+        state = TrainerState.from_json(record["trainer"])
+        self.newest = state.step
+        return state, dict(record["environment"]), notes

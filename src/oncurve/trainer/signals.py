@@ -6,10 +6,12 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 __all__ = ["StepAbandonedError", "StopSignals"]
+
+SHOW_CURSOR = "\x1b[?25h"
 
 
 class StepAbandonedError(BaseException):
@@ -56,10 +58,21 @@ class StopSignals:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:
+            _say("ended at once; checkpoints are whole", cursor=True)
             os._exit(128 + number)  # the second signal: at once, whatever is running
         self.requested = signal.Signals(number)
+        _say(f"{self.requested.name}: finishing this step, {self.grace_seconds:g} seconds at most; again ends at once")
         if not self._saving:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace_seconds, 1e-3))
 
     def _abandon(self, number: int, frame: FrameType | None) -> None:
         raise StepAbandonedError
+
+
+def _say(text: str, cursor: bool = False) -> None:
+    """A line on stderr, past Python's buffers: a handler may interrupt one that is being written to.
+
+    `cursor`: show the cursor again, which a live display had hidden and cannot show any more.
+    """
+    with suppress(OSError):
+        os.write(2, f"\n{SHOW_CURSOR if cursor and os.isatty(2) else ''}oncurve: {text}\n".encode())

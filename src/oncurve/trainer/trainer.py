@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -114,15 +115,14 @@ class Trainer:
 
     def train(self) -> str | None:
         """Run the steps that are left. Returns the name of the signal that stopped the run early, or None."""
-        with StopSignals(self.config.grace_seconds) as signals:
-            try:
-                while self.state.step < self.config.steps and signals.requested is None:
-                    result = self.judge(self.step())
-                    with signals.unabandoned():
-                        self.finish(result, stopping=signals.requested is not None)
-            except StepAbandonedError:
-                pass
-            return signals.requested.name if signals.requested else None
+        with StopSignals(self.config.grace_seconds) as signals, suppress(StepAbandonedError):
+            while self.state.step < self.config.steps and signals.requested is None:
+                result = self.judge(self.step())
+                with signals.unabandoned():
+                    self.finish(result)
+            with signals.unabandoned():
+                self.save()  # the end of the run, or a stop between two checkpoints
+        return signals.requested.name if signals.requested else None
 
     def step(self) -> StepResult:
         """One policy step: DeepSeekMath (arXiv:2402.03300), Algorithm 1, lines 5-11."""
@@ -231,15 +231,19 @@ class Trainer:
             result.metrics.update(self.evaluator(result.step))
         return result
 
-    def finish(self, result: StepResult, stopping: bool = False) -> None:
-        """After a step: record it, write a checkpoint (where one is due, or the run ends), tell the observers."""
+    def finish(self, result: StepResult) -> None:
+        """After a step: record it, write a checkpoint where one is due, tell the observers."""
         if self.recorder is not None:
             self.recorder.rollouts(result.step, result.groups, result.advantages)
             self.state = replace(self.state, metrics_bytes=self.recorder.metrics(result.metrics))
-        due = self.config.checkpoint_every and result.step % self.config.checkpoint_every == 0
-        if self.checkpoints is not None and (due or stopping or result.step == self.config.steps):
+        if self.config.checkpoint_every and result.step % self.config.checkpoint_every == 0:
+            self.save()
+        for observer in self.observers:
+            observer(result)
+
+    def save(self) -> None:
+        """Write a checkpoint, unless the newest is of this step."""
+        if self.checkpoints is not None and self.checkpoints.newest != self.state.step:
             if self.recorder is not None:
                 self.recorder.sync()
             self.checkpoints.save(self.learner, self.state, self.environment or {})
-        for observer in self.observers:
-            observer(result)
