@@ -9,16 +9,32 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from oncurve.errors import OncurveError, UserError
 
 __all__ = ["app", "main"]
 
+
+class _Interrupted(Exception):  # noqa: N818 - it is no error
+    """Ctrl-C outside of training: Typer would end the process without a word."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. A Ctrl-C comes out as `_Interrupted`."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+
 app = typer.Typer(
     name="oncurve",
+    cls=_Commands,
     help="Train language models with GRPO. `oncurve demo` shows it in minutes; `oncurve train RECIPE.toml` is yours.",
     no_args_is_help=True,
     add_completion=False,
@@ -32,7 +48,7 @@ app.add_typer(config_app, name="config")
 
 Recipe = Annotated[str, typer.Argument(help="A recipe (.toml or .yaml), or a preset's name.", metavar="RECIPE")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings to change: section.key=value ...", metavar="[SECTION.KEY=VALUE]...")
+    list[str] | None, typer.Argument(help="Settings to change: section.key=value ...", metavar="SECTION.KEY=VALUE")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one last line of JSON.")]
 
@@ -136,9 +152,6 @@ def main() -> None:
     except OncurveError as error:
         typer.echo(f"oncurve: {error}", err=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
-    except KeyboardInterrupt:
-        typer.echo("oncurve: stopped", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+    except (_Interrupted, KeyboardInterrupt):
+        typer.echo("oncurve: stopped by SIGINT", err=True)
+        sys.exit(128 + signal.SIGINT)

@@ -77,13 +77,11 @@ def _described(
     return f"{type(part).__name__}({fields})", {}
 
 
-def _per_update(config: RunConfig) -> str:
+def _per_update(config: RunConfig, letter: str = "") -> str:
     count = config.completions_per_step / config.learner.minibatches
-    return (
-        f"{count:,.0f} completions of an update"
-        if count == int(count)
-        else f"about {count:,.0f} completions of an update"
-    )
+    exact = count == int(count)
+    lead = f"{letter} {'=' if exact else '≈'} " if letter else "" if exact else "about "
+    return f"{lead}{count:,.0f} completions of an update"
 
 
 def _tokens(config: RunConfig) -> str:
@@ -94,14 +92,14 @@ def _tokens(config: RunConfig) -> str:
 AGGREGATIONS: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]] = {
     TokenMean: lambda part, c: ("1/N Σ_i Σ_t", {"i, t": f"the {_per_update(c)}, and their tokens", "N": _tokens(c)}),
     TokenSum: lambda part, c: ("Σ_i Σ_t", {"i, t": f"the {_per_update(c)}, and their tokens"}),
-    SeqMeanTokenSum: lambda part, c: ("1/B Σ_i Σ_t", {"i, t": f"the B {_per_update(c)}, and their tokens"}),
+    SeqMeanTokenSum: lambda part, c: ("1/B Σ_i Σ_t", {"i, t": f"the {_per_update(c, 'B')}, and their tokens"}),
     SeqMeanTokenMean: lambda part, c: (
         "1/B Σ_i 1/|o_i| Σ_t",
-        {"i, t": f"the B {_per_update(c)}, and their |o_i| tokens"},
+        {"i, t": f"the {_per_update(c, 'B')}, and their |o_i| tokens"},
     ),
     SeqMeanTokenSumNorm: lambda part, c: (
         f"1/(B·{part.max_length:,}) Σ_i Σ_t",
-        {"i, t": f"the B {_per_update(c)}, and their tokens"},
+        {"i, t": f"the {_per_update(c, 'B')}, and their tokens"},
     ),
 }
 

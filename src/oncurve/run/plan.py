@@ -49,7 +49,7 @@ def plan(config: RunConfig, facts: Facts | None = None) -> list[str]:
     return (
         lines
         + [f"note: {text}" for text in [*notes, *inert(config)]]
-        + [f"missing: {hole}" for hole in missing(config)]
+        + [f"missing: {hole.replace(' missing;', '')}" for hole in missing(config)]
     )
 
 
@@ -95,11 +95,13 @@ def _kl(config: RunConfig, facts: Facts) -> str:
 
 def _steps(config: RunConfig, facts: Facts) -> str:
     taken = config.run.steps * config.data.prompts_per_step
-    head = f"{_count(config.run.steps, 'step')} take {_count(taken, 'prompt')}"
+    take = "takes" if config.run.steps == 1 else "take"
+    head = f"{_count(config.run.steps, 'step')} {take} {_count(taken, 'prompt')}"
     if facts.rows is None:
         return f"{head}."
     dropped = f"; {_count(facts.dropped, 'prompt')} too long, dropped" if facts.dropped else ""
-    return f"{head}: {taken / facts.rows:.3g} epochs of {_count(facts.rows, 'row')}{dropped}."
+    epochs = "1 epoch" if taken == facts.rows else f"{taken / facts.rows:.3g} epochs"
+    return f"{head}: {epochs} of {_count(facts.rows, 'row')}{dropped}."
 
 
 def _model(facts: Facts) -> list[str]:
