@@ -17,6 +17,7 @@ from torch import nn
 
 from oncurve.errors import ModelError
 from oncurve.models.causal import CausalModel
+from oncurve.models.hub import reachable
 from oncurve.models.probe import wrap
 from oncurve.models.quiet import quiet
 from oncurve.spec import Component
@@ -79,13 +80,14 @@ class ModelConfig(Component):
         directory = _directory(self.path)
         source = str(directory or self.path)
         device = self._device()
-        module, missing = self._load_module(source, directory is not None, masters)
+        local = directory is not None or not reachable()  # what was downloaded once loads without the hub
+        module, missing = self._load_module(source, local, masters)
         if missing:
             shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             raise ModelError(
                 f"{source}: the weights lack {shown}; a model with random parts cannot be trained on purpose"
             )
-        tokenizer = self._load_tokenizer(source, directory is not None)
+        tokenizer = self._load_tokenizer(source, local)
         with quiet():
             model = wrap(module.to(device), self.attention)
         context: int | None = getattr(module.config.get_text_config(), "max_position_embeddings", None)
