@@ -202,7 +202,7 @@ def _import_module(name: str) -> types.ModuleType:
             mend = "for a file write 'path/to/file.py:name'; a package must be installed where oncurve runs"
             raise ConfigError(f"there is no module {name!r}; {mend}") from error
         raise ConfigError(f"importing {name} failed: {_last_words(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"importing {name} failed: {_last_words(error)}") from error
 
 
@@ -221,7 +221,7 @@ def _import_file(source: str, base: Path | None) -> types.ModuleType:
     sys.path.append(str(file.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"importing {file} failed: {_last_words(error)}") from error
     finally:
@@ -229,7 +229,7 @@ def _import_file(source: str, base: Path | None) -> types.ModuleType:
     return module
 
 
-def _last_words(error: Exception) -> str:
+def _last_words(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -38,10 +38,14 @@ class Adapted:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         name = getattr(function, "__name__", type(function).__name__)
+        if not callable(function):
+            raise ConfigError(f"reward {function!r:.60} is a {name}, not a function")
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError) as error:
             raise ConfigError(f"reward {name}: its parameters cannot be read; wrap it in a def") from error
+        if not parameters:
+            raise ConfigError(f"reward {name} takes nothing; it is given columns by name, as in def {name}(completion)")
         self._everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         fixed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
         if fixed:

@@ -42,8 +42,9 @@ class Part:
             if not set(needed) & {*OFFERED, *columns}:
                 near = suggest(needed[0], [*columns, *OFFERED])
                 raise DataError(
-                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, and the data has no such column{near}"
+                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, and the data has no such column"
                     f"; the columns are: {', '.join(sorted(columns)) or 'none'}; offered besides: {', '.join(OFFERED)}"
+                    f"{near}"
                 )
 
     def values(self, groups: Sequence[Group], step: int) -> list[Reply]:

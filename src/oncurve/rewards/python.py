@@ -41,10 +41,12 @@ class Python(WorkerSettings):
 
     @property
     def default_name(self) -> str:
-        """The name of the function."""
+        """The name of the function; "reward" for a lambda."""
         if self.path is not None:
             return self.path.rpartition(":")[2]
-        return getattr(self.function, "__name__", type(self.function).__name__)
+        function = getattr(self.function, "func", self.function)  # of a functools.partial
+        name: str = getattr(function, "__name__", type(function).__name__)
+        return name if name.isidentifier() else "reward"
 
     def start(self, base: Path | None) -> Runner:
         """Workers for a path or a function that can travel, else this process. Raises ConfigError."""

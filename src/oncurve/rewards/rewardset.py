@@ -71,7 +71,8 @@ class RewardSet:
                 try:
                     accepts = part.accepts
                 except ConfigError as error:
-                    raise ConfigError(f"reward {part.name}: {error}") from error
+                    where = "" if str(error).startswith("reward ") else f"reward {part.name}: "
+                    raise ConfigError(f"{where}{error}") from error
                 if columns is not None and accepts.needs:
                     part.check_columns(columns)
             undo.pop_all()

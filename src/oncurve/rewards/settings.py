@@ -58,7 +58,7 @@ class RewardSettings(Component):
     timeout_seconds   for one call of a function that runs in a worker
     """
 
-    name: str | None = None
+    name: Annotated[str, Field(pattern=r"^[^<>\s]+$")] | None = None
     weight: float = 1.0
     on_error: Literal["mask", "raise"] | float = "mask"
     timeout_seconds: Positive = 10.0
