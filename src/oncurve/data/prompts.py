@@ -5,6 +5,7 @@ Rows stay rows: a prompt is made, and tokenised, each time it is taken, so a mil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> Non
             raise DataError(f"{place}: column {column!r} is missing; it has: {has}; set {mend}{near}")
         if row[column] is None:
             raise DataError(f"{place}: column {column!r} is empty (null); a prompt needs a value")
+        if not _is_unicode(row[column]):
+            raise DataError(f"{place}: column {column!r} holds half a character, one surrogate of a pair; take it out")
     if settings.template is None:
         _check_prompt(row[settings.prompt_column], settings, f"{place}: column {settings.prompt_column!r}")
 
@@ -53,6 +56,16 @@ def _check_prompt(prompt: Any, settings: DataSettings, place: str) -> None:
             raise DataError(f"{place} has a system message of its own; leave data.system out, or the message")
     else:
         raise DataError(f"{place}: expected a string or a list of {{role, content}} messages, got {prompt!r:.60}")
+
+
+def _is_unicode(value: Any) -> bool:
+    """Whether UTF-8 can write what `value` says: JSON can hold one half of a surrogate pair, tokenizers cannot."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_unicode(item.get("content") if isinstance(item, Mapping) else item) for item in value)
+    try:
+        return not isinstance(value, str) or value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_message(message: Any, place: str) -> None:
@@ -126,13 +139,16 @@ def open_prompts(rows: Rows, settings: DataSettings, tokenizer: Any = None, fits
     prompts = Prompts(rows, settings, tokenizer)
     if len(rows):
         prompts[0]  # a tokenizer that cannot do what is asked fails now
-    longest = min((n for n in (settings.max_prompt_tokens, fits) if n is not None), default=None)
-    if longest is None:
+    room = math.inf if fits is None else fits
+    longest = min(room, math.inf if settings.max_prompt_tokens is None else settings.max_prompt_tokens)
+    if longest == math.inf:
         return prompts
+    refuse = settings.overlong == "error"
+    knob = "raise data.max_prompt_tokens" if longest < room else "lower rollout.max_new_tokens"
     some = range(min(len(rows), GENERATED_SAMPLE) if rows.generated else 0)
-    if len(some) and all(_fits(prompts, index, longest) for index in some):
+    if len(some) and all(_fits(prompts, index, longest, knob, refuse) for index in some):
         return prompts
-    short = [index for index in range(len(prompts)) if _fits(prompts, index, longest)]
+    short = [index for index in range(len(prompts)) if _fits(prompts, index, longest, knob, refuse)]
     if not short and len(rows):
         raise DataError(f"data: every one of the {len(rows)} prompts has more than {longest} tokens")
     if len(short) == len(rows):
@@ -140,10 +156,10 @@ def open_prompts(rows: Rows, settings: DataSettings, tokenizer: Any = None, fits
     return Prompts(rows.select(short), settings, tokenizer, dropped=len(rows) - len(short))
 
 
-def _fits(prompts: Prompts, index: int, longest: int) -> bool:
+def _fits(prompts: Prompts, index: int, longest: float, knob: str, refuse: bool) -> bool:
     count = len(prompts[index].ids)
-    if count > longest and prompts.settings.overlong == "error":
+    if count > longest and refuse:
         place = prompts.rows.place(prompts.rows.numbers[index])
-        mend = "shorten it, raise data.max_prompt_tokens, or set data.overlong = 'drop'"
+        mend = f"shorten it, {knob}, or set data.overlong = 'drop'"
         raise DataError(f"{place}: the prompt has {count} tokens, more than {longest}; {mend}")
     return count <= longest

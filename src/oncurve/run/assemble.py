@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows, open_prompts
+from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate
 from oncurve.learner import LocalLearner
 from oncurve.losses import Regularizer
@@ -20,7 +21,7 @@ from oncurve.run.directory import RunDirectory, describe_environment, environmen
 from oncurve.run.plan import Facts
 from oncurve.trainer import Checkpoints, Recorder, StepResult, Trainer, TrainerConfig, TrainerState
 
-__all__ = ["Given", "Run", "assemble", "judge", "trainer_config"]
+__all__ = ["Given", "Run", "assemble", "judge", "room_for_prompts", "trainer_config"]
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,7 @@ def _put_together(
     rows: Rows,
     eval_rows: Rows,
 ) -> Run:
-    room = loaded.context_length
-    fits = None if room is None else room - config.rollout.max_new_tokens
+    fits = room_for_prompts(loaded, config)
     prompts = open_prompts(rows, config.data, loaded.tokenizer, fits)
     eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits)
     learner = config.learner.build(
@@ -166,6 +166,20 @@ def _put_together(
     if config.eval.every and len(eval_prompts):
         trainer.evaluator = lambda step: run.evaluate(config.eval.n).to_metrics()
     return run
+
+
+def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
+    """The tokens a prompt may have, so that its completion fits the model's context too; None: not known.
+
+    Raises ConfigError where completions alone take it all.
+    """
+    context, longest = loaded.context_length, config.rollout.max_new_tokens
+    if context is not None and longest >= context:
+        raise ConfigError(
+            f"rollout.max_new_tokens: {longest} leaves no room for a prompt: the model was made for {context} "
+            "positions, prompt and completion together; lower it"
+        )
+    return None if context is None else context - longest
 
 
 def trainer_config(config: RunConfig) -> TrainerConfig:

@@ -13,7 +13,7 @@ from oncurve.evaluate import Evaluation, Interval
 from oncurve.models import CausalModel, LoadedModel
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Policy
-from oncurve.run.assemble import assemble, judge
+from oncurve.run.assemble import assemble, judge, room_for_prompts
 from oncurve.run.checks import check_complete
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
@@ -65,6 +65,8 @@ def evaluate_target(
     folder = Path(target)
     is_run = (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file()
     words = [*overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
+    if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
+        raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
     if not is_run and recipe is None and not overrides:
         raise ConfigError(
             f"{target} is not a run, so its prompts and rewards must be named: --recipe RECIPE.toml, or data.path=... "
@@ -78,7 +80,7 @@ def evaluate_target(
     prompts_of, held_out = _rows(config, base)
     with RewardSet.build(config.rewards, columns=sorted(prompts_of.items[0]), base=base) as rewards:
         loaded = config.model.build()
-        prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, _room(loaded, config))
+        prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, room_for_prompts(loaded, config))
         engine = _engine(loaded.model, loaded, config)
         return Judged(target, held_out, judge(engine, rewards, prompts, config, n))
 
@@ -102,10 +104,6 @@ def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:
     if len(held_out):
         return held_out, True
     return load_rows(config.data, base).first(config.eval.limit), False
-
-
-def _room(loaded: LoadedModel, config: RunConfig) -> int | None:
-    return None if loaded.context_length is None else loaded.context_length - config.rollout.max_new_tokens
 
 
 def _engine(model: CausalModel, loaded: LoadedModel, config: RunConfig) -> InProcessEngine:
