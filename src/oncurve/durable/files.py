@@ -177,7 +177,9 @@ def storage_errors(path: Path, needed: int) -> Iterator[None]:
         match = re.search(r"os error (\d+)", str(error))
         code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
         message = f"{path} cannot be written: {os.strerror(code) if code else error}"
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if code == errno.EFBIG:
+            message += f" ({needed / 1e6:,.1f} MB); raise the limit on the size of files (ulimit -f) and resume"
+        if code in (errno.ENOSPC, errno.EDQUOT):
             existing = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
             free = shutil.disk_usage(existing).free
             message += f" ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free); make room and resume"

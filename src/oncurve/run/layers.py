@@ -24,6 +24,7 @@ __all__ = ["PRESETS", "Assignment", "Layer", "from_mapping", "from_overrides", "
 
 PRESETS = Path(__file__).parent.parent / "presets"
 FILE_KEYS = {("data", "path"), ("data", "eval_path")}
+SUFFIXES = (".toml", ".yaml", ".yml")
 CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
 
 Assignment = tuple[tuple[str | int, ...], Any]
@@ -82,10 +83,14 @@ def _find(name: str, folder: Path, where: str = "") -> Path:
     if name in presets:
         return PRESETS / f"{name}.toml"
     known = f"the presets are: {', '.join(presets)}"
-    if path.suffix not in (".toml", ".yaml", ".yml"):
-        raise ConfigError(f"{where}there is no recipe or preset {name!r}{suggest(name, presets) or ';'} {known}")
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise ConfigError(f"{where}there is no file {path}{suggest(path.name, beside) or ';'} {known}")
+    recipes = [entry for entry in beside if entry.endswith(SUFFIXES)]
+    if path.is_dir():
+        raise ConfigError(f"{where}{path} is a folder, and no run: it has no config.toml; name a recipe; {known}")
+    if path.suffix not in SUFFIXES:
+        near = suggest(path.name, [*presets, *recipes])
+        raise ConfigError(f"{where}there is no recipe or preset {name!r}{near or ';'} {known}")
+    raise ConfigError(f"{where}there is no file {path}{suggest(path.name, recipes) or ';'} {known}")
 
 
 def _read_table(file: Path) -> dict[str, Any]:
@@ -97,13 +102,21 @@ def _read_table(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     try:
         table = yaml.load(text, _YamlLoader) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: {_yaml_complaint(error)}") from None
     if table is None:
         return {}
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: expected sections with settings, got {type(table).__name__}")
     return table
+
+
+def _yaml_complaint(error: yaml.YAMLError) -> str:
+    """What is wrong and where, in one line and the words TOML's parser has for it."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    return problem if mark is None else f"{problem} (at line {mark.line + 1}, column {mark.column + 1})"
 
 
 class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types

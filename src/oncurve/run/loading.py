@@ -7,6 +7,7 @@ Covered: strict keys with near names; impossible combinations; keys that the sam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,27 @@ def load_config(
     if settings:
         layers.append(from_mapping(settings, "the arguments", here))
     layers.append(top)
-    config = build_config(merge(layers))
+    tables = merge(layers)
+    try:
+        config = build_config(tables)
+    except ConfigError as error:
+        raise ConfigError("\n".join(_placed(line, layers) for line in str(error).split("\n"))) from None
     check_config(config)
     check_inert(config, layers)
     return config, folder
+
+
+_PLACE = re.compile(r"[\w.-]+(?=: )")
+
+
+def _placed(line: str, layers: Sequence[Layer]) -> str:
+    """A complaint about `section.key`, with the layer that said it last: a file, or the command line."""
+    place = _PLACE.match(line)
+    key = f"{place[0]}." if place is not None else ""
+    for layer in reversed(layers):
+        if any(key.startswith(".".join(map(str, path)) + ".") for path, _ in layer.assignments):
+            return f"{line} ({layer.name})"
+    return line
 
 
 def _extended(extends: str | None, here: Path) -> tuple[list[Layer], Path]:
@@ -70,7 +88,7 @@ def merge(layers: Sequence[Layer]) -> dict[str, Any]:
             try:
                 _assign(tables, path, value)
             except ConfigError as error:
-                raise ConfigError(f"{error} (in {layer.name})") from None
+                raise ConfigError(f"{error} ({layer.name})") from None
     return tables
 
 
@@ -98,7 +116,10 @@ def _assign_reward(tables: dict[str, Any], keys: tuple[str | int, ...], value: A
     ]
     where = f"rewards.{'.'.join(map(str, keys))}"
     if not isinstance(index, int) or len(rest) > 1:
-        raise ConfigError(f"{where}: rewards are a list; write rewards.0.key=value, or rewards=[{{kind=...}}]")
+        raise ConfigError(
+            f"{where}: rewards are a list; in a file write [[rewards]], with two brackets; "
+            "on the command line write rewards.0.key=value, or rewards=[{kind=...}]"
+        )
     if index >= len(items):
         raise ConfigError(
             f"{where}: there {'is no reward' if not items else f'are {len(items)} rewards'}; the first is 0"

@@ -93,7 +93,9 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
     assert config(recipe=written) == made
     assert "rollout.group_size" in complaint("rollout.group_size=2", recipe=tmp_path / "r.toml")
     said = complaint(f"advantage.kind={tmp_path}/credit.py:NoAdvantage")
-    assert said == "advantage.kind: NoAdvantage lacks __call__ and least_valid, so it is no advantage"
+    assert (
+        said == "advantage.kind: NoAdvantage lacks __call__ and least_valid, so it is no advantage (the command line)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,12 +104,12 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
         ("learner.lerning_rate=1", "learner.lerning_rate: unknown key; did you mean 'learning_rate'?"),
         ("lerner.learning_rate=1", "lerner: unknown section; did you mean 'learner'?"),
         ("learning_rate=1", "learning_rate: a setting stands in its section; did you mean learner.learning_rate?"),
-        ("kl.a.b=1", "kl.a.b: settings have two parts, section.key (in the command line)"),
+        ("kl.a.b=1", "kl.a.b: settings have two parts, section.key (the command line)"),
         ("kl=3", "kl: expected a table of settings, got 3"),
         ("kl.kind=k3", "kl.kind: unknown key; there is only one kind of [kl]"),
         ("objective.kind=cliped", "objective.kind: unknown kind 'cliped'; did you mean 'clipped'?"),
         ("rewards.0.weight=2", "rewards.0.weight: there is no reward"),
-        ("rewards.kind=math", "rewards.kind: rewards are a list; write rewards.0.key=value"),
+        ("rewards.kind=math", "rewards.kind: rewards are a list; in a file write [[rewards]]"),
         ("rewards=math", "rewards: expected a list of tables; write each as [[rewards]]"),
         ("run.steps=0", "run.steps: should be greater than or equal to 1, got 0"),
         ("run.steps=ten", "run.steps: expected a number, not a string, got 'ten'"),
@@ -155,7 +157,8 @@ def test_an_object_from_python_is_asked_for_again(tmp_path: Path):
     made = config(rewards=[{"kind": "python", "function": len, "weight": 2.0}])
     (tmp_path / "config.toml").write_text(to_toml(made))
     assert complaint(recipe=tmp_path) == (
-        "rewards.function: len was an object in Python, which no file can hold; give it again"
+        "rewards.function: len was an object in Python, which no file can hold; put it in a file and write "
+        f"path = 'file.py:len' in the place of this line ({tmp_path / 'config.toml'})"
     )
     again = config(recipe=tmp_path, rewards=[{"kind": "python", "function": len, "weight": 2.0}])
     assert again == made
