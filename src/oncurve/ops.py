@@ -6,14 +6,18 @@ raised to float32, float64 stays float64.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 __all__ = [
     "EXPONENT_LIMIT",
     "at_least_float32",
     "clamped_ratio",
     "entropy",
+    "entropy_of_logprobs",
     "masked_mean",
     "masked_var",
     "scaled_log_softmax",
@@ -23,6 +27,7 @@ __all__ = [
     "segment_min",
     "segment_sum",
     "token_logprobs",
+    "token_logprobs_and_table",
 ]
 
 EXPONENT_LIMIT = 20.0
@@ -53,9 +58,49 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Ten
 
     Raises ValueError: `temperature` <= 0, or shapes that do not fit.
     """
+    _check_ids(logits, ids)
+    return scaled_log_softmax(logits, temperature).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """`token_logprobs`, with the table `(n, V)` they were read from; the gradient is formed in one buffer.
+
+    ∂ log π(id) / ∂z_v = ([v = id] - π(v)) / τ. Autograd makes three `(n, V)` tensors of this, where one does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        table = scaled_log_softmax(logits, temperature)
+        ctx.temperature = temperature
+        ctx.save_for_backward(table, ids)
+        ctx.mark_non_differentiable(table)
+        return table.gather(-1, ids.unsqueeze(-1)).squeeze(-1), table
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        table, ids = ctx.saved_tensors
+        scaled = (gradient / ctx.temperature).unsqueeze(-1)
+        return table.exp().mul_(-scaled).scatter_add_(-1, ids.unsqueeze(-1), scaled), None, None
+
+
+def token_logprobs_and_table(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """`token_logprobs` of `(n, V)` logits, and the log-probabilities `(n, V)` of all tokens, which have no gradient.
+
+    Values are the same bits as those of `token_logprobs`; the gradient is equal to rounding and needs a third of the
+    memory. It can be taken once (no second derivatives). The table is for statistics: reading it costs nothing.
+
+    Raises ValueError: `temperature` <= 0, or shapes that do not fit.
+    """
+    _check_ids(logits, ids)
+    raised = at_least_float32(logits)
+    measured: tuple[Tensor, Tensor] = _TokenLogprobs.apply(raised, ids, temperature)  # type: ignore[no-untyped-call]
+    return measured
+
+
+def _check_ids(logits: Tensor, ids: Tensor) -> None:
     if logits.shape[:-1] != ids.shape:
         raise ValueError(f"logits {tuple(logits.shape)} need ids {tuple(logits.shape[:-1])}, got {tuple(ids.shape)}")
-    return scaled_log_softmax(logits, temperature).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
 
 def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -63,8 +108,13 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     A token ruled out by a logit of -inf contributes 0 (the limit of p log p), in value and in gradient.
     """
-    logprobs = scaled_log_softmax(logits, temperature)
-    return -(logprobs.exp() * torch.where(logprobs.isneginf(), 0.0, logprobs)).sum(-1)
+    return entropy_of_logprobs(scaled_log_softmax(logits, temperature))
+
+
+def entropy_of_logprobs(logprobs: Tensor) -> Tensor:
+    """`entropy`, where the log-probabilities `(..., V)` of all tokens are there already."""
+    finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # 0 · -inf would be NaN
+    return -(logprobs.exp() * finite).sum(-1)
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

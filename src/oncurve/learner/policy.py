@@ -26,6 +26,8 @@ from oncurve.types import TokenLoss, TrainBatch
 
 __all__ = ["Accumulated", "LearnerConfig", "LocalLearner"]
 
+OBSERVED = frozenset({"entropy"})
+"""What the log has of every update, without a gradient unless the loss needs one."""
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -175,7 +177,7 @@ class LocalLearner:
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
         """Adds the micro-batch's gradient to `.grad` and its statistics to `metrics`; returns its loss `()`."""
         head = self.reference.head() if self.reference is not None else None
-        streams = token_streams(self._model, micro, self._needs | {"entropy"}, self._temperature, head)
+        streams = token_streams(self._model, micro, self._needs, self._temperature, head, observe=OBSERVED)
         token: TokenLoss = self.objective(streams, micro) + self.regularizer(streams, micro)
         assert micro.token_weights is not None  # live_rows has looked
         loss = (token.loss * micro.token_weights).sum()

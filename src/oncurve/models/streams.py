@@ -1,13 +1,14 @@
 """From hidden states to `(b, T)` streams, chunk by chunk: `(B, T, V)` logits never exist.
 
-The head is applied to a chunk of completion tokens at a time. Where a gradient is wanted and there is more than one
-chunk, a chunk's logits are forgotten after the forward and made again in the backward (activation checkpointing of the
-head alone): memory is that of one chunk whatever B, T and V are.
+The head is applied to a chunk of completion tokens at a time. Where a gradient is wanted and all logits are more than
+`KEPT_BYTES`, a chunk's are forgotten after the forward and made again in the backward (activation checkpointing of the
+head alone): memory is bounded whatever B, T and V are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,16 +17,28 @@ from torch.utils.checkpoint import checkpoint
 
 from oncurve.kl import full_kl_from_logits
 from oncurve.models.causal import CausalModel, Head
-from oncurve.ops import entropy, token_logprobs
+from oncurve.ops import entropy, entropy_of_logprobs, token_logprobs_and_table
 from oncurve.types import Streams, TrainBatch
 
-__all__ = ["CHUNK_BYTES", "STREAM_NAMES", "token_streams"]
+__all__ = ["ACCELERATOR_CHUNK_BYTES", "CHUNK_BYTES", "KEPT_BYTES", "STREAM_NAMES", "token_streams"]
 
-CHUNK_BYTES = 64 * 2**20
-"""The float32 logits of one chunk: large enough for full-speed matrix products, small beside any model."""
+CHUNK_BYTES = 24 * 2**20
+"""The float32 logits of one chunk on the CPU. From 32 MiB on, glibc gives a temporary back to the system as soon as it
+is freed, and every page of the next one is faulted in anew."""
+
+ACCELERATOR_CHUNK_BYTES = 256 * 2**20
+"""The same on any other device, which caches its memory: with a vocabulary of 150,000 still 440 rows a product,
+enough that reading the head's weights is not what takes the time."""
+
+KEPT_BYTES = 64 * 2**20
+"""Up to so many bytes of float32 logits in all (or one chunk) are kept for the backward: making them again would cost a
+second product to save little."""
 
 STREAM_NAMES = frozenset({"entropy", "full_kl"})
 """What can be asked for beside the log-probabilities."""
+
+OBSERVABLE = frozenset({"entropy"})
+"""What can be had as a number without a gradient."""
 
 _VOCABULARY: WeakKeyDictionary[CausalModel, int] = WeakKeyDictionary()
 
@@ -37,6 +50,7 @@ def token_streams(
     temperature: float = 1.0,
     ref_head: Head | None = None,
     chunk_tokens: int | None = None,
+    observe: frozenset[str] = frozenset(),
 ) -> Streams:
     """Log-probabilities of the completion tokens under `softmax(logits / temperature)`, and what else is needed.
 
@@ -48,55 +62,59 @@ def token_streams(
             whole vocabulary, nats).
         temperature: what the sampler divided the logits by.
         ref_head: makes the reference's logits from `batch.ref_hidden`; needed by `"full_kl"`.
-        chunk_tokens: tokens of one chunk; by default as many as fill `CHUNK_BYTES`.
+        chunk_tokens: tokens of one chunk, and the most whose logits are kept for the backward; by default as many as
+            fill `CHUNK_BYTES` and `KEPT_BYTES`.
+        observe: streams wanted as numbers only, without a gradient, which is cheaper: `"entropy"`. What is also in
+            `needs` has its gradient.
 
     Returns:
-        Streams of `(b, T)`, float32 at least, 0 beyond each row's length; differentiable unless under `no_grad`.
+        Streams of `(b, T)`, float32 at least, 0 beyond each row's length; differentiable (once) unless only observed or
+        under `no_grad`.
 
     Raises:
-        ValueError: an unknown need, or `full_kl` without `ref_head` and `batch.ref_hidden`.
+        ValueError: what cannot be needed or observed, or `full_kl` without `ref_head` and `batch.ref_hidden`.
     """
-    if unknown := needs - STREAM_NAMES:
-        raise ValueError(f"no such stream: {', '.join(sorted(unknown))}; there are {', '.join(sorted(STREAM_NAMES))}")
+    for asked, known in ((needs, STREAM_NAMES), (observe, OBSERVABLE)):
+        if unknown := asked - known:
+            raise ValueError(f"no such stream: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     if "full_kl" in needs and (ref_head is None or batch.ref_hidden is None):
         raise ValueError("the full KL needs the reference's hidden states: batch.ref_hidden and ref_head")
     hidden = model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
     exists = batch.existing().to(hidden.device)
     ids = batch.completion_ids.to(hidden.device)[exists]
     ref_hidden = batch.ref_hidden if "full_kl" in needs else None
-
-    def measure(piece: Tensor, piece_ids: Tensor, ref_piece: Tensor | None) -> tuple[Tensor, ...]:
-        return _measure(model.logits, piece, piece_ids, needs, temperature, ref_head, ref_piece)
-
-    columns = _in_chunks(measure, hidden, ids, ref_hidden, chunk_tokens or _chunk_tokens(model, hidden))
-    laid = [torch.zeros(exists.shape, dtype=c.dtype, device=c.device).masked_scatter(exists, c) for c in columns]
-    named = dict(zip(["logprobs", *_ordered(needs)], laid, strict=True))
-    return Streams(**named)
-
-
-def _ordered(needs: frozenset[str]) -> list[str]:
-    return sorted(needs & STREAM_NAMES)
+    columns = [name for name in ("entropy", "full_kl") if name in needs | observe]
+    measure = _Measure(model.logits, needs, tuple(columns), temperature, ref_head)
+    size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
+    forget = torch.is_grad_enabled() and hidden.shape[0] > kept
+    measured = _in_chunks(measure, hidden, ids, ref_hidden, size, forget)
+    laid = [torch.zeros(exists.shape, dtype=c.dtype, device=c.device).masked_scatter(exists, c) for c in measured]
+    return Streams(**dict(zip(["logprobs", *columns], laid, strict=True)))
 
 
-def _measure(
-    head: Head,
-    hidden: Tensor,
-    ids: Tensor,
-    needs: frozenset[str],
-    temperature: float,
-    ref_head: Head | None,
-    ref_hidden: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """Log-probs `(n,)` of one chunk, then the needs in alphabetical order."""
-    logits = head(hidden)
-    measured = [token_logprobs(logits, ids, temperature)]
-    if "entropy" in needs:
-        measured.append(entropy(logits, temperature))
-    if ref_head is not None and ref_hidden is not None:
+@dataclass(frozen=True)
+class _Measure:
+    """From a chunk's hidden states `(n, H)` and ids `(n,)` to its log-probs `(n,)`, then `columns`, `(n,)` each."""
+
+    head: Head
+    needs: frozenset[str]
+    columns: tuple[str, ...]
+    temperature: float
+    ref_head: Head | None
+
+    def __call__(self, hidden: Tensor, ids: Tensor, ref_hidden: Tensor | None) -> tuple[Tensor, ...]:
+        logits = self.head(hidden)
+        logprobs, table = token_logprobs_and_table(logits, ids, self.temperature)
+        return logprobs, *(self._column(name, logits, table, ref_hidden) for name in self.columns)
+
+    def _column(self, name: str, logits: Tensor, table: Tensor, ref_hidden: Tensor | None) -> Tensor:
+        if name == "entropy":
+            return entropy(logits, self.temperature) if name in self.needs else entropy_of_logprobs(table)
+        assert self.ref_head is not None  # token_streams has looked
+        assert ref_hidden is not None
         with torch.no_grad():
-            ref_logits = ref_head(ref_hidden)
-        measured.append(full_kl_from_logits(logits, ref_logits, temperature))
-    return tuple(measured)
+            ref_logits = self.ref_head(ref_hidden)
+        return full_kl_from_logits(logits, ref_logits, self.temperature)
 
 
 def _in_chunks(
@@ -105,11 +123,10 @@ def _in_chunks(
     ids: Tensor,
     ref_hidden: Tensor | None,
     size: int,
+    forget: bool,
 ) -> list[Tensor]:
     """`measure` over chunks of `size` tokens, each column concatenated to `(N,)`."""
     pieces = []
-    # A single chunk keeps its logits: forgetting them would cost a second product and save nothing at the peak.
-    forget = torch.is_grad_enabled() and hidden.shape[0] > size
     for start in range(0, max(hidden.shape[0], 1), size):
         rows = slice(start, start + size)
         arguments = (hidden[rows], ids[rows], None if ref_hidden is None else ref_hidden[rows].to(hidden.device))
@@ -120,9 +137,11 @@ def _in_chunks(
     return [torch.cat(column) for column in zip(*pieces, strict=True)]
 
 
-def _chunk_tokens(model: CausalModel, hidden: Tensor) -> int:
-    """How many tokens' logits fill `CHUNK_BYTES` in float32."""
+def _sizes(model: CausalModel, hidden: Tensor) -> tuple[int, int]:
+    """How many tokens' logits in float32 make a chunk, and how many may be kept for the backward."""
     if hidden.shape[0] and model not in _VOCABULARY:
         with torch.no_grad():  # one row through the head: costly where the vocabulary is large, so once per model
             _VOCABULARY[model] = model.logits(hidden[:1]).shape[-1]
-    return max(1, CHUNK_BYTES // (4 * _VOCABULARY.get(model, 1)))
+    row_bytes = 4 * _VOCABULARY.get(model, 1)
+    chunk_bytes = CHUNK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
+    return max(1, chunk_bytes // row_bytes), max(1, max(chunk_bytes, KEPT_BYTES) // row_bytes)

@@ -126,6 +126,43 @@ def test_without_a_gradient_nothing_is_made_twice():
     assert sum(heads) == int(batch_of().lengths.sum())
 
 
+def test_an_observed_entropy_has_the_value_but_no_gradient():
+    model, alone = fast_model(), frozenset({"entropy"})
+    for chunk in (4, None):
+        observed = token_streams(model, batch_of(), temperature=0.7, chunk_tokens=chunk, observe=alone)
+        needed = token_streams(model, batch_of(), alone, 0.7, chunk_tokens=chunk, observe=alone)
+        assert not observed.entropy.requires_grad
+        assert needed.entropy.requires_grad
+        assert torch.allclose(observed.entropy, needed.entropy, rtol=1e-14)
+        assert torch.equal(observed.logprobs, needed.logprobs)
+
+
+def test_the_backward_keeps_one_table_of_the_vocabulary_whatever_is_observed():
+    model, batch, kept = fast_model(), batch_of(), []
+    tokens = int(batch.lengths.sum())
+    module_parameters = {parameter.data_ptr() for parameter in model.module.parameters()}
+
+    def keep(tensor):
+        if tensor.shape == (tokens, VOCABULARY) and tensor.data_ptr() not in module_parameters:
+            kept.append(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_streams(model, batch, temperature=0.7, observe=frozenset({"entropy"}))
+    assert len(set(kept)) == 1
+
+
+def test_a_batch_of_several_chunks_keeps_its_graph_where_all_logits_together_are_few(monkeypatch):
+    monkeypatch.setattr("oncurve.models.streams.CHUNK_BYTES", 5 * 4 * VOCABULARY)
+    model, heads, tokens = fast_model(), [], int(batch_of().lengths.sum())
+    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
+    for kept, made in ((tokens, 1), (tokens - 1, 2)):
+        monkeypatch.setattr("oncurve.models.streams.KEPT_BYTES", kept * 4 * VOCABULARY)
+        heads.clear()
+        token_streams(model, batch_of()).logprobs.sum().backward()
+        assert sum(rows for rows in heads if rows > 1) == made * tokens
+
+
 def test_a_reference_is_given_no_gradient():
     model, reference = fast_model(), fast_model(seed=1)
     batch = with_reference(batch_of(), reference)
@@ -149,6 +186,8 @@ def test_a_batch_of_empty_completions_gives_empty_streams():
 def test_an_unknown_stream_is_refused():
     with pytest.raises(ValueError, match=r"no such stream: values; there are entropy, full_kl"):
         token_streams(fast_model(), batch_of(), frozenset({"values"}))
+    with pytest.raises(ValueError, match=r"no such stream: full_kl; there are entropy"):
+        token_streams(fast_model(), batch_of(), observe=frozenset({"full_kl"}))
 
 
 def test_the_full_kl_without_a_reference_is_refused():
