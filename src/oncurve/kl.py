@@ -1,6 +1,7 @@
 """KL divergence from the reference: estimators whose *value* and whose *gradient* are two choices.
 
-With d = log π_θ(o_t) - log π_ref(o_t) at a sampled token (NUMERICS 3; J. Schulman, http://joschu.net/blog/kl-approx.html):
+With d = log π_θ(o_t) - log π_ref(o_t) at a sampled token (k1, k2, k3: J. Schulman,
+http://joschu.net/blog/kl-approx.html; k3 in the loss: DeepSeekMath, arXiv:2402.03300, eq. 4):
 
     name      value                                   ∂/∂log π_θ                    in the loss, on-policy
     k1        d                                       1                             pulls nowhere: E[∇log π] = 0

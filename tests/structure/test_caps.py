@@ -1,4 +1,4 @@
-"""The caps of the design: a file of at most 400 lines, a function of at most 60, trainer.py of at most 250."""
+"""Caps that keep a file readable: a file of at most 400 lines, a function of at most 60, trainer.py of at most 250."""
 
 import ast
 from pathlib import Path

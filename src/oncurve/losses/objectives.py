@@ -1,6 +1,6 @@
 """Policy objectives: what makes good completions likelier, as a loss per token `(B, T)` to minimise.
 
-With ρ = π_θ/π_old at the sampled token and advantages Â (NUMERICS 4):
+With ρ = π_θ/π_old at the sampled token and advantages Â:
 
     clipped     max(-Â ρ, -Â clip(ρ, 1 - ε_low, 1 + ε_high))                     PPO, arXiv:1707.06347; GRPO
     sequence    the same with ρ_i = exp(Σ_t log ρ_it), the ratio of the whole completion

@@ -2,7 +2,8 @@
 
     loss_it = β · KL_it - α · H_it
 
-aggregated with the same token weights as the objective (NUMERICS 3 and 5).
+aggregated with the same token weights as the objective: the KL as in DeepSeekMath, arXiv:2402.03300, eq. 3, the bonus
+as in PPO, arXiv:1707.06347, eq. 9.
 """
 
 from __future__ import annotations
