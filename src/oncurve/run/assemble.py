@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import torch
+
 from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate
@@ -45,6 +47,7 @@ class Run:
     prompts: Prompts
     eval_prompts: Prompts
     trainer: Trainer
+    reference_given: bool = False
 
     def __enter__(self) -> Run:
         return self
@@ -73,6 +76,7 @@ class Run:
             eval_rows=len(self.eval_prompts),
             dropped=self.prompts.dropped,
             parameters=sum(parameter.numel() for parameter in self.loaded.model.module.parameters()),
+            reference_given=self.reference_given,
             reference_bytes=None if frozen is None else sum(t.numel() * t.element_size() for t in frozen.values()),
             device=str(module_device(self.loaded.model.module)),
             path_reason=self.loaded.model.path_reason,
@@ -120,6 +124,8 @@ def assemble(config: RunConfig, base: Path | None = None, given: Given | None = 
     `[model]` would load. Nothing is written: see `Run.open_directory`. Raises UserError for what the user can mend.
     """
     given = given or Given()
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base, config.eval.limit)
     rewards = RewardSet.build(config.rewards, columns=_columns(rows), base=base)
     try:
@@ -147,7 +153,7 @@ def _put_together(
         Regularizer(config.kl, config.entropy.coef),
         temperature=config.rollout.temperature,
         total_updates=config.run.steps * config.updates_per_step,
-        reference=given.reference.model if given.reference is not None else None,
+        reference=given.reference.model if given.reference is not None and config.kl.needs_reference else None,
         dtype=loaded.dtype,
     )
     engine = InProcessEngine(config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
@@ -162,7 +168,8 @@ def _put_together(
         TrainerState(),
         environment=describe_environment(module_device(loaded.model.module).type),
     )
-    run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer)
+    own = given.reference is not None
+    run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, own)
     if config.eval.every and len(eval_prompts):
         trainer.evaluator = lambda step: run.evaluate(config.eval.n).to_metrics()
     return run

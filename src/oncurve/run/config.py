@@ -65,12 +65,14 @@ class RunSettings(Component):
     seed            of everything random: sampled tokens, order of prompts, minibatches
     steps           how many steps to train
     name            what the report calls the run; none: the name of its folder
+    threads         processor threads; none: one a core. A small model beside other work is faster with 1
     grace_seconds   how long a step may go on after Ctrl-C or SIGTERM before it is abandoned
     """
 
     seed: int = 0
     steps: int = Field(default=100, ge=1)
     name: str | None = None
+    threads: int | None = Field(default=None, ge=1)
     grace_seconds: float = Field(default=30.0, ge=0)
 
 
