@@ -181,10 +181,13 @@ def _default(config: RunConfig, key: str) -> Any:
     return None if field is None else field.default
 
 
-def missing(config: RunConfig) -> list[str]:
-    """A line for each setting that a run cannot do without and that nobody has given: model, data, rewards."""
+def missing(config: RunConfig, model_given: bool = False) -> list[str]:
+    """A line for each setting that a run cannot do without and that nobody has given: model, data, rewards.
+
+    `model_given`: the model was handed over as a module, so `model.path` may be empty.
+    """
     holes = []
-    if not config.model.path:
+    if not config.model.path and not model_given:
         holes.append("model.path: missing; name a folder or a hub id, like model.path=Qwen/Qwen2.5-0.5B-Instruct")
     if isinstance(config.data, Jsonl) and not config.data.path:
         kinds = ", ".join(SECTIONS["data"].kinds)

@@ -20,6 +20,7 @@ class Facts:
     rows, eval_rows, dropped   training prompts, held-out prompts, prompts left out as too long
     parameters                 of the model
     reference_bytes            what the frozen reference takes
+    reference_given            whether it is a model of its own, not a copy of the policy
     device, path_reason        where the model runs; which path it takes and why
     """
 
@@ -28,6 +29,7 @@ class Facts:
     dropped: int = 0
     parameters: int | None = None
     reference_bytes: int | None = None
+    reference_given: bool = False
     device: str | None = None
     path_reason: str | None = None
 
@@ -49,7 +51,7 @@ def plan(config: RunConfig, facts: Facts | None = None) -> list[str]:
     return (
         lines
         + [f"note: {text}" for text in [*notes, *inert(config)]]
-        + [f"missing: {hole.replace(' missing;', '')}" for hole in missing(config)]
+        + [f"missing: {hole.replace(' missing;', '')}" for hole in missing(config, known.parameters is not None)]
     )
 
 
@@ -85,12 +87,12 @@ def _lengths(config: RunConfig) -> str:
 
 def _kl(config: RunConfig, facts: Facts) -> str:
     if not config.kl.coef:
-        return "No KL term: nothing holds the policy near where it began, and no reference is kept."
+        unused = "the reference that was given is not used" if facts.reference_given else "no reference is kept"
+        return f"No KL term (kl.coef = 0): nothing holds the policy near where it began, and {unused}."
     size = "as large as the model" if facts.reference_bytes is None else f"{facts.reference_bytes / 1e6:,.0f} MB"
-    return (
-        f"KL to the policy as it is given, {config.kl.coef:g} × {config.kl.estimator} in the loss; "
-        f"its frozen copy takes memory ({size})."
-    )
+    towards = "the reference that was given" if facts.reference_given else "the policy as it is given"
+    kept = "it" if facts.reference_given else "its frozen copy"
+    return f"KL to {towards}, {config.kl.coef:g} × {config.kl.estimator} in the loss; {kept} takes memory ({size})."
 
 
 def _steps(config: RunConfig, facts: Facts) -> str:

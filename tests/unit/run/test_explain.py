@@ -84,6 +84,12 @@ def test_the_plan_counts_epochs_and_memory_once_they_are_known():
     assert "no reference is kept" in said("kl.coef=0")
 
 
+def test_the_plan_says_what_becomes_of_a_reference_that_was_given():
+    facts = Facts(reference_given=True, reference_bytes=4_000_000)
+    assert "KL to the reference that was given, 0.001 × k3 in the loss; it takes memory (4 MB)." in said(facts=facts)
+    assert "the reference that was given is not used" in said("kl.coef=0", facts=facts)
+
+
 def test_what_looks_like_a_mistake_is_noted():
     cases = {
         "learner.learning_rate = 0.1 is above 0.01": ["learner.learning_rate=0.1"],
@@ -106,5 +112,6 @@ def test_what_looks_like_a_mistake_is_noted():
 
 
 def test_the_plan_names_what_is_missing():
-    assert "missing: model.path" in said()
+    assert "missing: model.path: name a folder" in said()
+    assert "model.path" not in said(facts=Facts(parameters=1_000_000))  # given as a module
     assert "missing: " not in said("model.path=m", "data.kind=task", "rewards=[{kind='math'}]")

@@ -1,0 +1,31 @@
+"""A run put together from objects: what becomes of a reference of one's own."""
+
+import pytest
+import torch
+
+from fakes.tiny_policy import TinyLM
+from oncurve.models.huggingface import loaded_from
+from oncurve.run.assemble import Given, assemble
+from oncurve.run.loading import load_config
+
+
+def put_together(coef: float):
+    settings = {
+        "data": {"kind": "list", "rows": tuple({"prompt": ids, "answer": "1"} for ids in ([1, 2], [3, 4]))},
+        "rollout": {"group_size": 2, "max_new_tokens": 2},
+        "kl": {"coef": coef},
+        "rewards": [{"kind": "task"}],
+    }
+    config, base = load_config(settings=settings)
+    return assemble(config, base, Given(loaded_from(TinyLM(), None), loaded_from(TinyLM(seed=1), None)))
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.1])
+def test_a_reference_is_kept_only_where_there_is_a_kl_term(coef: float):
+    with put_together(coef) as run:
+        state, facts = run.learner.reference_state(), run.facts()
+    assert facts.reference_given
+    assert (facts.reference_bytes is None) == (state is None) == (coef == 0)
+    if state is not None:
+        given = dict(TinyLM(seed=1).named_parameters())
+        assert all(torch.equal(tensor, given[name]) for name, tensor in state.items())
