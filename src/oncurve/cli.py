@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 stopped by Ctrl-C 
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -147,6 +148,9 @@ def _exit_with(stopped_by: str | None) -> None:
 
 def main() -> None:
     """The command's entry: errors of ours are messages, not tracebacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without π shows a question mark
     try:
         app()
     except OncurveError as error:

@@ -15,7 +15,7 @@ from oncurve.errors import ConfigError, RewardError, TrainingError
 from oncurve.rewards import REWARD_KINDS
 from oncurve.rewards.parts import Part
 from oncurve.rewards.python import Python
-from oncurve.rewards.settings import InProcess, RewardSettings
+from oncurve.rewards.settings import InProcess, RewardSettings, kind_meant
 from oncurve.spec import build
 from oncurve.types import Group, Score
 from oncurve.workers import Reply
@@ -143,7 +143,7 @@ def _component(
 ) -> RewardSettings:
     if callable(item) and not isinstance(item, RewardSettings):
         return Python(function=item)
-    component = build(item, REWARD_KINDS, where, default_kind="python", base=base)
+    component = build(item, REWARD_KINDS, where, kind_meant(item), base)
     if not isinstance(component, RewardSettings):
         raise ConfigError(f"{where}.kind: {type(component).__name__} is not a reward: derive it from RewardSettings")
     return component

@@ -14,7 +14,7 @@ from pydantic import Field
 from oncurve.spec import Component
 from oncurve.workers import Reply, WorkerPool, last_words
 
-__all__ = ["Accepts", "InProcess", "RewardSettings", "Runner"]
+__all__ = ["Accepts", "InProcess", "RewardSettings", "Runner", "kind_meant"]
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -46,6 +46,11 @@ class Accepts(Component):
     needs: tuple[tuple[str, ...], ...] = ()
     takes: tuple[str, ...] = ()
     everything: bool = False
+
+
+def kind_meant(table: Any) -> str | None:
+    """The kind of a `[[rewards]]` table that does not say it: "python" where it names code, else None: it must say."""
+    return "python" if isinstance(table, Mapping) and table.keys() & {"path", "function"} else None
 
 
 class RewardSettings(Component):

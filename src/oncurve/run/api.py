@@ -144,7 +144,7 @@ def _tables(
     if template is not None:
         tables["data"]["template"] = template
     if reward is not None:
-        alone = isinstance(reward, (str, Mapping, Component)) or callable(reward)
+        alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)
         tables["rewards"] = [_reward_table(item) for item in ([reward] if alone else reward)]
     return {section: table for section, table in tables.items() if table}
 

@@ -78,6 +78,7 @@ class Run:
             parameters=sum(parameter.numel() for parameter in self.loaded.model.module.parameters()),
             reference_given=self.reference_given,
             reference_bytes=None if frozen is None else sum(t.numel() * t.element_size() for t in frozen.values()),
+            kept=self.directory is not None,
             device=str(module_device(self.loaded.model.module)),
             path_reason=self.loaded.model.path_reason,
         )

@@ -29,6 +29,7 @@ from oncurve.losses import (
 )
 from oncurve.models.huggingface import ModelConfig
 from oncurve.rewards import REWARD_KINDS, RewardSettings
+from oncurve.rewards.settings import kind_meant
 from oncurve.rollout import Sampling
 from oncurve.spec import Component, build, suggest, validated
 from oncurve.trainer.trainer import Advantage
@@ -223,7 +224,9 @@ def _build_section(name: str, table: Any, base: Path | None) -> Component | tupl
 def _build_rewards(table: Any, base: Path | None) -> tuple[Component, ...]:
     if isinstance(table, (str, Mapping)) or not isinstance(table, Sequence):
         raise ConfigError("rewards: expected a list of tables; write each as [[rewards]], with two brackets")
-    return tuple(build(item, REWARD_KINDS, f"rewards.{index}", base=base) for index, item in enumerate(table))
+    return tuple(
+        build(item, REWARD_KINDS, f"rewards.{index}", kind_meant(item), base) for index, item in enumerate(table)
+    )
 
 
 def _refuse_lost_objects(name: str, table: Any) -> None:

@@ -21,6 +21,7 @@ class Facts:
     parameters                 of the model
     reference_bytes            what the frozen reference takes
     reference_given            whether it is a model of its own, not a copy of the policy
+    kept                       whether the run has a directory
     device, path_reason        where the model runs; which path it takes and why
     """
 
@@ -30,6 +31,7 @@ class Facts:
     parameters: int | None = None
     reference_bytes: int | None = None
     reference_given: bool = False
+    kept: bool = True
     device: str | None = None
     path_reason: str | None = None
 
@@ -46,7 +48,7 @@ def plan(config: RunConfig, facts: Facts | None = None) -> list[str]:
     """The plan, a sentence a line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or Facts()
     lines = [_updates(config), _lengths(config), _kl(config, known), _steps(config, known), *_model(known)]
-    lines += [_judging(config, known), _safety(config)]
+    lines += [_judging(config, known), _safety(config, known)]
     notes = [note.text(config, known) for note in NOTES if note.holds(config, known)]
     return (
         lines
@@ -123,7 +125,9 @@ def _judging(config: RunConfig, facts: Facts) -> str:
     return f"Evaluation every {_count(config.eval.every, 'step')} on {how_many}: greedy{sampled}."
 
 
-def _safety(config: RunConfig) -> str:
+def _safety(config: RunConfig, facts: Facts) -> str:
+    if not facts.kept:
+        return "Nothing is written: the run has no directory, and ends with this process."
     if not config.checkpoint.every:
         return "One checkpoint, at the end (checkpoint.every = 0): a killed run begins anew."
     return f"A checkpoint every {_count(config.checkpoint.every, 'step')}, the last {config.checkpoint.keep} kept."

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from oncurve.data import InMemory
 from oncurve.display import Progress
-from oncurve.errors import OncurveError
+from oncurve.display.text import printable
+from oncurve.errors import CheckpointError, OncurveError
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
@@ -52,7 +53,13 @@ def resume_run(directory: Path) -> str | None:
             return None
         with assemble(config, base) as run:
             run.open_directory(held)
-            lines = run.restore()
+            try:
+                lines = run.restore()
+            except CheckpointError as error:
+                mend = (
+                    f"Put back what is missing, or train anew: oncurve train {directory / 'config.toml'} --out ANOTHER"
+                )
+                raise CheckpointError(f"{error}\n{mend}") from error
             say(console, *lines, f"{directory}: {run.trainer.state.step} of {config.run.steps} steps are done")
             return finish(run, console)
 
@@ -115,7 +122,7 @@ def _products(path: Path) -> list[str]:
 def say(console: Console, *lines: str) -> None:
     """Lines as they are: no markup, no colours made of what a path or a model's name happens to look like."""
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line, console), markup=False, highlight=False, soft_wrap=True)
 
 
 def free_directory(name: str) -> Path:

@@ -209,7 +209,7 @@ class Trainer:
             raise TrainingError(
                 f"{in_a_row} updates in a row were skipped, the last at step {self.state.step + 1}: {reason}\n"
                 f"The batch: {where}\n"
-                "The weights are those before the first of them. What usually helps, in this order: a smaller "
+                "The same settings will fail the same way. What usually helps, in this order: a smaller "
                 "learner.learning_rate; rewards within [-1, 1]; model.dtype = 'float32'; a larger kl.coef."
             )
 
