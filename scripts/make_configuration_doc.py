@@ -93,7 +93,7 @@ def _section(name: str) -> str:
 
 def _rewards() -> str:
     text = "## `[[rewards]]`\n\nA list: each table is one reward; a completion gets the weighted sum of them. "
-    text += f"`kind`: one of {_names(REWARD_KINDS)}, or a class by path.\n"
+    text += f"`kind`: one of {_names(REWARD_KINDS)}, or a class by path; left out where there is a `path`: `python`.\n"
     shared = _shared(list(REWARD_KINDS.values()))
     if shared:
         text += f"\nEvery kind has:\n\n{_rows(next(iter(REWARD_KINDS.values())), shared)}"

@@ -172,6 +172,13 @@ def test_names_tell_parts_apart() -> None:
         RewardSet.build([])
 
 
+def test_a_table_without_a_kind_is_python_where_it_names_code_and_refused_elsewhere() -> None:
+    with RewardSet.build([{"function": lambda completion: 2.0}]) as rewards:
+        assert rewards_of(rewards.score([group("1")])) == [2.0]
+    with pytest.raises(ConfigError, match=r"rewards\.0\.kind: missing; choose one of: python, exact"):
+        RewardSet.build([{"weight": 1.0}])
+
+
 def test_every_kind_can_be_named() -> None:
     assert list(REWARD_KINDS) == ["python", "exact", "numeric", "math", "regex", "task"]
 

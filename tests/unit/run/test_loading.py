@@ -10,7 +10,7 @@ from oncurve.advantages import GroupAdvantage
 from oncurve.data import InMemory, Jsonl, Task
 from oncurve.errors import ConfigError
 from oncurve.losses import Clipped, Reinforce, SeqMeanTokenSumNorm, Sequence
-from oncurve.rewards import REWARD_KINDS
+from oncurve.rewards import REWARD_KINDS, Python
 from oncurve.run.config import SECTIONS, RunConfig
 from oncurve.run.loading import load_config, to_tables, to_toml
 
@@ -109,6 +109,7 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
         ("kl.kind=k3", "kl.kind: unknown key; there is only one kind of [kl]"),
         ("objective.kind=cliped", "objective.kind: unknown kind 'cliped'; did you mean 'clipped'?"),
         ("rewards.0.weight=2", "rewards.0.weight: there is no reward"),
+        ("rewards=[{weight=1}]", "rewards.0.kind: missing; choose one of: python, exact, numeric"),
         ("rewards.kind=math", "rewards.kind: rewards are a list; in a file write [[rewards]]"),
         ("rewards=math", "rewards: expected a list of tables; write each as [[rewards]]"),
         ("run.steps=0", "run.steps: should be greater than or equal to 1, got 0"),
@@ -119,6 +120,12 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
 )
 def test_what_is_wrong_is_said_with_its_place(override: str, said: str):
     assert said in complaint(override)
+
+
+def test_a_reward_with_a_path_is_python_unless_it_says_something_else(tmp_path: Path):
+    (tmp_path / "r.toml").write_text('[[rewards]]\npath = "f.py:f"\n')
+    (reward,) = config(recipe=tmp_path / "r.toml").rewards
+    assert isinstance(reward, Python)
 
 
 def test_what_is_wrong_in_several_sections_is_said_at_once(tmp_path: Path):
