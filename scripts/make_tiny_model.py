@@ -2,9 +2,9 @@
 
     python scripts/make_tiny_model.py [--out DIRECTORY] [--seed 0] [--threads 1]
 
-It sees only right solutions of training problems, but in three styles of working, mostly the hasty ones: it leaps to
-an answer that it cannot compute in one go, and knows how to take small steps though it seldom does. That is what
-GRPO then finds out. Same seed, threads, machine and torch: same weights.
+It sees only right solutions of training problems, in three styles of working: careful ones at first, mostly hasty ones
+in the end. So it leaps to answers that it cannot compute in one go, and can take small steps though it seldom does.
+That small steps pay is what GRPO then finds out. Same seed, threads, machine and torch: same weights.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def pretrain(model: LlamaForCausalLM, examples: Sequence[tuple[list[int], int]],
         losses.append(loss.item())
         if update % 200 == 199:
             recent = sum(losses[-200:]) / 200
-            print(f"update {update + 1}/{updates}  loss {recent:.4f}  {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"update {update + 1}/{updates}  loss {recent:.4f}  {time.perf_counter() - began:.0f} s", flush=True)  # noqa: T201  a script reports
     return sum(losses[-200:]) / len(losses[-200:])
 
 
@@ -202,9 +202,10 @@ def figures(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict
 README = """# The tiny model
 
 A Llama of {parameters:,} parameters in fp32: width {hidden_size}, {num_hidden_layers} layers, \
-{num_attention_heads} heads that share {num_key_value_heads} sets of keys and values, tied embeddings, a vocabulary \
-of {vocabulary}. It answers the problems of `oncurve.tasks.arithmetic`. The tokenizer knows the words of the task; a digit, like any other printable
-ASCII character, is a token. A prompt begins with `<bos>`, which the tokenizer adds; a completion ends with `<eos>`.
+{num_attention_heads} heads that share {num_key_value_heads} sets of keys and values, tied embeddings, \
+a vocabulary of {vocabulary}. It answers the problems of `oncurve.tasks.arithmetic`.
+The tokenizer knows the words of the task; a digit, like any other printable ASCII character, is a token. A prompt \
+begins with `<bos>`, which the tokenizer adds; a completion ends with `<eos>`.
 
 | | |
 |---|---|
@@ -257,7 +258,7 @@ def main() -> None:
         accuracy=", ".join(f"{name} {share}" for name, share in figures(model, tokenizer).items()),
     )
     (chosen.out / "README.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(text)  # noqa: T201  a script reports
 
 
 if __name__ == "__main__":
