@@ -154,7 +154,7 @@ def _put_together(
         Regularizer(config.kl, config.entropy.coef),
         temperature=config.rollout.temperature,
         total_updates=config.run.steps * config.updates_per_step,
-        reference=given.reference.model if given.reference is not None and config.kl.needs_reference else None,
+        reference=given.reference.model if given.reference is not None else None,
         dtype=loaded.dtype,
     )
     engine = InProcessEngine(config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)

@@ -88,10 +88,12 @@ def _lengths(config: RunConfig) -> str:
 
 
 def _kl(config: RunConfig, facts: Facts) -> str:
-    if not config.kl.coef:
-        unused = "the reference that was given is not used" if facts.reference_given else "no reference is kept"
-        return f"No KL term (kl.coef = 0): nothing holds the policy near where it began, and {unused}."
     size = "as large as the model" if facts.reference_bytes is None else f"{facts.reference_bytes / 1e6:,.0f} MB"
+    if not config.kl.coef:
+        head = "No KL term (kl.coef = 0): nothing holds the policy near where it began"
+        if not facts.reference_given:
+            return f"{head}, and no reference is kept."
+        return f"{head}, unless the objective does. The reference that was given is scored ({size})."
     towards = "the reference that was given" if facts.reference_given else "the policy as it is given"
     kept = "it" if facts.reference_given else "its frozen copy"
     return f"KL to {towards}, {config.kl.coef:g} × {config.kl.estimator} in the loss; {kept} takes memory ({size})."

@@ -21,11 +21,10 @@ def put_together(coef: float):
 
 
 @pytest.mark.parametrize("coef", [0.0, 0.1])
-def test_a_reference_is_kept_only_where_there_is_a_kl_term(coef: float):
+def test_a_reference_that_was_given_is_kept_whether_there_is_a_kl_term_or_the_objective_wants_it(coef: float):
     with put_together(coef) as run:
         state, facts = run.learner.reference_state(), run.facts()
     assert facts.reference_given
-    assert (facts.reference_bytes is None) == (state is None) == (coef == 0)
-    if state is not None:
-        given = dict(TinyLM(seed=1).named_parameters())
-        assert all(torch.equal(tensor, given[name]) for name, tensor in state.items())
+    given = dict(TinyLM(seed=1).named_parameters())
+    assert facts.reference_bytes == sum(4 * tensor.numel() for tensor in given.values())
+    assert all(torch.equal(tensor, given[name]) for name, tensor in state.items())

@@ -87,7 +87,9 @@ def test_the_plan_counts_epochs_and_memory_once_they_are_known():
 def test_the_plan_says_what_becomes_of_a_reference_that_was_given():
     facts = Facts(reference_given=True, reference_bytes=4_000_000)
     assert "KL to the reference that was given, 0.001 × k3 in the loss; it takes memory (4 MB)." in said(facts=facts)
-    assert "the reference that was given is not used" in said("kl.coef=0", facts=facts)
+    unheld = said("kl.coef=0", facts=facts)
+    assert "no reference is kept" not in unheld
+    assert "unless the objective does. The reference that was given is scored (4 MB)." in unheld
 
 
 def test_what_looks_like_a_mistake_is_noted():
