@@ -65,6 +65,8 @@ def printable(text: str, console: Console) -> str:
 def short(value: float) -> str:
     """A number in few characters: 0.412, 37.2, 9.1k; no more digits than matter."""
     size = abs(value)
+    if size >= 9.995e13:
+        return f"{value:.1e}".replace("e+", "e")
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= factor * 0.9995:
             return f"{value / factor:.1f}{letter}" if size < factor * 99.95 else f"{value / factor:.0f}{letter}"

@@ -45,7 +45,7 @@ class Adapted:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"reward {name}: its parameters cannot be read; wrap it in a def") from error
         if not parameters:
-            raise ConfigError(f"reward {name} takes nothing; it is given columns by name, as in: def reward(completion)")
+            raise ConfigError(f"reward {name} takes nothing; it is given columns by name: def reward(completion)")
         self._everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         fixed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
         if fixed:

@@ -38,9 +38,9 @@ def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int) -> N
         for reward in rewards:
             metrics.add("reward", reward)
         if len(rewards) > 1:
-            mean = math.fsum(rewards) / len(rewards)
-            spread = math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)
-            metrics.add("reward_std", math.sqrt(spread))
+            mean = math.fsum(reward / len(rewards) for reward in rewards)
+            deviation = math.hypot(*(reward - mean for reward in rewards))  # no square, which could overflow
+            metrics.add("reward_std", deviation / math.sqrt(len(rewards) - 1))
             metrics.add("constant_groups", float(max(rewards) == min(rewards)))
         for completion, score in zip(group.completions, group.scores, strict=True):
             metrics.add("completion_length", float(len(completion.ids)))

@@ -17,6 +17,7 @@ from oncurve.learner import Learner
 from oncurve.metrics import Metrics
 from oncurve.rollout import Policy, RolloutEngine
 from oncurve.trainer.checkpoint import Checkpoints
+from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
 from oncurve.trainer.observe import observe_batch, observe_groups, timer
 from oncurve.trainer.recorder import Recorder
 from oncurve.trainer.signals import StepAbandonedError, StopSignals
@@ -160,7 +161,7 @@ class Trainer:
         """Draw prompts, sample a group for each, and score it; the groups, and the cursor after them."""
         step = self.state.step
         prompts, cursor = self.stream.take(self.state.cursor, self.config.prompts_per_step)
-        with timer(metrics, "rollout"):
+        with timer(metrics, "rollout"), divergence_explained(step):
             groups = self.engine.generate(prompts, draw=self.state.draw)
         try:
             with timer(metrics, "reward"):
@@ -206,12 +207,7 @@ class Trainer:
         if self.recorder is not None:
             where = str(self.recorder.incident(self.state.step + 1, number, batch, reason))
         if in_a_row >= SKIPPED_IN_A_ROW_LIMIT:
-            raise TrainingError(
-                f"{in_a_row} updates in a row were skipped, the last at step {self.state.step + 1}: {reason}\n"
-                f"The batch: {where}\n"
-                "The same settings will fail the same way. What usually helps, in this order: a smaller "
-                "learner.learning_rate; rewards within [-1, 1]; model.dtype = 'float32'; a larger kl.coef."
-            )
+            raise skipped_in_a_row(in_a_row, self.state.step + 1, reason, where)
 
     def summary(self, metrics: Metrics, started: float) -> dict[str, float]:
         """The step's metrics by declared key."""
