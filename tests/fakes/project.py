@@ -1,0 +1,82 @@
+"""What a user has: a tiny model, a data file, a reward and a recipe in a folder; and the command, in this process."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from fakes.architectures import VOCABULARY, architecture
+from oncurve import cli
+from oncurve.models import save
+
+ROWS = [{"prompt": f"w{index} w{index + 1}", "answer": f"w{index}"} for index in range(3, 9)]
+REWARD = """
+def length(completion, answer):
+    return float(len(completion) % 7)
+"""
+RECIPE = """\
+[run]
+steps = 3
+threads = 1
+
+[model]
+path = "model"
+
+[data]
+path = "data.jsonl"
+prompts_per_step = 2
+
+[rollout]
+group_size = 4
+max_new_tokens = 6
+
+[[rewards]]
+kind = "regex"
+pattern = "w1"
+
+[learner]
+learning_rate = 1e-3
+"""
+
+
+def words_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """`w3 w4 ...`, a word a token."""
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{index}": index for index in range(3, size)}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def lay_out(folder: Path) -> Path:
+    """Model, data, reward and recipe, in `folder`."""
+    save(architecture("llama"), words_tokenizer(), folder / "model")
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "recipe.toml").write_text(RECIPE)
+    return folder
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left: its exit code, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def oncurve(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Said:
+    """`oncurve ARGUMENTS` in this process: a process of its own would take seconds to start."""
+    monkeypatch.setattr(sys, "argv", ["oncurve", *arguments])
+    capfd.readouterr()
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return Said(code, *capfd.readouterr())
