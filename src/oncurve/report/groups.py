@@ -64,7 +64,7 @@ def _rewards(group: Mapping[str, Any]) -> list[float]:
 def _spread(group: Mapping[str, Any]) -> float:
     rewards = _rewards(group)
     mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
-    return math.fsum((reward - mean) ** 2 for reward in rewards)
+    return math.hypot(*(reward - mean for reward in rewards))
 
 
 def _shown_group(step: int, group: Mapping[str, Any]) -> ShownGroup:
@@ -89,7 +89,7 @@ def _summary(rewards: Sequence[float], shown: int, total: int) -> str:
     mean = math.fsum(rewards) / len(rewards)
     if min(rewards) == max(rewards):
         return f"All rewards are {format_number(mean)}: every advantage is 0, and this group teaches nothing." + some
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    deviation = math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(len(rewards) - 1)
     return f"Mean reward {format_number(mean)}, standard deviation {format_number(deviation)}." + some
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from oncurve.data import InMemory
 from oncurve.display import Progress
 from oncurve.display.text import printable
-from oncurve.errors import CheckpointError, OncurveError
+from oncurve.errors import CheckpointError
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
@@ -89,7 +89,7 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
             stopped = run.train(*observers, lambda result: progress.step(result.metrics))
     except Exception:
         if path is not None:
-            with suppress(OncurveError):  # what went wrong is the news, not that the page of it did too
+            with suppress(Exception):  # what went wrong is the news, not that the page about it did too
                 write_report(path)
         raise
     if path is None:
