@@ -42,7 +42,9 @@ class Checked(RewardSettings):
 class Exact(Checked):
     """1 if the final answer (`answers.final_answer`; the whole text when nothing marks one) equals that of the column.
 
-    White space at the ends and its amount between words do not count; case does, unless `ignore_case`.
+    ignore_case   whether `paris` equals `Paris`
+
+    White space at the ends and its amount between words do not count.
     An empty answer column is None: the reward does not apply. Example: `"... #### Paris."` equals `"Paris"`.
     """
 
