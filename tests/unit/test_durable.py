@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from oncurve.durable import (
     AppendLog,
@@ -74,6 +75,8 @@ def test_a_written_directory_verifies_and_reads_back(tmp_path: Path) -> None:
     assert verify(tmp_path / "step-1") == []
     assert read_json(tmp_path / "step-1" / "state.json") == {"step": 3, "b": 1}
     tensors = read_tensors(tmp_path / "step-1" / "model" / "weights.safetensors")
+    with safe_open(tmp_path / "step-1" / "model" / "weights.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}  # transformers before 5 refuses weights that do not say so
     assert torch.equal(tensors["w"], torch.arange(6.0).view(2, 3))
     assert os.listdir(tmp_path) == ["step-1"]
 

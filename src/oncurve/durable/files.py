@@ -112,14 +112,17 @@ def write_and_sync(path: Path, content: bytes) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], mode: int) -> None:
-    """safetensors refuses tied and strided tensors and writes with mode 0600: untie, pack, and use the umask's mode."""
+    """safetensors refuses tied and strided tensors and writes with mode 0600: untie, pack, and use the umask's mode.
+
+    The file says `format: pt`, without which transformers before 5 refuses it.
+    """
     seen: set[int] = set()
     plain = {}
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         plain[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
         seen.add(tensor.untyped_storage().data_ptr())
-    save_file(plain, path)
+    save_file(plain, path, metadata={"format": "pt"})
     path.chmod(mode & 0o666)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
