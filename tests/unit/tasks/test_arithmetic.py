@@ -134,6 +134,8 @@ def test_questions_are_read_back():
         ("#### 93.", "93"),
         ("93", None),
         ("####", None),
+        ("#### " + "9" * 5000, None),
+        ("#### 93\n#### -" + "9" * 5000, None),
         ("", None),
     ],
 )
@@ -146,6 +148,8 @@ def test_only_the_right_number_is_correct():
     assert not is_correct("#### 9", "93")
     assert not is_correct("#### 930", "93")
     assert not is_correct("7*8=56", BEADS)
+    assert not is_correct("#### " + "9" * 5000, BEADS)
+    assert check_steps("#### " + "9" * 5000, BEADS.question) == [(5005, False)]
 
 
 @pytest.mark.parametrize(
