@@ -166,7 +166,7 @@ def solution(problem: Problem, style: Style = "steps") -> str:
 
 
 def answer_of(text: str) -> str | None:
-    """The number after the last `####`, in plain digits (`"007"` is `"7"`); None: no such number, or one without end."""
+    """The number after the last `####`, in plain digits (`"007"` is `"7"`); None: there is none, or it is endless."""
     found = _ANSWER.findall(text)
     try:
         return str(int(found[-1])) if found else None
