@@ -109,8 +109,7 @@ def train(
         tables[section] = {**tables.get(section, {}), **table}
     config, base = load_config(recipe or preset, settings=tables)
     loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
-    if loaded is None:
-        check_complete(config)
+    check_complete(config, model_given=loaded is not None)
     given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
     if out is not None:
         RunDirectory.check_free(Path(out))

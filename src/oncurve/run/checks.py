@@ -199,8 +199,8 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
     return holes
 
 
-def check_complete(config: RunConfig) -> None:
+def check_complete(config: RunConfig, model_given: bool = False) -> None:
     """Raises ConfigError with every line of `missing`."""
-    holes = missing(config)
+    holes = missing(config, model_given)
     if holes:
         raise ConfigError("\n".join(holes))
