@@ -1,0 +1,207 @@
+"""Ctrl-C, SIGTERM, grace time, kill -9: what is done is kept, what follows is the same bits, nobody is left behind.
+
+Most of it runs in this process: the reward, in its worker, sends the signal to its parent in the middle of a step.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import oncurve
+from fakes.project import Said, lay_out
+from fakes.project import oncurve as run_command
+from oncurve.run.session import resume_run
+
+Command = Callable[..., Said]
+
+REWARD = """
+import os, signal, time
+
+def length(prompts, completions, trainer_state, **columns):
+    with open("workers", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    if trainer_state.global_step == 1 and os.path.exists("stop"):
+        with open("stop") as file:
+            number, seconds = file.read().split()
+        os.remove("stop")
+        if int(number):
+            os.kill(os.getppid(), int(number))
+        time.sleep(float(seconds))
+    return [float(len(text) % 7) for text in completions]
+"""
+PYTHON_REWARD = "rewards=[{kind='python', path='reward.py:length', processes=1, timeout_seconds=60}]"
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project, with the run that nothing interrupts in `whole`."""
+    folder = lay_out(tmp_path_factory.mktemp("project"))
+    (folder / "reward.py").write_text(REWARD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(folder / "whole").close()
+    return folder
+
+
+@pytest.fixture
+def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(project)
+    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
+
+
+def train(out: Path, **arguments: object) -> oncurve.TrainedRun:
+    reward = {"path": "reward.py:length", "processes": 1, "timeout_seconds": 60}
+    return oncurve.train("recipe.toml", reward=reward, out=out, **arguments)  # type: ignore[arg-type]
+
+
+def stop_in_the_second_step(number: int, seconds: float = 0.0) -> None:
+    Path("stop").write_text(f"{number} {seconds}")
+
+
+def checkpoints(out: str) -> list[str]:
+    return sorted(path.name for path in Path(out, "checkpoints").glob("step-*"))
+
+
+def equals_whole(out: str) -> bool:
+    name = f"checkpoints/step-{STEPS:06d}/learner.safetensors"
+    return Path(out, name).read_bytes() == Path("whole", name).read_bytes()
+
+
+def workers_are_gone(patience_seconds: float = 5.0) -> bool:
+    """Whether none of the processes that ever scored is alive."""
+    pids = {int(line) for line in Path("workers").read_text().split()}
+    deadline = time.monotonic() + patience_seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_in_a_step_lets_it_end_saves_it_and_says_how_to_go_on(
+    command: Command, number: signal.Signals
+) -> None:
+    out = f"after-{number.name}"
+    stop_in_the_second_step(number)
+    said = command("train", "recipe.toml", PYTHON_REWARD, "--out", out)
+    assert said.code == 128 + number
+    assert f"{number.name}: finishing this step" in said.err
+    assert f"stopped by {number.name}; it goes on after step 2, with: oncurve resume {out}" in said.out
+    assert checkpoints(out) == ["step-000002"]
+    assert Path(out, "report.html").exists()
+    assert not Path(out, "model").exists()
+    assert workers_are_gone()
+    again = command("resume", out)
+    assert (again.code, "2 of 3 steps are done" in again.out) == (0, True)
+    assert equals_whole(out)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("every", [0, 1], ids=["no checkpoint", "a checkpoint a step"])
+def test_a_step_that_outlasts_the_grace_time_is_abandoned_and_done_again(command: Command, every: int) -> None:
+    out = f"abandoned-{every}"
+    stop_in_the_second_step(signal.SIGINT, seconds=30)
+    began = time.monotonic()
+    settings = ["run.grace_seconds=0.2", f"checkpoint.every={every}"]
+    said = command("train", "recipe.toml", PYTHON_REWARD, *settings, "--out", out)
+    assert (said.code, time.monotonic() - began < 20) == (130, True)
+    assert checkpoints(out) == (["step-000001"] if every else [])
+    assert ("it goes on after step 1" if every else "it goes on from the beginning") in said.out
+    assert workers_are_gone()
+    assert command("resume", out).code == 0
+    assert equals_whole(out)
+
+
+def test_a_signal_between_two_steps_loses_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    run = train(Path("between"), on_step=lambda result: result.step == 2 and os.kill(os.getpid(), signal.SIGTERM))
+    run.close()
+    assert run.stopped_by == "SIGTERM"
+    assert len(run.metrics) == 2
+    assert checkpoints("between") == ["step-000002"]
+    assert resume_run(Path("between")) is None
+    assert equals_whole("between")
+
+
+def test_without_a_directory_a_signal_ends_the_run_all_the_same(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    run = oncurve.train("recipe.toml", on_step=lambda result: os.kill(os.getpid(), signal.SIGINT))
+    run.close()
+    assert (run.stopped_by, len(run.metrics), run.directory) == ("SIGINT", 1, None)
+
+
+def test_ctrl_c_before_training_is_a_sentence_and_leaves_nothing(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+    monkeypatch.setattr("oncurve.models.huggingface.ModelConfig.build", interrupted)
+    said = command("train", "recipe.toml", "--out", "early")
+    assert (said.code, said.err) == (130, "oncurve: stopped by SIGINT\n")
+    assert not Path("early").exists()
+
+
+def started(*arguments: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "oncurve", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def until_the_second_step() -> None:
+    """Wait until the reward has begun its long sleep in the second step."""
+    deadline = time.monotonic() + 120
+    while Path("stop").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path("stop").exists()
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once(command: Command) -> None:
+    stop_in_the_second_step(0, seconds=60)
+    process = started("train", "recipe.toml", PYTHON_REWARD, "checkpoint.every=1", "--out", "twice")
+    until_the_second_step()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, time.monotonic() - began < 5) == (130, True)
+    assert b"ended at once" in errors
+    assert b"Traceback" not in errors
+    assert workers_are_gone()
+    assert command("resume", "twice").code == 0
+    assert equals_whole("twice")
+
+
+@pytest.mark.slow
+def test_kill_9_leaves_no_worker(command: Command) -> None:
+    stop_in_the_second_step(0, seconds=60)
+    process = started("train", "recipe.toml", PYTHON_REWARD, "checkpoint.every=1", "--out", "killed")
+    until_the_second_step()
+    process.kill()
+    process.communicate(timeout=60)
+    assert workers_are_gone()
+    assert command("resume", "killed").code == 0
+    assert equals_whole("killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_seconds", [0.0, 0.4, 1.0, 2.0])
+def test_ctrl_c_at_any_time_of_the_start_shows_no_traceback(command: Command, after_seconds: float) -> None:
+    process = started("train", "recipe.toml", "run.steps=100000", "--out", f"start-{after_seconds}")
+    deadline = time.monotonic() + 60
+    while "libtorch_cpu" not in Path(f"/proc/{process.pid}/maps").read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)  # until the command is at work, and no longer Python itself
+    time.sleep(after_seconds)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert b"Traceback" not in errors

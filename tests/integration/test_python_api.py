@@ -1,0 +1,210 @@
+"""`oncurve.train` and `oncurve.GRPO` as a script or a notebook uses them, DESIGN's examples among them."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import oncurve
+from fakes.architectures import architecture
+from fakes.project import ROWS, lay_out, words_tokenizer
+from fakes.tiny_policy import VOCABULARY, TinyLM
+from oncurve.errors import ConfigError, DataError, RunDirectoryError
+from oncurve.run.session import resume_run
+
+SETTINGS = {
+    "rollout": {"group_size": 4, "max_new_tokens": 5},
+    "data": {"prompts_per_step": 2},
+    "learner": {"learning_rate": 1e-3},
+}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lay_out(tmp_path_factory.mktemp("project")) / "model"
+
+
+def train(**arguments: Any) -> oncurve.TrainedRun:
+    given = {"data": ROWS, "steps": 1, "settings": SETTINGS, **arguments}
+    if "model" not in given:
+        given |= {"model": architecture("llama"), "tokenizer": words_tokenizer()}
+    return oncurve.train(**given)
+
+
+def by_columns(completion: str, answer: str) -> float:
+    return float(answer in completion)
+
+
+def like_trl(prompts: list[str], completions: list[str], **columns: list[str]) -> list[float]:
+    return [float(len(text) % 3) for text in completions]
+
+
+def like_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> dict[str, float]:
+    return {"score": float(len(solution_str) % 3)}
+
+
+class Callable:
+    def __call__(self, completion: str) -> float:
+        return float(len(completion) % 3)
+
+
+def closure(size: int) -> Any:
+    def remainder(completion: str) -> float:
+        return float(len(completion) % size)
+
+    return remainder
+
+
+REWARDS = {
+    "a closure": (closure(3), "remainder"),
+    "a lambda": (lambda completion: float(len(completion) % 3), "reward"),
+    "a part of a function": (functools.partial(closure(3)), "remainder"),
+    "an object": (Callable(), "Callable"),
+    "TRL's signature": (like_trl, "like_trl"),
+    "verl's signature": (like_verl, "like_verl"),
+    "columns by name": (by_columns, "by_columns"),
+    "a kind": ({"kind": "regex", "pattern": "w1"}, "regex"),
+}
+
+
+@pytest.mark.parametrize("kind", REWARDS)
+def test_every_form_of_reward_trains_and_is_logged_under_its_name(kind: str) -> None:
+    reward, name = REWARDS[kind]
+    run = train(reward=reward)
+    run.close()
+    assert f"reward/{name}" in run.metrics[0]
+
+
+def test_several_rewards_add_up_and_equal_names_are_told_apart() -> None:
+    run = train(reward=[closure(2), closure(3)])
+    run.close()
+    last = run.metrics[0]
+    assert last["reward"] == pytest.approx(last["reward/remainder"] + last["reward/remainder_2"])
+
+
+def test_every_step_is_handed_to_on_step_and_the_module_is_trained_in_place() -> None:
+    module = architecture("llama")
+    before = [parameter.clone() for parameter in module.parameters()]
+    steps: list[int] = []
+    run = train(
+        model=module,
+        tokenizer=words_tokenizer(),
+        reward=closure(3),
+        steps=3,
+        on_step=lambda result: steps.append(result.step),
+    )
+    run.close()
+    assert steps == [1, 2, 3]
+    assert [metrics["step"] for metrics in run.metrics] == [1, 2, 3]
+    assert run.model is module
+    assert any(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert run.directory is None
+    assert run.stopped_by is None
+
+
+def test_prompts_may_be_bare_strings_or_token_ids() -> None:
+    train(data=["w3 w4", "w5"], reward=closure(3)).close()
+    reward = lambda completion_ids: float(len(set(completion_ids)))  # noqa: E731 - what a notebook has
+    train(model=TinyLM(vocabulary=VOCABULARY), tokenizer=None, data=[torch.tensor([1, 2]), [3]], reward=reward).close()
+
+
+def test_without_a_directory_the_plan_promises_none(capsys: pytest.CaptureFixture[str]) -> None:
+    train(reward=closure(3)).close()
+    said = capsys.readouterr().out
+    assert "Nothing is written" in said
+    assert "checkpoint every" not in said
+
+
+def test_the_model_that_is_left_behind_loads_in_transformers_and_says_the_same(
+    model_folder: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    run = train(model=model_folder, reward=closure(3), steps=2, out=tmp_path / "run")
+    run.save(tmp_path / "saved")
+    run.close()
+    for folder in (tmp_path / "run" / "model", tmp_path / "saved"):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        ids = tokenizer("w3 w4", return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, run.model(ids).logits)
+    assert len(recwarn) == 0
+
+
+def test_a_run_can_be_judged_after_it() -> None:
+    run = train(reward=closure(3), settings={**SETTINGS, "data": {"prompts_per_step": 2, "eval_fraction": 0.3}})
+    judged = run.evaluate(2)
+    run.close()
+    assert judged.prompts == 2
+    assert set(judged.pass_at_k) == {1, 2}
+
+
+def test_rows_and_a_reward_by_path_make_a_run_that_can_be_resumed(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_folder.parent)
+    run = train(model="model", reward="reward.py:length", out="out")
+    run.close()
+    config = Path("out/config.toml")
+    config.write_text(config.read_text().replace("steps = 1", "steps = 2"))
+    assert resume_run(Path("out")) is None
+    assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_run_whose_reward_was_an_object_says_what_to_write_in_its_place(model_folder: Path, tmp_path: Path) -> None:
+    train(model=model_folder, reward=by_columns, out=tmp_path / "out").close()
+    with pytest.raises(ConfigError, match=r"put it in a file and write path = 'file.py:by_columns'.*config.toml"):
+        resume_run(tmp_path / "out")
+
+
+WRONG = {
+    "no reward": ({}, ConfigError, "rewards: missing"),
+    "no data": ({"reward": by_columns, "data": None}, ConfigError, "data.path: missing"),
+    "no model": ({"reward": by_columns, "model": None}, ConfigError, "model.path: missing"),
+    "a number for a reward": ({"reward": 3}, ConfigError, "reward: expected a function"),
+    "no rows": ({"reward": by_columns, "data": []}, ConfigError, "data.rows: missing"),
+    "a row without a prompt": ({"reward": by_columns, "data": [{"q": 1}]}, DataError, "column 'prompt' is missing"),
+    "a number for a prompt": ({"reward": by_columns, "data": [1]}, DataError, "expected a string or a list"),
+    "no tokenizer": ({"reward": closure(3), "model": TinyLM()}, DataError, "needs a tokenizer"),
+    "a column that is not there": ({"reward": lambda completion, anwser: 1.0}, DataError, "did you mean 'answer'"),
+    "an unknown preset": ({"reward": by_columns, "preset": "grpoo"}, ConfigError, "did you mean 'grpo'"),
+    "an unknown key": ({"reward": by_columns, "settings": {"kl": {"coeff": 1}}}, ConfigError, "did you mean 'coef'"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_refused_in_a_sentence(what: str) -> None:
+    arguments, error, words = WRONG[what]
+    with pytest.raises(error, match=words):
+        train(**arguments)
+
+
+def test_a_directory_that_is_taken_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunDirectoryError, match="nothing in it is overwritten"):
+        train(reward=closure(3), out=tmp_path)
+
+
+def test_the_smallest_api_as_design_has_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
+    ref_model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
+    ref_model.load_state_dict(model.state_dict())
+    prompt_tensor = torch.randint(0, 11, (6, 4))
+
+    def reward_fn(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:
+        assert prompts.shape == (24, 4)
+        return [float((completion == 3).float().mean()) for completion in completions]
+
+    trainer = oncurve.GRPO(
+        model=model, ref_model=ref_model, reward_fn=reward_fn, group_size=4, kl_coef=0.1, learning_rate=1e-2,
+        max_new_tokens=8,
+    )  # fmt: skip
+    first = trainer.train(prompts=prompt_tensor, n_epochs=1)
+    metrics = trainer.train(prompts=prompt_tensor, n_epochs=20)
+    assert first["kl"] == 0
+    assert metrics["kl"] > 0
+    assert metrics["mean_reward"] > first["mean_reward"]
