@@ -50,7 +50,7 @@ Later layers win: class defaults, then what the recipe extends, then the recipe,
 `section.key=value` takes a TOML value (`learner.learning_rate=2e-6`, `rollout.stop=["\\n\\n"]`, `rewards.0.weight=2`,
 `extends=dr_grpo`), `null` for none, and anything else as a string. A `kind` that holds a colon is a class of yours:
 `"my_lab.credit:MedianBaseline"`, or `"credit.py:MedianBaseline"` relative to the recipe. A layer that changes a
-section's `kind` keeps of the lower layers what the new kind has a key for.
+section's `kind` keeps of the lower layers what the new kind has a key of the same type for.
 
 An unknown key is an error that names the nearest one. `oncurve config show RECIPE` prints the resolved file,
 `oncurve config explain RECIPE` the objective as an equation with the numbers in.

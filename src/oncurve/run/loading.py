@@ -79,8 +79,8 @@ def merge(layers: Sequence[Layer]) -> dict[str, Any]:
     """Nested tables with the assignments of all layers, later ones winning.
 
     `rewards` is replaced as a whole, `rewards.0.weight` changes one item of what stands there. A layer that changes
-    a section's kind keeps of the lower layers what the new kind has a field for. Raises ConfigError: a key that is
-    not of depth 2, an item that does not exist.
+    a section's kind keeps of the lower layers what the new kind has a field of that type for. Raises ConfigError: a key
+    that is not of depth 2, an item that does not exist.
     """
     tables: dict[str, Any] = {}
     for layer in layers:
@@ -129,12 +129,21 @@ def _assign_reward(tables: dict[str, Any], keys: tuple[str | int, ...], value: A
 
 
 def _kept(section: str, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """What of the lower layers' `table` still means something when its kind becomes `kind`."""
+    """What of the lower layers' `table` still means something when its kind becomes `kind`: keys of one name and type.
+
+    A class of the user's may have a field that is called like one of the replaced kind and is something else.
+    """
     known = SECTIONS.get(section)
     if known is None or known.default is None or table.get("kind", known.default) == kind:
         return dict(table)
     fields = component_class(kind, known.kinds, section).model_fields
-    return {key: value for key, value in table.items() if key in fields}
+    replaced = known.kinds.get(table.get("kind", known.default))
+    before = replaced.model_fields if replaced is not None else {}
+    return {
+        key: value
+        for key, value in table.items()
+        if key in fields and (key not in before or before[key].annotation == fields[key].annotation)
+    }
 
 
 def to_toml(config: RunConfig) -> str:

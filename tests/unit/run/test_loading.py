@@ -61,11 +61,31 @@ def test_a_changed_kind_keeps_what_it_has_a_key_for():
     assert "objective.clip_high: unknown key" in complaint("objective.kind=reinforce", "objective.clip_high=0.3")
 
 
+def test_a_key_of_ones_own_class_that_only_shares_its_name_with_a_presets_does_not_get_its_value(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "r.toml").write_text('extends = "grpo"\n[advantage]\nkind = "mine.py:Mine"\n')
+    preset = config(recipe="grpo").advantage
+    mine = config(recipe=tmp_path / "r.toml").advantage
+    assert (mine.scale, mine.eps) == (3.0, preset.eps)
+
+
 def test_a_component_from_python_is_a_section():
     made = config("objective.clip_low=0.1", objective=Clipped(clip_high=0.4), data=InMemory(rows=("a",)))
     assert made.objective == Clipped(clip_low=0.1, clip_high=0.4)
     assert made.data == InMemory(rows=("a",))
 
+
+MINE = """
+from oncurve.spec import Component
+
+class Mine(Component):
+    scale: float = 3.0
+    eps: float = 7.0
+    least_valid = property(lambda self: 2)
+
+    def __call__(self, batch):
+        return batch.rewards
+"""
 
 MEDIAN = """
 from oncurve.spec import Component
