@@ -1,4 +1,4 @@
-"""What is no Python file is installed only where pyproject.toml names it: a wheel without the demo's model is no demo."""
+"""What is no Python file is installed only where pyproject.toml names it: without the tiny model there is no demo."""
 
 import shutil
 import subprocess
