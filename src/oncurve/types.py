@@ -67,7 +67,8 @@ class Score:
     """The reward of one completion. Where not `valid` it takes no part in statistics or loss, and `fault` says why.
 
     `parts` are the weighted rewards' raw values by name (None: did not apply). `step_ends[j]` is the index of
-    the last token of step j, `step_rewards[j]` its reward.
+    the last token of step j, `step_rewards[j]` its reward. `extras` is what the rewards noted about the completion
+    beside their value, as JSON can hold it, by "part/name".
     """
 
     reward: float
@@ -76,6 +77,7 @@ class Score:
     fault: str | None = None
     step_ends: tuple[int, ...] = ()
     step_rewards: tuple[float, ...] = ()
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

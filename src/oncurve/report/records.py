@@ -28,6 +28,7 @@ def group_record(group: Group, advantages: Tensor | Sequence[float] | None = Non
                                    "valid": true, "parts": {"exact": 1.0}, "fault": null, "advantage": 0.71,
                                    "policy_version": 11}, ...]}
 
+    A completion of which a reward noted more than its value has it under `extras`: {"part/name": value}.
     `advantage` is the tokens' common value; where tokens differ (steps were scored) it is their mean and the token
     values follow under `advantages`. It is null where the completion is not valid or nothing is known. A non-finite
     number becomes null. Raises ValueError: advantages for another number of completions.
@@ -66,6 +67,8 @@ def _completion_record(completion: Completion, score: Score | None, advantages: 
             "parts": {name: _plain(value) for name, value in score.parts.items()},
             "fault": score.fault,
         }
+        if score.extras:
+            record["extras"] = _plain(score.extras)
         if score.step_ends:
             record |= {"step_ends": list(score.step_ends), "step_rewards": [_plain(r) for r in score.step_rewards]}
     return record | _advantage_record(completion, score, advantages)
@@ -92,6 +95,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):  # scalars and arrays of numpy and torch
+        return _plain(value.tolist())
     return str(value)
 
 

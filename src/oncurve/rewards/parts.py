@@ -21,7 +21,11 @@ log = logging.getLogger("oncurve.rewards")
 
 
 class Part:
-    """A reward, its settings, its runner. `metrics` and `extras`: what a TRL function logged in the last call."""
+    """A reward, its settings, its runner, and what a TRL function logged in the last call.
+
+    metrics   the numbers of each name, in the order in which they came (`log_metric`)
+    extras    of each name one value a completion, in order (`log_extra`); None: nothing was said of that one
+    """
 
     def __init__(self, name: str, settings: RewardSettings, runner: Runner) -> None:
         self.name = name
@@ -29,7 +33,7 @@ class Part:
         self.runner = runner
         self.metrics: dict[str, list[float]] = {}
         self.extras: dict[str, list[Any]] = {}
-        self._fallback_told = False
+        self._told: set[str] = set()
 
     @cached_property
     def accepts(self) -> Accepts:
@@ -90,16 +94,22 @@ class Part:
             return []
         (reply,) = self._run([self._lists(groups, accepts, step)])
         if reply.fault is None:
-            return self._unpacked(reply, groups)
+            return self._unpacked(reply, 0, _count(groups), _count(groups))
         if len(groups) > 1:
-            if not self._fallback_told:
-                self._fallback_told = True
-                last = reply.message.strip().rpartition("\n")[2]
-                log.warning("reward %s failed on a whole batch (%s); it is called once a group then", self.name, last)
+            last = reply.message.strip().rpartition("\n")[2]
+            self._tell("reward %s failed on a whole batch (%s); it is called once a group then", last)
             replies = self._run([self._lists([group], accepts, step) for group in groups])
-            found = (self._unpacked(one, [group]) for one, group in zip(replies, groups, strict=True))
-            return [value for values in found for value in values]
+            found: list[Reply] = []
+            for one, group in zip(replies, groups, strict=True):
+                found += self._unpacked(one, len(found), len(group.completions), _count(groups))
+            return found
         return [reply] * _count(groups)
+
+    def _tell(self, message: str, said: object) -> None:
+        """A warning, once in a run."""
+        if message not in self._told:
+            self._told.add(message)
+            log.warning(message, self.name, said)
 
     def _lists(self, groups: Sequence[Group], accepts: Accepts, step: int) -> dict[str, Any]:
         pairs = list(_completions(groups))
@@ -115,8 +125,8 @@ class Part:
             "step": step,
         }
 
-    def _unpacked(self, reply: Reply, groups: Sequence[Group]) -> list[Reply]:
-        expected = _count(groups)
+    def _unpacked(self, reply: Reply, start: int, expected: int, total: int) -> list[Reply]:
+        """The replies of the `expected` completions from number `start` of `total` on; what was logged is kept."""
         if reply.fault is not None:
             return [reply] * expected
         said: Mapping[str, Any] = reply.value
@@ -134,7 +144,10 @@ class Part:
         for name, values in said["metrics"].items():
             self.metrics.setdefault(name, []).extend(values)
         for name, values in said["extras"].items():
-            self.extras.setdefault(name, []).extend(values)
+            if len(values) == expected:
+                self.extras.setdefault(name, [None] * total)[start : start + expected] = values
+            else:
+                self._tell("reward %s: log_extra(%r, ...) needs one value a completion; it is left out", name)
         return [_checked(Reply(value)) for value in rewards]
 
 

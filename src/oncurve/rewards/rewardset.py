@@ -32,7 +32,8 @@ class RewardSet:
     parts            the rewards, in the order of the settings
     announcements    what the plan has to say about them
     fault_counts     faults of the last `score` by kind: exception, exit, memory, timeout, died, type, not_finite, none
-    metrics          means of what TRL functions logged (`log_metric`) in the last `score`
+    metrics          means of what TRL functions logged (`log_metric`) in the last `score`, by "part/name"; what they
+                     noted of each completion (`log_extra`) is in its `Score.extras`
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -86,7 +87,10 @@ class RewardSet:
         """
         replies = {part.name: part.values(groups, step) for part in self.parts}
         count = sum(len(group.completions) for group in groups)
-        scores = [self._score({name: found[index] for name, found in replies.items()}) for index in range(count)]
+        scores = [
+            replace(self._score({name: found[index] for name, found in replies.items()}), extras=self._extras(index))
+            for index in range(count)
+        ]
         self.fault_counts = Counter(score.fault.partition(":")[0] for score in scores if score.fault is not None)
         self.metrics = {
             f"{part.name}/{name}": math.fsum(values) / len(values)
@@ -97,6 +101,15 @@ class RewardSet:
             raise TrainingError(_all_faulted(count, self.fault_counts, replies))
         remaining = iter(scores)
         return [replace(group, scores=tuple(next(remaining) for _ in group.completions)) for group in groups]
+
+    def _extras(self, index: int) -> dict[str, Any]:
+        """What the parts noted of completion number `index`, by "part/name"; None is nothing."""
+        return {
+            f"{part.name}/{name}": values[index]
+            for part in self.parts
+            for name, values in part.extras.items()
+            if values[index] is not None
+        }
 
     def _score(self, replies: Mapping[str, Reply]) -> Score:
         values: dict[str, float | None] = {}

@@ -44,6 +44,14 @@ def test_a_group_becomes_one_line_of_plain_json() -> None:
     assert second["logprobs"] == [-2.0, None, -1.0]
 
 
+def test_what_a_reward_noted_stands_beside_its_completion() -> None:
+    noted = {"judge/why": "too long", "judge/scores": (1, float("inf")), "judge/vector": torch.tensor([0.5, 1.0])}
+    record = group_record(group((Score(1.0, extras=noted), Score(0.0, valid=False, extras={"judge/n": 3}))))
+    first, second = json.loads(json.dumps(record, allow_nan=False))["completions"]
+    assert first["extras"] == {"judge/why": "too long", "judge/scores": [1, None], "judge/vector": [0.5, 1.0]}
+    assert second["extras"] == {"judge/n": 3}
+
+
 def test_a_completion_that_is_not_valid_has_no_reward_and_no_advantage() -> None:
     record = group_record(group((Score(1.0), Score(0.0, valid=False, fault="timeout"))), [0.0, 0.0])
     assert record["completions"][1]["reward"] is None

@@ -104,9 +104,11 @@ def test_trl_columns_as_lists(user_file: Path) -> None:
 def test_trl_extras_are_given_when_asked_by_name(user_file: Path) -> None:
     table = {"path": "mine.py:trl_everything", "processes": 1}
     with RewardSet.build([table], base=user_file.parent) as rewards:
-        assert rewards_of(rewards.score([group("1", "333")], step=12)) == [12.0, 12.0]
+        (scored_group,) = rewards.score([group("1", "333")], step=12)
+        assert rewards_of([scored_group]) == [12.0, 12.0]
         assert rewards.metrics == {"trl_everything/mean_length": 2.0}
-        assert rewards.parts[0].extras == {"length": [1, 3]}
+        noted = [score.extras for score in scored_group.scores]
+        assert noted == [{"trl_everything/length": 1}, {"trl_everything/length": 3}]
 
 
 def test_trl_conversations(user_file: Path) -> None:

@@ -179,6 +179,30 @@ def test_a_table_without_a_kind_is_python_where_it_names_code_and_refused_elsewh
         RewardSet.build([{"weight": 1.0}])
 
 
+def test_what_a_reward_notes_stays_with_its_completion_when_a_batch_falls_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def picky(completions: list[str], log_extra: Any) -> list[float]:
+        if "bad" in completions:
+            raise RuntimeError("I will not")
+        log_extra("text", completions)
+        log_extra("maybe", [None if text == "a" else {"long": len(text)} for text in completions])
+        log_extra("short", [1])
+        return [1.0] * len(completions)
+
+    groups = [group("a", "bb", number=0), group("bad", "c", number=1), group("d", "e", "f", number=2)]
+    with RewardSet.build([picky, lambda completion: 0.0]) as rewards, caplog.at_level(logging.WARNING):
+        scored = rewards.score(groups)
+        again = rewards.score([group("z", "y")])
+    noted = [[score.extras for score in each.scores] for each in scored]
+    assert noted[0] == [{"picky/text": "a"}, {"picky/text": "bb", "picky/maybe": {"long": 2}}]
+    assert noted[1] == [{}, {}]
+    assert [extras["picky/text"] for extras in noted[2]] == ["d", "e", "f"]
+    assert [score.extras["picky/text"] for score in again[0].scores] == ["z", "y"]
+    left_out = [said for said in caplog.messages if "log_extra('short', ...) needs one value a completion" in said]
+    assert len(left_out) == 1
+
+
 def test_every_kind_can_be_named() -> None:
     assert list(REWARD_KINDS) == ["python", "exact", "numeric", "math", "regex", "task"]
 
