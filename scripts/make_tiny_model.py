@@ -169,7 +169,7 @@ def pretrain(model: LlamaForCausalLM, examples: Sequence[tuple[list[int], int]],
         losses.append(loss.item())
         if update % 200 == 199:
             recent = sum(losses[-200:]) / 200
-            print(f"update {update + 1}/{updates}  loss {recent:.4f}  {time.perf_counter() - began:.0f} s", flush=True)  # noqa: T201  a script reports
+            print(f"update {update + 1}/{updates}  loss {recent:.4f}  {time.perf_counter() - began:.0f} s", flush=True)
     return sum(losses[-200:]) / len(losses[-200:])
 
 
@@ -258,7 +258,7 @@ def main() -> None:
         accuracy=", ".join(f"{name} {share}" for name, share in figures(model, tokenizer).items()),
     )
     (chosen.out / "README.md").write_text(text, encoding="utf-8")
-    print(text)  # noqa: T201  a script reports
+    print(text)
 
 
 if __name__ == "__main__":
