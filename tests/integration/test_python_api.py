@@ -1,4 +1,4 @@
-"""`oncurve.train` and `oncurve.GRPO` as a script or a notebook uses them, DESIGN's examples among them."""
+"""`oncurve.train` and `oncurve.GRPO` as a script or a notebook uses them, the shortest ways to a run among them."""
 
 import functools
 from pathlib import Path
