@@ -17,6 +17,7 @@ import oncurve
 from fakes.project import Said, lay_out
 from fakes.project import oncurve as run_command
 from oncurve.run.session import resume_run
+from oncurve.trainer.signals import StopSignals
 
 Command = Callable[..., Said]
 
@@ -205,3 +206,14 @@ def test_ctrl_c_at_any_time_of_the_start_shows_no_traceback(command: Command, af
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert b"Traceback" not in errors
+
+
+def test_a_signal_that_the_shell_told_us_to_ignore_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignals(grace_seconds=1) as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.requested is None
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)

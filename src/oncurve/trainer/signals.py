@@ -37,7 +37,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._stop)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell starts what runs in the background
+                    self._before[number] = signal.signal(number, self._stop)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._abandon)
         return self
 
