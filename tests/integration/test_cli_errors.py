@@ -46,7 +46,7 @@ def refused(said: Said, *words: str) -> None:
 
 SETTINGS = {
     "kl.coeff=0.1": ("kl.coeff: unknown key", "did you mean 'coef'?", "(the command line)"),
-    "klx.coef=0.1": ("klx: unknown section", "did you mean 'kl'?"),
+    "klx.coef=0.1": ("klx: unknown section; did you mean 'kl'? (the command line)",),
     "run.steps=many": ("run.steps: expected a number", "'many'"),
     "run.steps=0": ("run.steps: should be greater than or equal to 1",),
     "steps=3": ("did you mean run.steps?",),

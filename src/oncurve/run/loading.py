@@ -66,7 +66,8 @@ def _placed(line: str, layers: Sequence[Layer]) -> str:
     place = _PLACE.match(line)
     key = f"{place[0]}." if place is not None else ""
     for layer in reversed(layers):
-        if any(key.startswith(".".join(map(str, path)) + ".") for path, _ in layer.assignments):
+        said = [".".join(map(str, path)) + "." for path, _ in layer.assignments]
+        if key and any(key.startswith(path) or path.startswith(key) for path in said):
             return f"{line} ({layer.name})"
     return line
 
