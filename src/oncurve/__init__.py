@@ -1,6 +1,6 @@
 """oncurve: GRPO and its relatives for language models.
 
-    oncurve.train(...)     a run: model, data, reward, in one call
+    oncurve.train(...)     a run: model, data, reward, in one call; oncurve.resume(...) goes on with one
     oncurve.GRPO(...)      the smallest API: any module, token tensors
     oncurve.group_advantages, oncurve.kl_value, ...   the maths as pure functions of tensors
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oncurve.kl import kl_value
     from oncurve.losses.objectives import clipped_surrogate
     from oncurve.ops import entropy, token_logprobs
-    from oncurve.run.api import TrainedRun, train
+    from oncurve.run.api import TrainedRun, resume, train
     from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 __version__ = "0.1.0"
@@ -38,6 +38,7 @@ _HOMES = {
     "kl_value": "kl",
     "maj_at_k": "evaluate",
     "pass_at_k": "evaluate",
+    "resume": "run.api",
     "token_logprobs": "ops",
     "train": "run.api",
 }
@@ -57,6 +58,7 @@ __all__ = [
     "kl_value",
     "maj_at_k",
     "pass_at_k",
+    "resume",
     "token_logprobs",
     "train",
 ]

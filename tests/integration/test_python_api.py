@@ -160,6 +160,31 @@ def test_a_run_whose_reward_was_an_object_says_what_to_write_in_its_place(model_
         resume_run(tmp_path / "out")
 
 
+def test_a_run_of_objects_goes_on_when_they_are_given_again_and_equals_the_uninterrupted_one(tmp_path: Path) -> None:
+    def stop(result: Any) -> None:
+        if result.step == 2:
+            raise RuntimeError("pulled the plug")
+
+    settings = {**SETTINGS, "checkpoint": {"every": 1}}
+    whole = train(reward=closure(3), steps=4, settings=settings, out=tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="pulled the plug"):
+        train(reward=closure(3), steps=4, settings=settings, out=tmp_path / "cut", on_step=stop)
+    again = oncurve.resume(
+        tmp_path / "cut", model=architecture("llama"), tokenizer=words_tokenizer(), reward=closure(3)
+    )
+    assert [step["step"] for step in again.metrics] == [1, 2, 3, 4]
+    assert [step["reward"] for step in again.metrics] == [step["reward"] for step in whole.metrics]
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, again.model.state_dict()[name]), name
+    whole.close()
+    again.close()
+    finished = oncurve.resume(
+        tmp_path / "cut", model=architecture("llama"), tokenizer=words_tokenizer(), reward=closure(3)
+    )
+    assert len(finished.metrics) == 4
+    finished.close()
+
+
 WRONG = {
     "no reward": ({}, ConfigError, "rewards: missing"),
     "no data": ({"reward": by_columns, "data": None}, ConfigError, "data.path: missing"),

@@ -221,7 +221,7 @@ class LocalLearner:
         where = f", first in {broken[0]} ({len(broken)} of {len(self.optimizer.trained)} parameters)" if broken else ""
         metrics = Metrics()
         metrics.add("updates_skipped", 1.0)
-        return UpdateResult(metrics, skipped=True, reason=f"loss {loss}, gradient norm {norm}{where}")
+        return UpdateResult(metrics, skipped=True, reason=f"loss {loss:.4g}, gradient norm {float(norm):.4g}{where}")
 
     def old_logprobs(self, batch: TrainBatch) -> Tensor:
         """Log-probs `(B, T)` of the batch under the weights as they are now, without a gradient."""

@@ -117,7 +117,9 @@ def _facts(run: RunRecord) -> list[str]:
     device = environment.get("device")
     if device:
         threads = environment.get("threads")
-        facts.append(f"cpu, {threads} threads" if device == "cpu" and threads else str(device))
+        facts.append(
+            f"cpu, {threads} thread{'s' if threads != 1 else ''}" if device == "cpu" and threads else str(device)
+        )
     return facts
 
 

@@ -1,4 +1,4 @@
-"""`oncurve.train`: a run in one call, from a script or a notebook."""
+"""`oncurve.train` and `oncurve.resume`: a run in one call, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
+from oncurve.durable import read_log
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation
 from oncurve.models.huggingface import loaded_from
@@ -17,11 +18,11 @@ from oncurve.run.assemble import Given, Run, assemble
 from oncurve.run.checks import check_complete
 from oncurve.run.directory import RunDirectory
 from oncurve.run.loading import load_config
-from oncurve.run.session import create_directory, finish
+from oncurve.run.session import create_directory, finish, restore
 from oncurve.spec import Component
 from oncurve.trainer import StepResult
 
-__all__ = ["TrainedRun", "train"]
+__all__ = ["TrainedRun", "resume", "train"]
 
 Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
 
@@ -114,15 +115,66 @@ def train(
     if out is not None:
         RunDirectory.check_free(Path(out))
     trained = TrainedRun(assemble(config, base, given))
-    observers = [lambda result: trained.metrics.append(result.metrics), *([on_step] if on_step is not None else [])]
     try:
         if out is not None:
             create_directory(trained.run, Path(out))
-        trained.stopped_by = finish(trained.run, Console(highlight=False), *observers)
+        trained.stopped_by = finish(trained.run, Console(highlight=False), *_observers(trained, on_step))
     except BaseException:
         trained.close()
         raise
     return trained
+
+
+def resume(
+    directory: str | Path,
+    *,
+    model: nn.Module | None = None,
+    tokenizer: Any = None,
+    reference: nn.Module | None = None,
+    reward: Reward | Sequence[Reward] | None = None,
+    on_step: Callable[[StepResult], None] | None = None,
+) -> TrainedRun:
+    """Go on with a run that was stopped or killed, exactly where it was; of a finished one nothing is done again.
+
+        run = oncurve.resume("runs/gsm8k", reward=reward)
+
+    What `train` was given as an object (a module, a reward function) no file can hold: give it again. The weights come
+    from the checkpoint, whatever the module's are. `metrics` of the result are those of the whole run.
+
+    Raises RunDirectoryError: it is not a run, or another process holds it. CheckpointError: no checkpoint verifies.
+    ConfigError: an object is missing.
+    """
+    path = Path(directory)
+    RunDirectory.check_run(path)
+    config, base = load_config(path / "config.toml", settings=_tables(None, None, None, reward, None, None))
+    loaded = loaded_from(model, tokenizer) if model is not None else None
+    check_complete(config, model_given=loaded is not None)
+    held = RunDirectory.open(path)
+    given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
+    console = Console(highlight=False)
+    try:
+        trained = TrainedRun(assemble(config, base, given))
+    except BaseException:
+        held.close()
+        raise
+    try:
+        restore(trained.run, held, console)
+        trained.metrics.extend(read_log(path / "metrics.jsonl"))
+        if trained.run.trainer.state.step < config.run.steps:
+            trained.stopped_by = finish(trained.run, console, *_observers(trained, on_step))
+    except BaseException:
+        trained.close()
+        raise
+    return trained
+
+
+def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None) -> list[Callable[[StepResult], None]]:
+    """What `train` and `resume` have told of every step."""
+
+    def keep(result: StepResult) -> None:
+        trained.metrics.append(result.metrics)
+
+    return [keep, *([on_step] if on_step is not None else [])]
 
 
 def _tables(

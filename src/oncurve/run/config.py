@@ -235,7 +235,8 @@ def _refuse_lost_objects(name: str, table: Any) -> None:
             if isinstance(value, str) and value.startswith(IN_MEMORY):
                 what = value.removeprefix(IN_MEMORY)
                 raise ConfigError(
-                    f"{name}.{key}: {what} was an object in Python, which no file can hold; put it in a file and write "
+                    f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again "
+                    f"(oncurve.resume from Python), or put it in a file and write "
                     f"{'path' if key == 'function' else key} = 'file.py:{what}' in the place of this line"
                 )
 

@@ -21,7 +21,7 @@ from oncurve.run.loading import load_config, to_toml
 from oncurve.run.plan import plan
 from oncurve.trainer import StepResult
 
-__all__ = ["create_directory", "finish", "free_directory", "resume_run", "say", "stopped_at", "train_recipe"]
+__all__ = ["create_directory", "finish", "free_directory", "restore", "resume_run", "say", "stopped_at", "train_recipe"]
 
 ROWS = "data.jsonl"
 
@@ -52,16 +52,19 @@ def resume_run(directory: Path) -> str | None:
             say(console, f"{directory} is finished: all {config.run.steps} steps are done", *_products(directory))
             return None
         with assemble(config, base) as run:
-            run.open_directory(held)
-            try:
-                lines = run.restore()
-            except CheckpointError as error:
-                mend = (
-                    f"Put back what is missing, or train anew: oncurve train {directory / 'config.toml'} --out ANOTHER"
-                )
-                raise CheckpointError(f"{error}\n{mend}") from error
-            say(console, *lines, f"{directory}: {run.trainer.state.step} of {config.run.steps} steps are done")
+            restore(run, held, console)
             return finish(run, console)
+
+
+def restore(run: Run, held: RunDirectory, console: Console) -> None:
+    """Take up in `run` what `held` has, and say where that is. Raises CheckpointError where nothing verifies."""
+    run.open_directory(held)
+    try:
+        lines = run.restore()
+    except CheckpointError as error:
+        mend = f"Put back what is missing, or train anew: oncurve train {held.path / 'config.toml'} --out ANOTHER"
+        raise CheckpointError(f"{error}\n{mend}") from error
+    say(console, *lines, f"{held.path}: {run.trainer.state.step} of {run.config.run.steps} steps are done")
 
 
 def create_directory(run: Run, out: Path) -> None:
