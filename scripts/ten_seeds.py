@@ -1,4 +1,4 @@
-"""The demo's figures over ten seeds, each in a fresh process, as a table. `--seeds N`, `--jobs N`, `--out FILE.json`."""
+"""The demo's figures over ten seeds, each in a fresh process, as a table. `--help` tells the options."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def main() -> None:
             rows.append(row)
             low, high = row["gain_interval"]
             print(
-                f"{row['seed']:4}  {row['accuracy_before']:6.1%}  {row['accuracy_after']:6.1%}  {100 * row['gain']:+5.1f}"
-                f"  ({100 * low:+5.1f} to {100 * high:+5.1f})         {row['steps']:5}  {row['seconds']:7.1f}"
-                f"  {row['peak_memory_bytes'] / 1e6:7.0f}",
+                f"{row['seed']:4}  {row['accuracy_before']:6.1%}  {row['accuracy_after']:6.1%}  "
+                f"{100 * row['gain']:+5.1f}  ({100 * low:+5.1f} to {100 * high:+5.1f})         {row['steps']:5}  "
+                f"{row['seconds']:7.1f}  {row['peak_memory_bytes'] / 1e6:7.0f}",
                 flush=True,
             )
     reached = sum(row["gain"] >= 0.40 for row in rows)

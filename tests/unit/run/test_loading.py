@@ -185,7 +185,8 @@ def test_an_object_from_python_is_asked_for_again(tmp_path: Path):
     (tmp_path / "config.toml").write_text(to_toml(made))
     assert complaint(recipe=tmp_path) == (
         "rewards.function: len was an object in Python, which no file can hold; give it again (oncurve.resume "
-        f"from Python), or put it in a file and write path = 'file.py:len' in the place of this line ({tmp_path / 'config.toml'})"
+        "from Python), or put it in a file and write path = 'file.py:len' in the place of this line "
+        f"({tmp_path / 'config.toml'})"
     )
     again = config(recipe=tmp_path, rewards=[{"kind": "python", "function": len, "weight": 2.0}])
     assert again == made
