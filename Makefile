@@ -45,7 +45,7 @@ layers: $(VENV)/.installed-dev
 
 check: lint types layers test slow
 
-# The demo's figures over ten seeds, as a table (about half an hour).
+# The demo's figures over ten seeds, as a table (about a quarter of an hour).
 ten-seeds: $(VENV)/.installed
 	$(BIN)/python scripts/ten_seeds.py
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -142,6 +144,15 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
         f"  gain    {100 * gain.value:+5.1f} points  ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}, paired)",
     )
     show_before_after(console, three_problems(before, after))
+    command = command_name()
+    tries = (
+        (f"{command} eval {out}", "pass@k and maj@k of the trained model"),
+        (f"{command} demo --seed 1", "another seed, another run"),
+        (f"{command} config explain grpo", "the objective, with the numbers in"),
+        (f"{command} train recipes/task.toml kl.coef=0.1 --out runs/kl", "change something"),
+        ("README.md", "your own model, data and reward in ten lines"),
+    )
+    width = max(len(line) for line, _ in tries)
     say(
         console,
         "",
@@ -149,12 +160,18 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
         f"model    {out / 'model'}   (Hugging Face form)",
         "",
         "What to try next",
-        f"  oncurve eval {out}                       pass@k and maj@k of the trained model",
-        "  oncurve demo --seed 1                     another seed, another run",
-        "  oncurve config explain grpo               the objective, with the numbers in",
-        "  oncurve train recipes/task.toml kl.coef=0.1 --out runs/kl     change something",
-        "  README.md                                 your own model, data and reward in ten lines",
+        *(f"  {line:<{width}}   {what}" for line, what in tries),
     )
+
+
+def command_name() -> str:
+    """How to call oncurve from here: by name where the shell finds this one, else by the path it was called by."""
+    found, called = shutil.which("oncurve"), Path(sys.argv[0])
+    if called.name != "oncurve":
+        return "python -m oncurve"
+    if found is not None and Path(found).resolve() == called.resolve():
+        return "oncurve"
+    return os.path.relpath(called)
 
 
 def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:
