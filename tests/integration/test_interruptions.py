@@ -204,7 +204,9 @@ def test_ctrl_c_at_any_time_of_the_start_shows_no_traceback(command: Command, af
     time.sleep(after_seconds)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    # A SIGINT inside code that a C extension runs while it is imported makes Python end itself by that very signal,
+    # after our sentence; a shell reports both as 130.
+    assert process.returncode in (130, -signal.SIGINT), errors
     assert b"Traceback" not in errors
 
 
