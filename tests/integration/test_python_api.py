@@ -107,9 +107,13 @@ def test_every_step_is_handed_to_on_step_and_the_module_is_trained_in_place() ->
 
 
 def test_prompts_may_be_bare_strings_or_token_ids() -> None:
-    train(data=["w3 w4", "w5"], reward=closure(3)).close()
+    words = train(data=["w3 w4", "w5"], reward=closure(3))
+    words.close()
+    assert words.metrics[0]["prompts_seen"] == 2
     reward = lambda completion_ids: float(len(set(completion_ids)))  # noqa: E731 - what a notebook has
-    train(model=TinyLM(vocabulary=VOCABULARY), tokenizer=None, data=[torch.tensor([1, 2]), [3]], reward=reward).close()
+    ids = train(model=TinyLM(vocabulary=VOCABULARY), tokenizer=None, data=[torch.tensor([1, 2]), [3]], reward=reward)
+    ids.close()
+    assert 1 <= ids.metrics[0]["reward"] <= 5  # different tokens among the 5 of a completion
 
 
 def test_without_a_directory_the_plan_promises_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,7 +187,8 @@ def test_a_window_that_configuration_and_attention_see_differently_is_refused(co
 
 
 def test_a_feature_that_is_switched_off_is_no_request():
-    call(softcap=None, s_aux=None, output_attentions=False)
+    _, spy = call(softcap=None, s_aux=None, output_attentions=False)
+    assert spy.seen == call()[1].seen
 
 
 @pytest.mark.parametrize("name", ["stories260k", "babyllama105"])
