@@ -1,0 +1,147 @@
+"""What is measured: a `Case` is one system on one model with one kind of step. It travels to a worker as JSON.
+
+Everything random about the work is drawn here, from the case alone, so every system does the same: which completions
+end where (`length`), which groups get one reward for all (`is_constant`), what a completion is worth (`hashed_reward`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+__all__ = ["CELLS", "SYSTEMS", "Case", "SystemInfo", "hashed_reward", "is_constant", "length", "pattern_constant"]
+
+
+@dataclass(frozen=True)
+class SystemInfo:
+    """A way of running a tool: `module` serves it, `settings` is what it is told beyond the case.
+
+    bytes_per_parameter   weights, gradient, two moments, reference: what it holds before the first activation
+    """
+
+    module: str
+    label: str
+    settings: dict[str, Any]
+    bytes_per_parameter: int
+
+
+SYSTEMS: dict[str, SystemInfo] = {
+    "oncurve": SystemInfo("bench.systems.ours", "oncurve", {"dtype": "bfloat16"}, 20),
+    "oncurve-fp32": SystemInfo("bench.systems.ours", "oncurve, fp32", {"dtype": "float32"}, 20),
+    "trl-fp32": SystemInfo("bench.systems.trl", "TRL, fp32", {"weights": "float32"}, 20),
+    "trl-bf16": SystemInfo("bench.systems.trl", "TRL, bf16 weights", {"weights": "bfloat16"}, 10),
+    "trl-autocast": SystemInfo("bench.systems.trl", "TRL, bf16 autocast", {"weights": "float32", "autocast": True}, 20),
+    "trl-continuous": SystemInfo(
+        "bench.systems.trl", "TRL, continuous batching", {"weights": "bfloat16", "continuous": True}, 10
+    ),
+    "rlox": SystemInfo("bench.systems.rlox", "rlox", {}, 20),
+}
+"""Every system by its key, as results and the command line name it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One system, one model, one kind of step.
+
+    system           a key of `SYSTEMS`
+    model            a key of `models.SIZES`
+    prompts          M, prompts a step
+    group_size       G, completions a prompt
+    completion       C, the most tokens of a completion
+    prompt_tokens    P where all prompts have exactly so many tokens; None: questions as they are (about 90 tokens)
+    lengths          "fixed": every completion has C tokens; "natural": log-normal, see `length`
+    constant_groups  f0, the fraction of groups whose completions all get the same reward
+    kl_coef          β; 0: no reference model
+    vocabulary       another vocabulary than the model's own
+    settings         more for this system alone, over its `SystemInfo.settings`
+    """
+
+    system: str
+    model: str
+    prompts: int
+    group_size: int
+    completion: int
+    prompt_tokens: int | None = None
+    lengths: str = "fixed"
+    constant_groups: float = 0.0
+    kl_coef: float = 0.0
+    vocabulary: int | None = None
+    threads: int = 2
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """B = M · G, completions a step."""
+        return self.prompts * self.group_size
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the system is told: its own settings and the case's."""
+        return {**SYSTEMS[self.system].settings, **dict(self.settings)}
+
+    def under(self, system: str) -> Case:
+        """The same work for another system."""
+        return replace(self, system=system)
+
+    def to_json(self) -> str:
+        """One line that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Case:
+        """The inverse of `to_json`."""
+        table = json.loads(text)
+        table["settings"] = tuple((key, value) for key, value in table["settings"])
+        return cls(**table)
+
+    def lengths_of_step(self, step: int) -> list[list[int]]:
+        """The tokens of every completion of step `step` (from 0): G numbers for each of its M prompts."""
+        first = step * self.prompts
+        return [[length(self, first + m, i) for i in range(self.group_size)] for m in range(self.prompts)]
+
+
+def length(case: Case, prompt: int, sample: int) -> int:
+    """How many tokens completion `sample` of the run's prompt number `prompt` has, in every system.
+
+    Natural lengths are log-normal with median 0.35 C and σ = 0.6, rounded, held in 1..C: 4 % run into the limit.
+    """
+    if case.lengths == "fixed":
+        return case.completion
+    draw = random.Random(f"{prompt}/{sample}").lognormvariate(math.log(0.35 * case.completion), 0.6)
+    return min(case.completion, max(1, round(draw)))
+
+
+def pattern_constant(fraction: float, prompt: int) -> bool:
+    """Whether prompt number `prompt` is one of the fraction, spread as evenly as can be: of any 5 in a row 2 at 0.4."""
+    return math.floor((prompt + 1) * fraction + 1e-9) > math.floor(prompt * fraction + 1e-9)
+
+
+def is_constant(case: Case, prompt: int) -> bool:
+    """Whether all completions of the run's prompt number `prompt` get the same reward."""
+    return pattern_constant(case.constant_groups, prompt)
+
+
+def hashed_reward(
+    completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], constant: Sequence[bool], **_: Any
+) -> list[float]:
+    """A reward in [0, 1) that is a hash of the completion's ids, or 0.5 where the group is to be constant.
+
+    In TRL's signature, which oncurve takes as it is.
+    """
+    hashes = (zlib.crc32(json.dumps(list(ids)).encode()) / 2**32 for ids in completion_ids)
+    return [0.5 if same else value for same, value in zip(constant, hashes, strict=True)]
+
+
+_SIZES = {"6.5M": (4, 8, 128), "38M": (4, 8, 128), "494M": (2, 8, 64)}
+
+CELLS: dict[str, Case] = {
+    f"{model} {lengths}": Case("oncurve", model, *shape, lengths=lengths, constant_groups=dead, kl_coef=beta)
+    for model, shape in _SIZES.items()
+    for lengths, dead, beta in (("fixed", 0.0, 0.04), ("natural", 0.4, 0.0))
+}
+"""The cells of the table: model and kind of step. `under` puts each system to the same work."""
