@@ -108,3 +108,43 @@ def test_greedy_sampling_gives_every_sample_alike_and_leaves_the_engines_setting
 def test_a_prompt_without_tokens_is_refused(make_engine):
     with pytest.raises(DataError, match="no tokens"):
         make_engine().generate([Prompt(9, "", ())], draw=0)
+
+
+def test_each_group_is_handed_over_once_and_whole(make_engine):
+    handed = {}
+    groups = make_engine().generate(PROMPTS, draw=0, on_group=lambda index, group: handed.setdefault(index, group))
+    assert [handed[index] for index in range(len(PROMPTS))] == groups
+    assert len(handed) == len(PROMPTS)
+
+
+def test_a_group_is_handed_over_while_longer_ones_still_grow(make_engine):
+    order = []
+    sampling = Sampling(group_size=1, max_new_tokens=60, eos_ids=())
+    prompts = [prompt for prompt in PROMPTS for _ in range(8)]
+    groups = make_engine().generate(prompts, 0, sampling, lambda index, group: order.append(index))
+    lengths = [len(group.completions[0].ids) for group in groups]
+    assert order == sorted(range(len(prompts)), key=lambda index: (lengths[index], index))
+    assert len(set(lengths)) > 3
+
+
+def test_what_the_receiver_of_a_group_raises_ends_the_rollout(make_engine):
+    def refuse(index, group):
+        raise KeyError(index)
+
+    with pytest.raises(KeyError):
+        make_engine().generate(PROMPTS, draw=0, on_group=refuse)
+
+
+def test_rows_end_at_their_own_limits():
+    def limit(prompt_id: int, sample: int) -> int:
+        return 1 + 3 * prompt_id + sample
+
+    sampling = Sampling(group_size=3, max_new_tokens=8)
+    engine = InProcessEngine(sampling, None, seed=0, limits=limit)
+    engine.follow(Policy(model(), 0))
+    free = InProcessEngine(sampling, None, seed=0)
+    free.follow(Policy(model(), 0))
+    for group, whole in zip(engine.generate(PROMPTS, 0), free.generate(PROMPTS, 0), strict=True):
+        for index, (cut, full) in enumerate(zip(group.completions, whole.completions, strict=True)):
+            length = min(8, limit(group.prompt.id, index))
+            assert (cut.ids, cut.ended) == (full.ids[:length], "length")

@@ -7,7 +7,8 @@ the meantime lies beyond their length and is never read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,7 @@ _POSITIONS_AT_ONCE = 64
 _COMPACT_SHARE = 0.125
 
 _ENDINGS: tuple[Ending, ...] = ("length", "eos", "stop")
-_EOS, _STOP = _ENDINGS.index("eos"), _ENDINGS.index("stop")
+_LENGTH, _EOS, _STOP = range(3)
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,10 @@ class Ended:
 class _Rows:
     """The n rows of a pass: what they drew, how they ended, and which of them the decoder still holds (`live`)."""
 
-    def __init__(self, keys: Tensor, positions: int, dtype: torch.dtype) -> None:
+    def __init__(self, keys: Tensor, positions: int, dtype: torch.dtype, copies: int) -> None:
         n, device = len(keys), keys.device
+        self._copies = copies
+        self._growing_of_group = [copies] * (n // copies)
         self.tokens = torch.zeros(positions, n, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(positions, n, dtype=dtype, device=device)
         self.lengths = torch.full((n,), positions, device=device)
@@ -73,13 +76,19 @@ class _Rows:
         self.tokens[position].index_copy_(0, self.live, ids)
         self.logprobs[position].index_copy_(0, self.live, logprobs)
 
-    def finish(self, over: Tensor, position: int, ending: int) -> None:
-        """The live rows of `over` (live,) bool end with token `position`."""
+    def finish(self, over: Tensor, position: int, ending: int) -> list[int]:
+        """The live rows of `over` (live,) bool end with token `position`; returns the groups that are whole by that."""
         rows = self.live[over]
         self.lengths[rows] = position + 1
         self.endings[rows] = ending
         self.growing &= ~over
         self.growing_count -= len(rows)
+        whole = []
+        for group in (rows // self._copies).tolist():
+            self._growing_of_group[group] -= 1
+            if not self._growing_of_group[group]:
+                whole.append(group)
+        return whole
 
     def compact(self) -> Tensor | None:
         """Forget the finished rows if they are worth it: the indices into the live rows that stay, or None."""
@@ -90,23 +99,25 @@ class _Rows:
         self._uniforms = self._uniforms[:, kept]
         return kept
 
-    def ended(self, texts: dict[int, str]) -> list[Ended]:
-        """All rows, cut to their lengths. ModelError where a log-probability is not finite."""
-        longest = int(self.lengths.max())
-        exists = torch.arange(longest, device=self.lengths.device)[:, None] < self.lengths
-        if not bool((self.logprobs[:longest].isfinite() | ~exists).all()):
-            raise ModelError("the model's logits are not finite (NaN or infinite): its weights are damaged or overflow")
+    def ended(self, group: int, texts: dict[int, str]) -> list[Ended]:
+        """The rows of a whole group, cut to their lengths. ModelError where a log-probability is not finite."""
+        rows = slice(group * self._copies, (group + 1) * self._copies)
+        lengths = self.lengths[rows].tolist()
         columns = zip(
-            self.tokens[:longest].T.tolist(),
-            self.logprobs[:longest].T.tolist(),
-            self.lengths.tolist(),
-            self.endings.tolist(),
+            range(rows.start, rows.stop),
+            self.tokens[: max(lengths), rows].T.tolist(),
+            self.logprobs[: max(lengths), rows].T.tolist(),
+            lengths,
+            self.endings[rows].tolist(),
             strict=True,
         )
-        return [
+        ended = [
             Ended(tuple(ids[:length]), tuple(logprobs[:length]), _ENDINGS[ending], texts.get(row))
-            for row, (ids, logprobs, length, ending) in enumerate(columns)
+            for row, ids, logprobs, length, ending in columns
         ]
+        if not all(math.isfinite(logprob) for row in ended for logprob in row.logprobs):
+            raise ModelError("the model's logits are not finite (NaN or infinite): its weights are damaged or overflow")
+        return ended
 
 
 @torch.no_grad()
@@ -118,49 +129,65 @@ def decode_rows(
     max_new_tokens: int,
     temperature: float,
     search: StopSearch | None = None,
+    limits: Tensor | None = None,
+    on_group: Callable[[int, list[Ended]], None] | None = None,
 ) -> list[Ended]:
     """Completions of `prompts`, `n / M` of each, in the order of `keys`.
 
     prompts      M tensors (P_g,) int64
     keys         (n,) int64, one a row: see `randomness.row_keys`; n is a multiple of M
-    eos_ids      any of them ends a row; none: only `max_new_tokens` does
+    eos_ids      any of them ends a row; none: only the limits do
     search       looks for stop strings in the rows; None: there are none
+    limits       (n,) int64 in 1..max_new_tokens, the most tokens of each row; None: `max_new_tokens` for all
+    on_group     called with a prompt's index and its completions as soon as the last of them has ended
 
     A row's ids include the token that ended it. Not under inference mode: a module may keep what it makes here (rotary
     tables, masks), and a tensor made under inference mode can never take part in a gradient.
     """
-    decoder = model.decoder(prompts, [len(keys) // len(prompts)] * len(prompts), max_new_tokens)
+    copies = len(keys) // len(prompts)
+    decoder = model.decoder(prompts, [copies] * len(prompts), max_new_tokens)
     hidden = decoder.first_hidden[decoder.groups]
     probe = model.logits(hidden[:1])
     at_once = max(1, _LOGITS_AT_ONCE // probe.shape[1])
-    rows = _Rows(keys.to(hidden.device), max_new_tokens, probe.dtype)
+    rows = _Rows(keys.to(hidden.device), max_new_tokens, probe.dtype, copies)
     ends = torch.tensor(sorted(set(eos_ids)), dtype=torch.int64, device=hidden.device)
+    last = (limits if limits is not None else torch.full_like(keys, max_new_tokens)).to(hidden.device) - 1
+    lasts = set(last.tolist())
     texts: dict[int, str] = {}
+    results: dict[int, list[Ended]] = {}
     for position in range(max_new_tokens):
         ids, logprobs = _draw(model, hidden, rows.uniforms(position), temperature, at_once)
         rows.write(position, ids, logprobs)
+        whole = []
         over = (ids[:, None] == ends).any(dim=1) & rows.growing
         if bool(over.any()):
-            rows.finish(over, position, _EOS)
+            whole += rows.finish(over, position, _EOS)
         if search is not None:
-            texts |= _finish_stopped(rows, ids, position, search)
-        if rows.growing_count == 0 or position + 1 == max_new_tokens:
+            whole += _finish_stopped(rows, ids, position, search, texts)
+        if position in lasts:
+            whole += rows.finish((last[rows.live] == position) & rows.growing, position, _LENGTH)
+        for group in sorted(whole):
+            results[group] = rows.ended(group, texts)
+            if on_group is not None:
+                on_group(group, results[group])
+        if rows.growing_count == 0:
             break
         kept = rows.compact()
         if kept is not None:
             decoder.keep(kept)
             ids = ids[kept]
         hidden = decoder.step(ids)
-    return rows.ended(texts)
+    return [row for group in range(len(prompts)) for row in results[group]]
 
 
-def _finish_stopped(rows: _Rows, ids: Tensor, position: int, search: StopSearch) -> dict[int, str]:
-    """End the rows whose token `position` completed a stop string; their texts by row."""
+def _finish_stopped(rows: _Rows, ids: Tensor, position: int, search: StopSearch, texts: dict[int, str]) -> list[int]:
+    """End the rows whose token `position` completed a stop string, note their texts; the groups whole by that."""
     growing = rows.growing
     found = search.finished(rows.live[growing].cpu(), ids[growing].cpu(), rows.tokens[: position + 1])
-    if found:
-        rows.finish(torch.isin(rows.live, torch.tensor(list(found), device=ids.device)), position, _STOP)
-    return found
+    if not found:
+        return []
+    texts |= found
+    return rows.finish(torch.isin(rows.live, torch.tensor(list(found), device=ids.device)), position, _STOP)
 
 
 def _draw(

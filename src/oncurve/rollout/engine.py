@@ -2,6 +2,7 @@
 
     engine.follow(Policy(model, version=3))
     groups = engine.generate(prompts, draw=3)     # one Group a prompt, in order; no scores yet
+    groups = engine.generate(prompts, draw=4, on_group=lambda index, group: ...)    # and each as soon as it is whole
 
 Sampler and learner share the module, so `follow` copies nothing, and a recorded log-probability is the learner's.
 """
@@ -9,11 +10,13 @@ Sampler and learner share the module, so `follow` copies nothing, and a recorded
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from oncurve.errors import ConfigError, DataError
 from oncurve.models.causal import CausalModel
@@ -23,7 +26,13 @@ from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
 from oncurve.types import Completion, Group, Prompt
 
-__all__ = ["InProcessEngine", "Policy", "RolloutEngine"]
+__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine"]
+
+OnGroup = Callable[[int, Group], None]
+"""`(index of the prompt, its finished group)`, called in this process while other groups still grow."""
+
+Limits = Callable[[int, int], int]
+"""`(prompt id, sample index)` -> the most tokens that this completion may have."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +49,15 @@ class RolloutEngine(Protocol):
     def follow(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
 
-    def generate(self, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None = None) -> list[Group]:
+    def generate(
+        self, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None = None, on_group: OnGroup | None = None
+    ) -> list[Group]:
         """One group a prompt, in the prompts' order, without scores.
 
         `draw` is the number of this rollout in the run: with the seed, the prompt's id, the sample's index and the
         token's position it decides every token. `sampling` stands in for the engine's own, say for an evaluation.
+        `on_group` is called once for every group, in the order in which they are finished, as soon as the last of its
+        completions has ended. What it raises ends the rollout.
         """
 
 
@@ -55,6 +68,8 @@ class InProcessEngine:
     tokenizer   for texts and stop strings; without one every text is ""
     eos_ids     token ids that end a completion; `sampling.eos_ids` are added
     seed        the run's seed
+    limits      for benchmarks: the length at which each completion ends by "length", if nothing ends it sooner; it
+                cannot be more than `sampling.max_new_tokens`
 
     A prompt that stands in one call twice gets other samples the second time: its sample indices go on counting.
 
@@ -62,12 +77,18 @@ class InProcessEngine:
     """
 
     def __init__(
-        self, sampling: Sampling, tokenizer: Tokenizer | None = None, eos_ids: Sequence[int] = (), seed: int = 0
+        self,
+        sampling: Sampling,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+        limits: Limits | None = None,
     ) -> None:
         self.sampling = sampling
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
         self._seed = seed
+        self._limits = limits
         self._policy: Policy | None = None
         self._tables: dict[tuple[str, ...], StopTable] = {}
         self._stop_table(sampling)
@@ -76,7 +97,9 @@ class InProcessEngine:
         """Sample from this policy from now on: the module is shared, nothing is copied."""
         self._policy = policy
 
-    def generate(self, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None = None) -> list[Group]:
+    def generate(
+        self, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None = None, on_group: OnGroup | None = None
+    ) -> list[Group]:
         """See `RolloutEngine.generate`.
 
         Raises DataError: a prompt without tokens, or too long for the model with `max_new_tokens` behind it.
@@ -87,19 +110,36 @@ class InProcessEngine:
             raise RuntimeError("generate() before follow(): the engine has no policy yet")
         _check_lengths(prompts, sampling, self._policy.model)
         firsts = _first_samples(prompts, sampling.group_size)
-        groups: list[Group] = []
+        groups: dict[int, Group] = {}
+        version = self._policy.version
+
+        def finish(start: int, group: int, ended: Sequence[Ended]) -> None:
+            index = start + group
+            prompt = prompts[index]
+            groups[index] = Group(prompt, self._completions(prompt, ended, firsts[index], version), draw=draw)
+            if on_group is not None:
+                on_group(index, groups[index])
+
         for start, end in _passes(len(prompts), sampling):
-            groups += self._generate_pass(self._policy, prompts[start:end], firsts[start:end], draw, sampling)
-        return groups
+            self._generate_pass(
+                self._policy, prompts[start:end], firsts[start:end], draw, sampling, partial(finish, start)
+            )
+        return [groups[index] for index in range(len(prompts))]
 
     def _generate_pass(
-        self, policy: Policy, prompts: Sequence[Prompt], firsts: Sequence[int], draw: int, sampling: Sampling
-    ) -> list[Group]:
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        firsts: Sequence[int],
+        draw: int,
+        sampling: Sampling,
+        finish: Callable[[int, list[Ended]], None],
+    ) -> None:
         size = sampling.group_size
         prompt_ids = torch.tensor([prompt.id for prompt in prompts]).repeat_interleave(size)
         sample_index = (torch.tensor(firsts)[:, None] + torch.arange(size)).flatten()
         table = self._stop_table(sampling)
-        ended = decode_rows(
+        decode_rows(
             policy.model,
             [torch.tensor(prompt.ids) for prompt in prompts],
             row_keys(self._seed, draw, prompt_ids, sample_index),
@@ -107,11 +147,15 @@ class InProcessEngine:
             sampling.max_new_tokens,
             sampling.temperature,
             StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
+            self._row_limits(prompt_ids, sample_index, sampling.max_new_tokens),
+            finish,
         )
-        return [
-            Group(prompt, self._completions(prompt, ended[g * size : (g + 1) * size], first, policy.version), draw=draw)
-            for g, (prompt, first) in enumerate(zip(prompts, firsts, strict=True))
-        ]
+
+    def _row_limits(self, prompt_ids: Tensor, sample_index: Tensor, most: int) -> Tensor | None:
+        if self._limits is None:
+            return None
+        wanted = map(self._limits, prompt_ids.tolist(), sample_index.tolist())
+        return torch.tensor([max(1, min(most, limit)) for limit in wanted])
 
     def _completions(self, prompt: Prompt, ended: Sequence[Ended], first: int, version: int) -> tuple[Completion, ...]:
         text = Detokenizer(self._tokenizer).after(prompt.ids) if self._tokenizer is not None else _no_text
