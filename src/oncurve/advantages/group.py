@@ -8,6 +8,7 @@ standard deviation of the whole batch: arXiv:2508.08221.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -52,6 +53,9 @@ def group_advantages(
         raise ValueError(f"ddof must be 0 or 1 and eps >= 0, got {ddof} and {eps}")
     if not rewards.numel():
         return rewards.to(torch.float64)
+    even = _of_even_groups(rewards, valid, group_ids, scale, ddof, eps)
+    if even is not None:
+        return even
     groups = int(group_ids.max()) + 1
     if bool((torch.bincount(group_ids, minlength=groups) == 1).any()):
         raise ValueError("a group of one completion has no siblings to be graded against; group_size must be >= 2")
@@ -66,6 +70,39 @@ def group_advantages(
     std = _std(r, usable, group_ids if scale == "group" else torch.zeros_like(group_ids), ddof)
     divided = graded & (std >= (_ZERO_STD if eps == 0 else 0.0))
     return torch.where(divided, centred / torch.where(divided, std + eps, 1.0), 0.0)
+
+
+def _of_even_groups(
+    rewards: Tensor, valid: Tensor, group_ids: Tensor, scale: Scale, ddof: int, eps: float
+) -> Tensor | None:
+    """The advantages `(B,)` of the usual batch: every completion valid, groups 0, 1, ... of one size, row after row.
+
+    They are the rows of a matrix, and a dozen operations on it do what segments need forty for. None where the batch
+    is not like that, or where something in it is not finite: the general way says what.
+
+    Each group is counted from its first reward. So a constant group is exactly 0 throughout, whatever its value.
+    """
+    groups = int(group_ids[-1]) + 1
+    size = rewards.numel() // max(1, groups)
+    if size < LEAST_VALID or groups * size != rewards.numel() or int(valid.count_nonzero()) != rewards.numel():
+        return None
+    numbers = torch.arange(groups, device=group_ids.device, dtype=group_ids.dtype)[:, None]
+    if not torch.equal(group_ids.reshape(groups, size), numbers.expand(groups, size)):
+        return None
+    r = rewards.to(torch.float64).reshape(groups, size)
+    centred = r - r[:, :1]
+    # Sums of rows as short as these take three times as long as a product with ones.
+    centred -= centred.mv(centred.new_ones(size)).div_(size).unsqueeze_(1)
+    std = torch.linalg.vector_norm(centred, dim=1, keepdim=True).mul_((size - ddof) ** -0.5)
+    if not math.isfinite(float(std.sum())):
+        return None
+    if scale == "none":
+        return centred.view(-1)
+    if scale == "batch":
+        std = (r - r[0, 0]).std(correction=ddof)
+    if eps == 0:
+        return torch.where(std >= _ZERO_STD, centred / std.clamp(min=_ZERO_STD), 0.0).view(-1)
+    return centred.div_(std.add_(eps)).view(-1)
 
 
 def _std(r: Tensor, valid: Tensor, segments: Tensor, ddof: int) -> Tensor:
