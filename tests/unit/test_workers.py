@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -225,6 +227,82 @@ def test_an_interrupted_run_leaves_no_stale_answers(pool: WorkerPool) -> None:
     assert [reply.value for reply in pool.run([1, 2])] == [["t", 1], ["t", 2]]
 
 
+def test_workers_begin_with_a_job_before_it_is_whole_and_its_replies_keep_its_order(pool: WorkerPool) -> None:
+    with pool.begin() as job:
+        for n in range(20):
+            job.add([n, n + 100] if n % 2 else [])
+        wait_for(lambda: len(job._work.replies) == 20)  # nobody has asked for them yet
+        job.add([7])
+        replies = job.replies()
+    assert [reply.value[1] for reply in replies] == [m for n in range(1, 20, 2) for m in (n, n + 100)] + [7]
+    assert job.overlapped_seconds > 0
+
+
+def test_two_jobs_in_one_pool_get_their_own_replies(pool: WorkerPool) -> None:
+    with pool.begin() as one, pool.begin() as other:
+        for n in range(10):
+            one.add([n])
+            other.add([-n])
+        assert [reply.value for reply in other.replies()] == [["t", -n] for n in range(10)]
+        assert [reply.value for reply in one.replies()] == [["t", n] for n in range(10)]
+
+
+def test_a_worker_that_hangs_is_killed_at_its_deadline_though_nobody_waits(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.run([1, 2])
+    monkeypatch.setattr(pool, "timeout_seconds", 0.3)
+    pids = pool.pids
+    with pool.begin() as job:
+        job.add(["sleep", 1])
+        wait_for(lambda: set(pids) != set(pool.pids))
+        assert job._work.replies[0].fault == "timeout"
+        job.add([2])
+        assert [reply.value for reply in job.replies()] == [None, ["t", 1], ["t", 2]]
+
+
+def test_a_job_that_is_left_is_cancelled_and_takes_no_neighbour_along(pool: WorkerPool) -> None:
+    pool.run([1, 2])
+    with pool.begin() as other:
+        with suppress(KeyboardInterrupt), pool.begin() as job:
+            job.add(["sleep", "sleep", "sleep", "sleep"])
+            other.add([5, 6])
+            wait_for(lambda: all(worker.pending for worker in pool._dispatcher.workers))
+            raise KeyboardInterrupt
+        assert [reply.value for reply in other.replies()] == [["t", 5], ["t", 6]]
+    job.cancel()
+    with pytest.raises(TypeError), pool.begin() as refused:
+        refused.add([1, object()])
+    assert [reply.value for reply in pool.run([3])] == [["t", 3]]
+
+
+def test_a_pool_that_is_closed_or_broken_keeps_nobody_waiting(mischief: str) -> None:
+    with WorkerPool(f"{mischief}:Echo", {"tag": "t"}) as pool:
+        job = pool.begin()
+        job.add(["sleep"])
+        threading.Timer(0.3, pool.close).start()
+        with pytest.raises(ValueError, match="closed"):
+            job.replies()
+        job.cancel()
+    with WorkerPool(f"{mischief}:broken", {"tag": "t"}) as pool:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="no licence file"):
+                pool.run([1])
+            with pytest.raises(ConfigError, match="no licence file"):
+                _ = pool.about
+
+
+def test_workers_outlive_the_thread_that_made_their_pool(mischief: str) -> None:
+    made: list[WorkerPool] = []
+    thread = threading.Thread(target=lambda: made.append(WorkerPool(f"{mischief}:Echo", {"tag": "t"})))
+    thread.start()
+    thread.join()
+    with made[0] as pool:
+        pids = pool.pids
+        assert [reply.value for reply in pool.run([1])] == [["t", 1]]
+        assert pool.pids == pids
+
+
 def test_an_item_that_is_not_json_is_refused_and_arrays_become_lists(pool: WorkerPool) -> None:
     import numpy as np
 
@@ -293,3 +371,10 @@ def wait_gone(pids: list[int]) -> None:
     while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.02)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

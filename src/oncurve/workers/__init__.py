@@ -11,7 +11,8 @@ process group outlive it.
 
 from __future__ import annotations
 
-from oncurve.workers.pool import Reply, WorkerPool
+from oncurve.workers.pool import Job, WorkerPool
+from oncurve.workers.process import Reply
 from oncurve.workers.serve import last_words
 
-__all__ = ["Reply", "WorkerPool", "last_words"]
+__all__ = ["Job", "Reply", "WorkerPool", "last_words"]
