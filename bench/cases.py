@@ -1,7 +1,7 @@
 """What is measured: a `Case` is one system on one model with one kind of step. It travels to a worker as JSON.
 
 Everything random about the work is drawn here, from the case alone, so every system does the same: which completions
-end where (`length`), which groups get one reward for all (`is_constant`), what a completion is worth (`hashed_reward`).
+end where (`length`), and which groups get one reward for all (`is_constant`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import math
 import random
-import zlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-__all__ = ["CELLS", "SYSTEMS", "Case", "SystemInfo", "hashed_reward", "is_constant", "length", "pattern_constant"]
+__all__ = ["CELLS", "SYSTEMS", "Case", "SystemInfo", "is_constant", "length", "pattern_constant"]
 
 
 @dataclass(frozen=True)
@@ -124,17 +122,6 @@ def pattern_constant(fraction: float, prompt: int) -> bool:
 def is_constant(case: Case, prompt: int) -> bool:
     """Whether all completions of the run's prompt number `prompt` get the same reward."""
     return pattern_constant(case.constant_groups, prompt)
-
-
-def hashed_reward(
-    completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], constant: Sequence[bool], **_: Any
-) -> list[float]:
-    """A reward in [0, 1) that is a hash of the completion's ids, or 0.5 where the group is to be constant.
-
-    In TRL's signature, which oncurve takes as it is.
-    """
-    hashes = (zlib.crc32(json.dumps(list(ids)).encode()) / 2**32 for ids in completion_ids)
-    return [0.5 if same else value for same, value in zip(constant, hashes, strict=True)]
 
 
 _SIZES = {"6.5M": (4, 8, 128), "38M": (4, 8, 128), "494M": (2, 8, 64)}

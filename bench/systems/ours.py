@@ -1,13 +1,83 @@
-"""oncurve, through the composition root every run goes through; what is measured is wrapped from outside."""
+"""oncurve, through the composition root that every run goes through; what is measured is wrapped from outside."""
 
 from __future__ import annotations
 
-from bench.cases import Case
+import time
+from typing import Any
+
+from bench import models
+from bench.cases import Case, is_constant, length
+from bench.probe import Probe
 from bench.worker import Channel
 
-__all__ = ["serve"]
+__all__ = ["STEPS", "put_together", "serve"]
+
+STEPS = 64
+"""Rows for so many steps: no prompt comes twice in a run."""
+
+
+def settings(case: Case) -> dict[str, Any]:
+    """The recipe: the user's defaults, and what the case asks for."""
+    told = case.told
+    rows = models.token_rows(case, STEPS)
+    return {
+        "run": {"threads": case.threads, "steps": STEPS},
+        "model": {"path": str(models.model_path(case.model, case.vocabulary)), "dtype": told.pop("dtype")},
+        "data": {
+            "kind": "list",
+            "rows": tuple({"prompt": ids, "constant": is_constant(case, i)} for i, ids in enumerate(rows)),
+            "shuffle": False,
+            "prompts_per_step": case.prompts,
+        },
+        "rollout": {"group_size": case.group_size, "max_new_tokens": case.completion},
+        "rewards": [{"kind": "python", "path": f"{models.ROOT / 'bench' / 'rewards.py'}:hashed"}],
+        "kl": {"coef": case.kl_coef},
+        "learner": told,
+    }
+
+
+def put_together(case: Case) -> Any:
+    """The run of the case, its engine with the case's lengths and no end token."""
+    from oncurve.rollout import InProcessEngine
+    from oncurve.run.assemble import assemble
+    from oncurve.run.loading import load_config
+
+    config, base = load_config("grpo", settings=settings(case))
+    run = assemble(config, base)
+    run.engine = run.trainer.engine = InProcessEngine(
+        config.rollout,
+        run.loaded.tokenizer,
+        (),
+        config.run.seed,
+        limits=lambda prompt, sample: length(case, prompt, sample),
+    )
+    return run
+
+
+def watch(run: Any) -> Probe:
+    """A probe on the run's parts."""
+    probe = Probe()
+    probe.timed(run.trainer.engine, "generate", "decode")
+    probe.timed(run.loaded.model, "decoder", "prefill")
+    probe.timed(run.trainer.scorer, "score", "reward")
+    probe.timed(run.learner, "reference_streams", "reference")
+    probe.timed(run.learner, "update", "train")
+    probe.timed(run.learner.optimizer, "gradient_norm", "optimizer")
+    probe.timed(run.learner.optimizer, "step", "optimizer")
+    probe.count_tokens(run.loaded.model.module)
+    if run.learner.reference is not None:
+        probe.count_tokens(run.learner.reference.model.module)
+    return probe
 
 
 def serve(case: Case, channel: Channel) -> None:
     """Take a training step per command."""
-    raise NotImplementedError
+    with put_together(case) as run:
+        probe = watch(run)
+        channel.ready(path=run.loaded.model.path_reason, dtype=str(run.loaded.dtype))
+        while channel.wants_step():
+            started = time.perf_counter()
+            result = run.trainer.step()
+            seconds = time.perf_counter() - started
+            lengths = [len(completion.ids) for group in result.groups for completion in group.completions]
+            channel.done(probe.report(seconds, lengths, result.metrics.get("mismatch")))

@@ -1,0 +1,108 @@
+"""Looking at a system from outside: exclusive seconds by phase, and token positions put through the network."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bench.worker import StepReport
+
+__all__ = ["PHASES", "Probe"]
+
+PHASES = ("prefill", "decode", "reward", "reference", "train", "optimizer")
+"""The phases of a step that results speak of; what lies between them is the rest of the step."""
+
+
+class Probe:
+    """Wrappers to hang around a system's own functions. A phase's seconds leave out the phases inside it.
+
+        probe.timed(engine, "generate", "decode")      # engine.generate is now watched
+        probe.count_tokens(module)
+        ... a step ...
+        probe.report(seconds, lengths)                 # and all begins again at 0
+
+    Only the thread that made the probe is timed: what another does beside it costs no time of the step.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.executed: Counter[str] = Counter()
+        self.decode_steps = 0
+        self._stack: list[str] = []
+        self._since = 0.0
+        self._thread = threading.get_ident()
+        self._in_prefill = False
+        self._prefill_over_at: float | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What happens inside belongs to `name`."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
+        self._switch()
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._switch()
+            self._stack.pop()
+
+    def _switch(self) -> None:
+        """Book the seconds since the last switch to the phase that ran."""
+        now = time.perf_counter()
+        if self._stack:
+            self.seconds[self._stack[-1]] += now - self._since
+        self._since = now
+
+    def timed(self, holder: Any, name: str, phase: str | Callable[[], str]) -> None:
+        """Replace `holder.name` by itself within `phase` (or what `phase()` says at the call)."""
+        function = getattr(holder, name)
+
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            with self.phase(phase if isinstance(phase, str) else phase()):
+                return function(*arguments, **keywords)
+
+        setattr(holder, name, watched)
+
+    def timed_generate(self, holder: Any, name: str = "generate") -> None:
+        """The same for a function that does prefill and decode in one: the network's second call ends the prefill."""
+        function = getattr(holder, name)
+
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            self._prefill_over_at, self._in_prefill = None, True
+            with self.phase("decode"):
+                started = time.perf_counter()
+                answer = function(*arguments, **keywords)
+            if self._prefill_over_at is not None:
+                prefill = self._prefill_over_at - started
+                self.seconds["prefill"] += prefill
+                self.seconds["decode"] -= prefill
+            return answer
+
+        setattr(holder, name, watched)
+
+    def count_tokens(self, module: Any) -> None:
+        """Count the ids that go through a transformers model's embedding, to the phase that runs."""
+        module.get_input_embeddings().register_forward_pre_hook(self._count)
+
+    def _count(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        phase = self._stack[-1] if self._stack else "rest"
+        if phase == "decode" and self._in_prefill:
+            phase, self._in_prefill = "prefill", False
+        elif phase == "decode":
+            self.decode_steps += 1
+            if self._prefill_over_at is None:
+                self._prefill_over_at = time.perf_counter()
+        self.executed[phase] += arguments[0].numel()
+
+    def report(self, seconds: float, lengths: list[int], mismatch: float | None = None) -> StepReport:
+        """A step of `seconds` with all that was seen since the last report."""
+        phases = {name: self.seconds[name] for name in PHASES if name in self.seconds}
+        made = StepReport(seconds, phases, dict(self.executed), self.decode_steps, lengths, mismatch)
+        self.seconds, self.executed, self.decode_steps = Counter(), Counter(), 0
+        return made
