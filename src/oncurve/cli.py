@@ -125,6 +125,9 @@ def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
 
     config, _ = load_config(recipe, overrides or [])
     typer.echo(to_toml(config))
+    here = config.model.precision_here()
+    if config.model.dtype == "auto" and here is not None:
+        typer.echo(f"# On this machine model.dtype is {here[0]!r} ({here[1]}); a run's own file says so.")
 
 
 @config_app.command("explain")

@@ -18,13 +18,13 @@ from torch import nn
 from oncurve.errors import ModelError
 from oncurve.models.causal import CausalModel
 from oncurve.models.hub import reachable
+from oncurve.models.precision import DTYPES, Precision, resolved
 from oncurve.models.probe import wrap
 from oncurve.models.quiet import quiet
 from oncurve.spec import Component
 
 __all__ = ["LoadedModel", "ModelConfig", "loaded_from"]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
@@ -34,8 +34,9 @@ class LoadedModel:
     """A model ready for use.
 
     eos_ids         every token that ends a completion: of the generation config, the config and the tokenizer
-    dtype           what it is to compute in; a learner makes bf16 copies of the float32 parameters itself
+    dtype           what it is to compute in; a learner makes bf16 copies of float32 parameters itself
     context_length  the positions the model was made for, prompt and completion together; None: not stated
+    dtype_reason    why it is this `dtype`
     """
 
     model: CausalModel
@@ -44,28 +45,43 @@ class LoadedModel:
     name: str
     dtype: torch.dtype
     context_length: int | None
+    dtype_reason: str = "as it was given"
 
 
 class ModelConfig(Component):
     """The section `[model]`.
 
     path               a directory in Hugging Face form, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`
-    dtype              what the model computes in; with bfloat16 the learner keeps float32 masters
+    dtype              what the model computes in: "bfloat16" is the faster where the hardware multiplies
+                       it (the learner keeps float32 masters), "float32" is the exact mode; "auto": bfloat16 where the
+                       processor or GPU has it, else float32. A run's resolved file holds what it became
     attention          "auto": the fast path where the load-time probe allows it; "generic": the plain forward
     trust_remote_code  run code that comes with the model
     device             "auto": cuda where there is one
     """
 
     path: str = ""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Precision = "auto"
     attention: Literal["auto", "generic"] = "auto"
     trust_remote_code: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch knows it."""
-        return _DTYPES[self.dtype]
+        """What `dtype` is on this machine, as torch knows it."""
+        return DTYPES[self.precision()[0]]
+
+    def precision(self) -> tuple[Literal["float32", "bfloat16"], str]:
+        """What `dtype` is on this machine, and why. Raises ModelError: no such device."""
+        return resolved(self.dtype, self._device())
+
+    def precision_here(self) -> tuple[Literal["float32", "bfloat16"], str] | None:
+        """`precision`, or None where the device that `device` asks for is not on this machine."""
+        return None if self.device == "cuda" and not torch.cuda.is_available() else self.precision()
+
+    def on_this_machine(self) -> ModelConfig:
+        """The same with `dtype` by name, so that it stays what it is wherever the run goes on."""
+        return self.model_copy(update={"dtype": self.precision()[0]})
 
     def build(self, masters: bool = False) -> LoadedModel:
         """Load the model, its tokenizer, and choose its path.
@@ -92,7 +108,9 @@ class ModelConfig(Component):
             model = wrap(module.to(device), self.attention)
         context: int | None = getattr(module.config.get_text_config(), "max_position_embeddings", None)
         name = directory.name if directory is not None else self.path
-        return LoadedModel(model, tokenizer, eos_ids_of(module, tokenizer), name, self.torch_dtype, context)
+        name_of_dtype, why = self.precision()
+        eos_ids = eos_ids_of(module, tokenizer)
+        return LoadedModel(model, tokenizer, eos_ids, name, DTYPES[name_of_dtype], context, why)
 
     def _device(self) -> torch.device:
         available = torch.cuda.is_available()

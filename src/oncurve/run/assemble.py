@@ -81,6 +81,7 @@ class Run:
             kept=self.directory is not None,
             device=str(module_device(self.loaded.model.module)),
             path_reason=self.loaded.model.path_reason,
+            precision=f"{str(self.loaded.dtype).removeprefix('torch.')} ({self.loaded.dtype_reason})",
         )
 
     def evaluate(self, n: int = 0) -> Evaluation:
@@ -131,6 +132,8 @@ def assemble(config: RunConfig, base: Path | None = None, given: Given | None = 
     rewards = RewardSet.build(config.rewards, columns=_columns(rows), base=base)
     try:
         loaded = given.model or config.model.build(masters=True)
+        if given.model is None:
+            config = config.model_copy(update={"model": config.model.on_this_machine()})
         return _put_together(config, loaded, given, rewards, rows, eval_rows)
     except BaseException:
         rewards.close()

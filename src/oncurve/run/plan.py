@@ -23,6 +23,7 @@ class Facts:
     reference_given            whether it is a model of its own, not a copy of the policy
     kept                       whether the run has a directory
     device, path_reason        where the model runs; which path it takes and why
+    precision                  what it computes in, and why
     """
 
     rows: int | None = None
@@ -34,6 +35,7 @@ class Facts:
     kept: bool = True
     device: str | None = None
     path_reason: str | None = None
+    precision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Note:
 def plan(config: RunConfig, facts: Facts | None = None) -> list[str]:
     """The plan, a sentence a line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or Facts()
-    lines = [_updates(config), _lengths(config), _kl(config, known), _steps(config, known), *_model(known)]
+    lines = [_updates(config), _lengths(config), _kl(config, known), _steps(config, known), *_model(config, known)]
     lines += [_judging(config, known), _safety(config, known)]
     notes = [note.text(config, known) for note in NOTES if note.holds(config, known)]
     return (
@@ -110,12 +112,14 @@ def _steps(config: RunConfig, facts: Facts) -> str:
     return f"{head}: {epochs} of {_count(facts.rows, 'row')}{dropped}."
 
 
-def _model(facts: Facts) -> list[str]:
+def _model(config: RunConfig, facts: Facts) -> list[str]:
     if facts.parameters is None:
-        return []
+        here = config.model.precision_here()
+        return [] if here is None else [f"The model computes in {here[0]} ({here[1]})."]
     where = f" on {facts.device}" if facts.device else ""
+    how = f", in {facts.precision}" if facts.precision else ""
     why = f"; {facts.path_reason}" if facts.path_reason else ""
-    return [f"The model has {facts.parameters:,} parameters{where}{why}."]
+    return [f"The model has {facts.parameters:,} parameters{where}{how}{why}."]
 
 
 def _judging(config: RunConfig, facts: Facts) -> str:

@@ -48,7 +48,7 @@ def hidden(model):
 
 
 def test_a_directory_loads_on_the_fast_path_without_the_network(folder, no_network):
-    loaded = ModelConfig(path=str(folder)).build()
+    loaded = ModelConfig(path=str(folder), dtype="float32").build()
     assert isinstance(loaded.model, TransformersModel)
     assert loaded.name == "model"
     assert loaded.eos_ids == (2,)
@@ -213,7 +213,7 @@ def test_any_module_is_saved_as_tensors(tmp_path):
 
 def test_saving_again_replaces_and_leaves_nothing_behind(folder):
     save(architecture("llama", seed=1), tokenizer_of(), folder)
-    loaded = ModelConfig(path=str(folder)).build()
+    loaded = ModelConfig(path=str(folder), dtype="float32").build()
     assert torch.equal(hidden(loaded.model), hidden(TransformersModel(architecture("llama", seed=1))))
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
