@@ -29,7 +29,7 @@ class SystemInfo:
 
 
 SYSTEMS: dict[str, SystemInfo] = {
-    "oncurve": SystemInfo("bench.systems.ours", "oncurve", {"dtype": "bfloat16"}, 20),
+    "oncurve": SystemInfo("bench.systems.ours", "oncurve", {}, 22),
     "oncurve-fp32": SystemInfo("bench.systems.ours", "oncurve, fp32", {"dtype": "float32"}, 20),
     "trl-fp32": SystemInfo("bench.systems.trl", "TRL, fp32", {"weights": "float32"}, 20),
     "trl-bf16": SystemInfo("bench.systems.trl", "TRL, bf16 weights", {"weights": "bfloat16"}, 10),

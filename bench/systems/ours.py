@@ -22,7 +22,7 @@ def settings(case: Case) -> dict[str, Any]:
     rows = models.token_rows(case, STEPS)
     return {
         "run": {"threads": case.threads, "steps": STEPS},
-        "model": {"path": str(models.model_path(case.model, case.vocabulary)), "dtype": told.pop("dtype")},
+        "model": {"path": str(models.model_path(case.model, case.vocabulary)), "dtype": told.pop("dtype", "auto")},
         "data": {
             "kind": "list",
             "rows": tuple({"prompt": ids, "constant": is_constant(case, i)} for i, ids in enumerate(rows)),

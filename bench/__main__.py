@@ -1,0 +1,84 @@
+"""`python -m bench PART`: measure, keep, and say what came. `make bench` and `make bench-quick` call it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from pathlib import Path
+
+from bench import cells, gate
+from bench.process import BenchError
+from bench.results import Results, default_path
+
+__all__ = ["PARTS", "main", "parse"]
+
+PARTS: dict[str, str] = {
+    "cells": "bench.cells",
+    "growth": "bench.growth",
+    "advantages": "bench.group_advantages",
+    "learning": "bench.learning",
+}
+"""The parts in the order of a whole run. The others than cells have `run(quick) -> dict`, `table(dict)`, `plot(...)`."""
+
+NEEDS = ("torch", "transformers", "trl", "rlox", "datasets", "oncurve")
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The command line; exits with code 2 for a part that there is not."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="oncurve beside TRL and rlox on this machine")
+    parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="all of them if none is named")
+    parser.add_argument("--quick", action="store_true", help="under 8 minutes: 6.5M and 494M beside TRL's best setting")
+    parser.add_argument("--cell", help="only cells whose name begins so: 6.5M, '494M fixed'")
+    parser.add_argument("--results", type=Path, help="the results' file; by default named after this machine")
+    parser.add_argument("--anew", action="store_true", help="forget what the file holds")
+    chosen = parser.parse_args(words)
+    chosen.part = chosen.part or (["cells"] if chosen.quick else list(PARTS))
+    return chosen
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the parts; exit code 1 where a correctness gate fails, 2 where it could not run."""
+    begun = time.monotonic()
+    chosen = parse(sys.argv[1:] if words is None else words)
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"bench: {', '.join(missing)} is not installed here; `make bench` sets the environment up", file=sys.stderr
+        )
+        return 2
+    results = Results(chosen.results or default_path(chosen.quick), chosen.quick, chosen.anew)
+    try:
+        for part in chosen.part:
+            print(f"== {part}", flush=True)
+            _run_part(part, results, chosen, begun)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    print(f"results are in {results.path} ({time.monotonic() - begun:.0f} s)")
+    for reason in results.table["void"]:
+        print(f"VOID: {reason}", file=sys.stderr)
+    return 1 if results.table["void"] else 0
+
+
+def _run_part(part: str, results: Results, chosen: argparse.Namespace, begun: float) -> None:
+    if part != "cells":
+        if not results.has(part):
+            module = importlib.import_module(PARTS[part])
+            found = module.run(quick=chosen.quick)
+            results.put(found, part)
+            print(module.table(found))
+        return
+    if not results.has("gate"):
+        results.put(gate.measure(threads=2), "gate")
+    for name, found in results.table["gate"]["gates"].items():
+        print(f"gate: {name} {found['value']:.2e} (limit {found['limit']:.0e})", flush=True)
+    cells.run(results, chosen.quick, chosen.cell, begun)
+    from bench.document import cells_table
+
+    print(cells_table(results.table))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What ran the benchmark: processor, instruction set, memory, versions, commit, load."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["available_bytes", "code_hash", "describe", "kind", "load"]
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "transformers", "trl", "rlox", "accelerate", "tokenizers", "numpy")
+INSTRUCTION_SETS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+
+
+def _cpuinfo() -> dict[str, str]:
+    file = Path("/proc/cpuinfo")
+    if not file.is_file():
+        return {}
+    first = file.read_text().partition("\n\n")[0]
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def describe() -> dict[str, Any]:
+    """The machine and the software, for the head of the results."""
+    info = _cpuinfo()
+    flags = set(info.get("flags", "").split())
+    return {
+        "processor": info.get("model name", platform.processor() or platform.machine()),
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
+        "amx": "amx_bf16" in flags,
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str:
+    """The commit, and whether the tree differs from it."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        changed = subprocess.run(["git", "status", "--porcelain", "src", "bench"], cwd=ROOT, capture_output=True)
+    except OSError:
+        return "not known"
+    if head.returncode:
+        return "not known"
+    return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
+
+
+def code_hash() -> str:
+    """A hash of everything that can change a figure: the package and the benchmark."""
+    seen = hashlib.sha256()
+    for folder in ("src", "bench"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            seen.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return seen.hexdigest()[:12]
+
+
+def kind() -> str:
+    """A short name of the machine, for the results' file: `xeon-amx-2core`."""
+    info = _cpuinfo()
+    words = info.get("model name", platform.machine()).lower()
+    family = next((name for name in ("xeon", "epyc", "core", "ryzen", "apple", "arm") if name in words), "cpu")
+    flags = info.get("flags", "").split()
+    best = next((short for flag, short in (("amx_bf16", "amx"), ("avx512_bf16", "avx512bf16")) if flag in flags), "")
+    return "-".join(part for part in (family, best, f"{os.cpu_count()}core") if part)
+
+
+def load() -> list[float]:
+    """Load averages over 1, 5 and 15 minutes: what else ran."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping (Linux), within the control group's limit; all of it elsewhere."""
+    file = Path("/proc/meminfo")
+    if not file.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fields = dict(line.split(":", 1) for line in file.read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+        return min(free, int(limit.read_text()) - int(used.read_text()))
+    return free

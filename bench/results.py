@@ -1,0 +1,83 @@
+"""The results: one JSON file that parts are put into as they are done, so an interrupted run goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+
+__all__ = ["MISMATCH_LIMITS", "Results", "default_path", "void_reasons"]
+
+MISMATCH_LIMITS = {"float32": 1e-5, "bfloat16": 2e-3}
+"""The most by which sampler and learner may differ, mean |log-prob - log-prob|."""
+
+FOLDER = Path(__file__).parent / "results"
+
+
+def default_path(quick: bool) -> Path:
+    """Where a run on this machine is kept; a quick one, which is not committed, beside the whole."""
+    return FOLDER / (machine.kind() + ("-quick" if quick else "") + ".json")
+
+
+def void_reasons(table: dict[str, Any]) -> list[str]:
+    """Why the run proves nothing: the gates that failed, and the timed runs whose log-probs do not match."""
+    reasons = [f"gate {name}: {g['value']:.3g}, not within {g['limit']:.3g}" for name, g in _failed_gates(table)]
+    for name, cell in table.get("cells", {}).items():
+        for pair, found in cell.items():
+            for system, measured in found.get("systems", {}).items():
+                limit = MISMATCH_LIMITS[measured["dtype"]] if system.startswith("oncurve") else None
+                if limit is not None and not (measured["mismatch"] or 0.0) <= limit:
+                    value = measured["mismatch"]
+                    reasons.append(f"{name}, {pair}: {system}'s log-probs differ by {value:.3g}, limit {limit:.3g}")
+    return reasons
+
+
+def _failed_gates(table: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, gate) for name, gate in table.get("gate", {}).get("gates", {}).items() if not gate["passed"]]
+
+
+class Results:
+    """What has been measured, as a nested table; every change is on disk at once.
+
+    `code` of an entry is the hash of package and benchmark that it was measured with: what the present code has
+    measured is not measured again.
+    """
+
+    def __init__(self, path: Path, quick: bool, anew: bool = False) -> None:
+        self.path = path
+        self.code = machine.code_hash()
+        self.table = {} if anew else self.read(path)
+        self.table |= {"quick": quick, "machine": machine.describe()}
+
+    @staticmethod
+    def read(path: Path) -> dict[str, Any]:
+        """What a results' file holds; nothing where there is none."""
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return table
+
+    def has(self, *keys: str) -> bool:
+        """Whether the entry at `keys` is there, measured by the present code."""
+        found: Any = self.table
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return isinstance(found, dict) and found.get("code") == self.code and not found.get("skipped")
+
+    def put(self, value: dict[str, Any], *keys: str) -> None:
+        """Keep an entry, with code, commit, load and time."""
+        holder = self.table
+        for key in keys[:-1]:
+            holder = holder.setdefault(key, {})
+        about = {"code": self.code, "commit": self.table["machine"]["commit"], "load": machine.load()}
+        holder[keys[-1]] = {**value, **about, "at": time.strftime("%Y-%m-%d %H:%M")}
+        self.save()
+
+    def save(self) -> None:
+        """Write the file in one go."""
+        self.table["void"] = void_reasons(self.table)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(".part")
+        beside.write_text(json.dumps(self.table, indent=1) + "\n", encoding="utf-8")
+        beside.rename(self.path)
