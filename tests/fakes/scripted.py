@@ -36,23 +36,37 @@ class TableModel:
         return self.logits
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "TableDecoder":
-        self.prefilled.append(len(prompts))
-        return TableDecoder(self, torch.stack([prompt[-1] for prompt in prompts]), torch.tensor(list(copies)))
+        return TableDecoder(self, prompts, copies, max_new_tokens)
 
 
 class TableDecoder:
-    def __init__(self, model: TableModel, last: Tensor, copies: Tensor) -> None:
-        self._model = model
-        self.first_hidden = model.table[last]
-        self.groups = torch.arange(len(last)).repeat_interleave(copies)
+    """Holds its caller to the protocol: ids of all live rows, and no row steps more often than it may."""
+
+    def __init__(
+        self, model: TableModel, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int
+    ) -> None:
+        self._model, self._limit = model, max_new_tokens
+        self.groups = self._steps = torch.empty(0, dtype=torch.long)
+        self._group_count = 0
+        self.first_hidden = self.join(prompts, copies)
+
+    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+        self._model.prefilled.append(len(prompts))
+        groups = torch.arange(len(prompts)).repeat_interleave(torch.tensor(list(copies)))
+        self.groups = torch.cat([self.groups, groups + self._group_count])
+        self._steps = torch.cat([self._steps, torch.zeros(len(groups), dtype=torch.long)])
+        self._group_count += len(prompts)
+        return self._model.table[torch.stack([prompt[-1] for prompt in prompts])]
 
     def step(self, ids: Tensor) -> Tensor:
         assert len(ids) == len(self.groups)
+        self._steps += 1
+        assert int(self._steps.max()) < self._limit
         self._model.stepped.append(len(ids))
         return self._model.table[ids]
 
     def keep(self, rows: Tensor) -> None:
-        self.groups = self.groups[rows]
+        self.groups, self._steps = self.groups[rows], self._steps[rows]
 
 
 class ScriptedModel(TableModel):

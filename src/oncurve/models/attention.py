@@ -4,8 +4,8 @@ transformers lets a model's attention be any registered function. Ours does no a
 down through the model's forward as the keyword argument `oncurve_context`, knows which of three modes is meant:
 
     packed training   `packed.PackedContext`      prompts once per group, completions behind them, nothing padded
-    prefill           `decoding.PrefillContext`   prompts, whose keys and values are kept
-    decode            `decoding.DecodeContext`    one new token a row, behind the group's prefix and the row's own
+    prefill           `prefill.PrefillContext`    prompts, whose keys and values are kept
+    decode            `cohorts.DecodeContext`     one new token a row, behind the group's prefix and the row's own
     suffix
 
 No mask function is registered on purpose: for a name without one, transformers builds no mask at all, and a context

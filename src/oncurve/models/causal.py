@@ -25,12 +25,14 @@ Head = Callable[[Tensor], Tensor]
 
 
 class Decoder(Protocol):
-    """Completions growing by one token a step; single-use. Rows are in order of groups, `copies[g]` rows of group g.
+    """Completions growing by one token a step. Rows are in order of groups, `copies[g]` rows of group g.
 
     first_hidden (M, H)   predicts token 0, one a *group*: `first_hidden[groups]` is one a row
     groups       (n,)     the group of each live row
 
     The order of calls: sample token 0 from `first_hidden`, then `step(ids)` gives what predicts token 1, and so on.
+    Rows that `join` later begin with their token 0 then, beside the others' tokens; every row gets at most
+    `max_new_tokens - 1` steps, and a row that has had them must be dropped by `keep` before the next one.
     """
 
     @property
@@ -41,11 +43,20 @@ class Decoder(Protocol):
     def groups(self) -> Tensor:
         """`(n,)` int64: the group of each live row."""
 
+    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+        """Prefill further groups; their rows stand behind the live ones, their numbers in `groups` behind all so far.
+
+        Returns their `(M', H)` hidden states that predict token 0.
+        """
+
     def step(self, ids: Tensor) -> Tensor:
         """Append `ids (n,)`, one token a live row; return the `(n, H)` hidden states that predict the next."""
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only: `rows (k,)` int64 are indices into the live rows, ascending, without repeats."""
+        """Go on with these rows only: `rows (k,)` int64 are indices into the live rows, ascending, without repeats.
+
+        k may be 0 if `join` comes next.
+        """
 
 
 class CausalModel(Protocol):

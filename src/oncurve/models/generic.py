@@ -83,21 +83,33 @@ class GenericModel:
 class GenericDecoder:
     """A `Decoder` without a cache: every step runs the whole rows again. Never records a gradient."""
 
-    @torch.no_grad()
     def __init__(
         self, module: nn.Module, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int
     ) -> None:
-        check_decoder(prompts, copies)
         device = module_device(module)
         self._module = module
+        self._limit = max_new_tokens
+        self._group_count = 0
+        self.groups = self._lengths = torch.empty(0, dtype=torch.int64, device=device)
+        self._ids = torch.empty(0, 0, dtype=torch.int64, device=device)
+        self.first_hidden = self.join(prompts, copies)
+
+    @torch.no_grad()
+    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+        """See `Decoder.join`."""
+        check_decoder(prompts, copies)
+        device = self.groups.device
         prompt_ids, lengths = _pad([prompt.to(device) for prompt in prompts])
-        logits = plain_logits(module, prompt_ids)
-        self.first_hidden = logits[torch.arange(len(prompts), device=device), lengths - 1]
-        self.groups = torch.repeat_interleave(
-            torch.arange(len(prompts), device=device), torch.tensor(list(copies), device=device)
-        )
-        self._ids = nn.functional.pad(prompt_ids[self.groups], (0, max_new_tokens))
-        self._lengths = lengths[self.groups]
+        logits = plain_logits(self._module, prompt_ids)
+        repeats = torch.tensor(list(copies), device=device)
+        groups = torch.arange(len(prompts), device=device).repeat_interleave(repeats)
+        width = max(self._ids.shape[1], prompt_ids.shape[1] + self._limit)
+        rows = [self._ids, prompt_ids[groups]]
+        self._ids = torch.cat([nn.functional.pad(ids, (0, width - ids.shape[1])) for ids in rows])
+        self._lengths = torch.cat([self._lengths, lengths[groups]])
+        self.groups = torch.cat([self.groups, groups + self._group_count])
+        self._group_count += len(prompts)
+        return logits[torch.arange(len(prompts), device=device), lengths - 1]
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 sampling.py   the settings             sampler.py    one token a row from logits
 engine.py     prompts to groups        decoding.py   the token loop
-stopping.py   token ids to text, and where a stop string ends it
+rows.py       the rows in that loop    stopping.py   token ids to text, and where a stop string ends it
 """
 
 from oncurve.rollout.engine import InProcessEngine, Limits, OnGroup, Policy, RolloutEngine

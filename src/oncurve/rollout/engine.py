@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -62,7 +61,8 @@ class RolloutEngine(Protocol):
 
 
 class InProcessEngine:
-    """Samples with the policy's module in this process, whole groups in passes of at most `sampling.rows` rows.
+    """Samples with the policy's module in this process, at most `sampling.rows` rows side by side: groups wait
+    until enough of these are free.
 
     sampling    the settings of a training rollout
     tokenizer   for texts and stop strings; without one every text is ""
@@ -113,22 +113,19 @@ class InProcessEngine:
         groups: dict[int, Group] = {}
         version = self._policy.version
 
-        def finish(start: int, group: int, ended: Sequence[Ended]) -> None:
-            index = start + group
+        def finish(index: int, ended: Sequence[Ended]) -> None:
             prompt = prompts[index]
             groups[index] = Group(prompt, self._completions(prompt, ended, firsts[index], version), draw=draw)
             if on_group is not None:
                 on_group(index, groups[index])
 
-        for start, end in _passes(len(prompts), sampling):
-            self._generate_pass(
-                self._policy, prompts[start:end], firsts[start:end], draw, sampling, partial(finish, start)
-            )
+        if prompts:
+            self._decode(self._policy.model, prompts, firsts, draw, sampling, finish)
         return [groups[index] for index in range(len(prompts))]
 
-    def _generate_pass(
+    def _decode(
         self,
-        policy: Policy,
+        model: CausalModel,
         prompts: Sequence[Prompt],
         firsts: Sequence[int],
         draw: int,
@@ -140,7 +137,7 @@ class InProcessEngine:
         sample_index = (torch.tensor(firsts)[:, None] + torch.arange(size)).flatten()
         table = self._stop_table(sampling)
         decode_rows(
-            policy.model,
+            model,
             [torch.tensor(prompt.ids) for prompt in prompts],
             row_keys(self._seed, draw, prompt_ids, sample_index),
             self._eos_ids + sampling.eos_ids,
@@ -149,6 +146,7 @@ class InProcessEngine:
             StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
             self._row_limits(prompt_ids, sample_index, sampling.max_new_tokens),
             finish,
+            sampling.rows,
         )
 
     def _row_limits(self, prompt_ids: Tensor, sample_index: Tensor, most: int) -> Tensor | None:
@@ -184,13 +182,6 @@ class InProcessEngine:
 
 def _no_text(ids: Sequence[int]) -> str:
     return ""
-
-
-def _passes(groups: int, sampling: Sampling) -> list[tuple[int, int]]:
-    """Ranges of groups, as equal as can be: at most `rows` rows each, but a group is never split."""
-    at_once = max(1, sampling.rows // sampling.group_size)
-    passes = -(-groups // at_once)
-    return [(groups * index // passes, groups * (index + 1) // passes) for index in range(passes)]
 
 
 def _first_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:

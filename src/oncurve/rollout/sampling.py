@@ -18,7 +18,8 @@ class Sampling(Component):
     stop             strings that end a completion; the text ends before the string, the token ids after the token
                      that completed it
     eos_ids          token ids that end a completion, beside the model's own
-    rows             completions decoded side by side, which bounds memory: more are decoded in passes of whole groups
+    rows             completions decoded side by side, which bounds memory: more wait, and come in by whole groups as
+                     others end
     """
 
     group_size: int = Field(8, ge=1)

@@ -15,6 +15,7 @@ Not covered: stop strings that hold U+FFFD or are special tokens (those are refu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -133,32 +134,39 @@ class StopTable:
 
 
 class StopSearch:
-    """Looks for stop strings in the rows of one decoding pass; `prompts` are the prompt ids of each row."""
+    """Looks for stop strings in the rows of one rollout; `prompts` are the prompt ids of each row, by its number."""
 
     def __init__(self, table: StopTable, prompts: Sequence[tuple[int, ...]]) -> None:
         self._table = table
         self._prompts = prompts
         self._texts: dict[int, GrowingText] = {}
 
-    def finished(self, rows: Tensor, ids: Tensor, tokens: Tensor) -> dict[int, str]:
+    def finished(self, rows: Tensor, ids: Tensor, written: Callable[[int, int], list[int]]) -> dict[int, str]:
         """Rows whose newest token completed a stop string, each with its final text: what stands before the string.
 
-        rows    (k,) int64, the rows that are still growing; on the CPU
-        ids     (k,) int64, their newest tokens; on the CPU
-        tokens  (t, n) all tokens of all rows so far, the newest in the last line; anywhere
+        rows     (k,) int64, the numbers of the rows that are still growing; on the CPU
+        ids      (k,) int64, their newest tokens; on the CPU
+        written  (index into `rows`, start) -> the row's tokens from `start` to the newest
         """
         if not len(rows):
             return {}
-        looked_at = rows[self._table.candidates(ids)].tolist()
-        texts = ((row, self._text_if_stopped(row, tokens)) for row in looked_at)
-        return {row: text for row, text in texts if text is not None}
+        found = {}
+        for index in self._table.candidates(ids).nonzero().squeeze(1).tolist():
+            row = int(rows[index])
+            text = self._text_if_stopped(row, partial(written, index))
+            if text is not None:
+                found[row] = text
+        return found
 
-    def _text_if_stopped(self, row: int, tokens: Tensor) -> str | None:
+    def _text_if_stopped(self, row: int, written: Callable[[int], list[int]]) -> str | None:
         if row not in self._texts:
             self._texts[row] = GrowingText(self._table.detokenizer, self._prompts[row])
         growing = self._texts[row]
         start = max(0, len(growing.settled) - self._table.longest + 1)
-        text = growing.extend(tokens[growing.tokens :, row].tolist())
+        text = growing.extend(written(growing.tokens))
         if self._table.cut(text[start:]) is None:
             return None
-        return self._table.cut(self._table.detokenizer.after(self._prompts[row])(tokens[:, row].tolist()))
+        whole = self._table.cut(self._table.detokenizer.after(self._prompts[row])(written(0)))
+        if whole is not None:
+            del self._texts[row]
+        return whole

@@ -112,7 +112,7 @@ def test_impossible_groups_are_refused(make, lengths, copies, message):
 @torch.no_grad()
 def test_greedy_text_of_the_stories_model_is_its_authors(test_data):
     folder = test_data / "models" / "stories260k"
-    loaded = ModelConfig(path=str(folder)).build()
+    loaded = ModelConfig(path=str(folder), dtype="float32").build()
     decoder = loaded.model.decoder([torch.tensor(render(loaded.tokenizer, ""))], [1], 200)
     hidden, written = decoder.first_hidden, []
     for _ in range(200):
@@ -127,7 +127,7 @@ def test_greedy_text_of_the_stories_model_is_its_authors(test_data):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", ["stories260k", "babyllama105"])
 def test_log_probs_while_decoding_equal_the_packed_ones(test_data, name, temperature):
-    model = ModelConfig(path=str(test_data / "models" / name)).build().model
+    model = ModelConfig(path=str(test_data / "models" / name), dtype="float32").build().model
     prompts, copies, steps = prompts_of(11, 3, 6), [4, 2, 1], 40
     decoder = model.decoder(prompts, copies, steps)
     generator = torch.Generator().manual_seed(1)

@@ -12,12 +12,17 @@ from oncurve.rollout.stopping import Detokenizer, GrowingText, StopSearch, StopT
 HALF = "\ufffd"
 
 
+def written(tokens, rows):
+    """How a search reads the rows of `tokens (t, n)`."""
+    return lambda index, start: tokens[start:, rows[index]].tolist()
+
+
 def run(tokenizer, stop, ids, prompt=()):
     """Feed one completion token by token: (tokens used, text), or None where no stop string came."""
     search = StopSearch(StopTable(tokenizer, stop), [tuple(prompt)])
     tokens = torch.tensor(ids)[:, None]
     for position in range(len(ids)):
-        found = search.finished(torch.tensor([0]), tokens[position], tokens[: position + 1])
+        found = search.finished(torch.tensor([0]), tokens[position], written(tokens[: position + 1], [0]))
         if found:
             return position + 1, found[0]
     return None
@@ -75,10 +80,10 @@ def test_the_prompt_is_not_searched_but_its_end_gives_the_completion_its_spaces(
 def test_rows_are_searched_apart_and_finished_ones_are_no_longer_asked_for():
     search = StopSearch(StopTable(ByteTokenizer(), ("ab",)), [(), (), ()])
     tokens = torch.tensor([list(b"axa"), list(b"bab"), list(b"bbb")])
-    assert search.finished(torch.arange(3), tokens[0], tokens[:1]) == {}
-    assert search.finished(torch.arange(3), tokens[1], tokens[:2]) == {0: "", 2: ""}
-    assert search.finished(torch.tensor([1]), tokens[2, 1:2], tokens) == {1: "x"}
-    assert search.finished(torch.tensor([], dtype=torch.long), tokens[2, :0], tokens) == {}
+    assert search.finished(torch.arange(3), tokens[0], written(tokens[:1], range(3))) == {}
+    assert search.finished(torch.arange(3), tokens[1], written(tokens[:2], range(3))) == {0: "", 2: ""}
+    assert search.finished(torch.tensor([1]), tokens[2, 1:2], written(tokens, [1])) == {1: "x"}
+    assert search.finished(torch.tensor([], dtype=torch.long), tokens[2, :0], written(tokens, [])) == {}
 
 
 def test_only_tokens_that_can_complete_a_stop_string_are_candidates():

@@ -1,0 +1,60 @@
+"""Prefill in pieces gives what prefill at once gives, and no piece is larger than it may be."""
+
+import pytest
+import torch
+
+from fakes.architectures import VOCABULARY, architecture
+from oncurve.models import TransformersModel
+from oncurve.models import prefill as prefill_room
+from oncurve.models.leaves import replace_norms
+from oncurve.models.prefill import prefill
+
+LENGTHS = (3, 11, 1, 7, 7, 23)
+
+
+def model_of(name):
+    module = architecture(name, torch.float64)
+    replace_norms(module)
+    return TransformersModel(module)
+
+
+def prompts_of(lengths):
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in lengths]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("budget", [1, 4, 8, 30])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_pieces_give_what_the_whole_gives(monkeypatch, name, budget):
+    model, prompts = model_of(name), prompts_of(LENGTHS)
+    hidden, prefixes = prefill(model._run, prompts, torch.device("cpu"))
+    monkeypatch.setattr(prefill_room, "PIECE_TOKENS", budget)
+    sizes = []
+
+    def run(ids, positions, context):
+        sizes.append(len(ids))
+        return model._run(ids, positions, context)
+
+    in_pieces, prefixes_in_pieces = prefill(run, prompts, torch.device("cpu"))
+    assert sum(sizes) == sum(LENGTHS)
+    assert max(sizes) <= budget
+    torch.testing.assert_close(in_pieces, hidden, rtol=1e-12, atol=1e-12)
+    for layer, pair in prefixes.layers.items():
+        for kept, kept_in_pieces in zip(pair, prefixes_in_pieces.layers[layer], strict=True):
+            torch.testing.assert_close(kept_in_pieces, kept, rtol=1e-12, atol=1e-12)
+
+
+def test_prompts_of_similar_length_share_a_piece(monkeypatch):
+    model = model_of("llama")
+    monkeypatch.setattr(prefill_room, "PIECE_TOKENS", 14)
+    pieces = []
+
+    def run(ids, positions, context):
+        pieces.append((positions == 0).sum().item())
+        return model._run(ids, positions, context)
+
+    with torch.no_grad():
+        prefill(run, prompts_of(LENGTHS), torch.device("cpu"))
+    # 23 tokens in two stretches, 11 alone, the two of 7 together, then 3 and 1.
+    assert pieces == [1, 0, 1, 2, 2]
