@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["permutation", "row_keys", "uniform", "uniform_at"]
+__all__ = ["permutation", "rounding_key", "rounding_table", "row_keys", "uniform", "uniform_at"]
 
 
 def _signed(value: int) -> int:
@@ -32,6 +32,7 @@ _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
 # Where each family of numbers starts, so that no shuffle shares a hash with a token.
 _TOKENS = 1
 _SHUFFLES = 2
+_ROUNDINGS = 3
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -94,3 +95,14 @@ def permutation(seed: int, epoch: int, n: int) -> Tensor:
     if n < 0:
         raise ValueError(f"permutation of {n} rows: n must be >= 0")
     return torch.argsort(_absorb(_start(_SHUFFLES, seed, epoch), torch.arange(n)), stable=True)
+
+
+def rounding_table(n: int, device: torch.device) -> Tensor:
+    """Hashes `(n,)` int32 of 0 to n - 1: what makes neighbours round differently."""
+    hashed = _absorb(_start(_ROUNDINGS), torch.arange(n))
+    return (hashed >> 32).to(torch.int32).to(device)
+
+
+def rounding_key(step: int, index: int) -> int:
+    """A 64-bit hash >= 0 of an update and of a slice of its parameters: what makes each round differently."""
+    return int(_start(_ROUNDINGS, step, index)) % 2**64

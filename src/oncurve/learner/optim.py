@@ -1,7 +1,8 @@
 """The optimizer: AdamW over full-precision masters, schedules as pure functions, one gradient norm.
 
 What is covered: float32 and float64 parameters (they are their own master), bfloat16 and float16 parameters (a
-float32 master each), tied weights (one parameter, one master), frozen parameters (kept, saved, never stepped).
+float32 master each; of bfloat16 ones also split, and moments in bfloat16), tied weights (one parameter, one master),
+frozen parameters (kept, saved, never stepped).
 What is not: loss scaling for float16, sharded parameters.
 """
 
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.errors import CheckpointError, ModelError
+from oncurve.learner.adamw import Hyperparameters, SlicedAdamW
+from oncurve.learner.masters import LazyTensors, make_master
 
-__all__ = ["MasterAdamW", "Schedule", "scheduled_rate"]
+__all__ = ["MasterAdamW", "MasterKind", "MomentKind", "Schedule", "scheduled_rate"]
 
 Schedule = Literal["constant", "linear", "cosine"]
-HALF = (torch.bfloat16, torch.float16)
+MasterKind = Literal["float32", "split"]
+MomentKind = Literal["float32", "bfloat16"]
 
 
 def scheduled_rate(peak: float, update: int, total: int, warmup: int, schedule: Schedule) -> float:
@@ -45,13 +49,17 @@ class MasterAdamW:
     """AdamW (arXiv:1711.05101) on a full-precision master of every trainable parameter of a module.
 
     A half-precision parameter accumulates its gradient in float32 (`Parameter.grad_dtype`), the step is taken on its
-    float32 master, and the parameter is refreshed from the master once per step: small updates are not lost to
-    rounding, and every matrix product still runs in half precision. A float32 or float64 parameter is its own master.
+    float32 master, and the parameter follows the master: small updates are not lost to rounding, and every matrix
+    product still runs in half precision. A float32 or float64 parameter is its own master.
+
+    Bytes a bfloat16 parameter takes with its gradient: weight and master 6 or, split, 4; moments 8 or, in bfloat16, 4;
+    gradient 4: so 18, 16, 14 or 12.
 
     Every trainable parameter takes part in every step: one that got no gradient has gradient 0. So what a step does
     never depends on which rows of a batch were worth computing.
 
-    `masters` maps a parameter's name (as in `named_parameters`, tied weights once) to its master.
+    `masters` maps a parameter's name (as in `named_parameters`, tied weights once) to its master; a split one is made
+    when it is asked for.
     """
 
     def __init__(
@@ -61,28 +69,24 @@ class MasterAdamW:
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         weight_decay: float = 0.0,
+        masters: MasterKind = "float32",
+        moments: MomentKind = "float32",
     ) -> None:
         """Take charge of `module`; its floating parameters become `dtype` (None: stay as they are), buffers are left.
 
         Raises ModelError if nothing in the module can be trained.
         """
-        self.parameters: dict[str, nn.Parameter] = {}
-        self.masters: dict[str, Tensor] = {}
-        for name, parameter in module.named_parameters():
-            self.parameters[name] = parameter
-            self.masters[name] = _make_master(parameter, dtype)
+        self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
+        self._masters = {
+            name: make_master(parameter, dtype, masters == "split") for name, parameter in self.parameters.items()
+        }
+        self.masters = LazyTensors(self._masters, lambda name: self._masters[name].whole())
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         if not self.trained:
             raise ModelError("no parameter of the model has requires_grad=True: there is nothing to train")
         self.steps = 0
-        self._adamw = torch.optim.AdamW(
-            [self.masters[name] for name in self.trained],
-            lr=0.0,
-            betas=betas,
-            eps=epsilon,
-            weight_decay=weight_decay,
-            fused=all(self.masters[name].device.type in ("cpu", "cuda") for name in self.trained),
-        )
+        stepped = {name: self._masters[name] for name in self.trained}
+        self._adamw = SlicedAdamW(stepped, Hyperparameters(betas, epsilon, weight_decay), moments == "bfloat16")
 
     def zero_grad(self) -> None:
         """Forget the accumulated gradient."""
@@ -90,12 +94,16 @@ class MasterAdamW:
             parameter.grad = None
 
     def gradients(self) -> dict[str, Tensor]:
-        """The accumulated gradient of every trained parameter, in the master's precision; 0 where none arrived."""
+        """Every trained parameter's accumulated gradient, dense, in the master's precision; 0 where none arrived."""
         found: dict[str, Tensor] = {}
         for name in self.trained:
             parameter = self.parameters[name]
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(self.masters[name], requires_grad=False)
+                empty = torch.zeros(parameter.shape, dtype=self._masters[name].dtype, device=parameter.device)
+                parameter.grad = empty
+            elif parameter.grad.is_sparse or not parameter.grad.is_contiguous():
+                dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad.contiguous()
+                parameter.grad = dense
             found[name] = parameter.grad
         return found
 
@@ -108,32 +116,25 @@ class MasterAdamW:
         """One AdamW step at `learning_rate` with the gradient times min(1, max_norm / (norm + 1e-6)), forgotten then.
 
         `norm` is `gradient_norm()`; `max_norm` 0 means no clipping; the 1e-6 is torch's `clip_grad_norm_`.
-        Half-precision parameters are refreshed from their masters.
+        Half-precision parameters follow their masters.
         """
-        gradients = self.gradients()
         scale = max_norm / (norm + 1e-6) if max_norm > 0 else 1.0
-        if scale < 1:
-            for gradient in gradients.values():
-                gradient.mul_(scale)
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        for name, gradient in gradients.items():
-            self.masters[name].grad = gradient
-        self._adamw.step()
+        self._adamw.step(self.gradients(), scale, learning_rate, self.steps + 1)
         self.steps += 1
-        self._refresh(self.trained)
-        for name in self.trained:
-            self.masters[name].grad = None
         self.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
-        """Every master and moment by name: `master.*`, `moment1.*`, `moment2.*`. Views: valid until the next step."""
-        tensors = {f"master.{name}": master.detach() for name, master in self.masters.items()}
-        for name in self.trained:
-            moments = self._adamw.state.get(self.masters[name], {})
-            if moments:
-                tensors[f"moment1.{name}"] = moments["exp_avg"]
-                tensors[f"moment2.{name}"] = moments["exp_avg_sq"]
+        """Every master and moment by name: `master.*` (of a split one `high.*` and `low.*`), `moment1.*`, `moment2.*`.
+
+        Views: valid until the next step.
+        """
+        tensors = {
+            f"{kind}.{name}": tensor
+            for name, master in self._masters.items()
+            for kind, tensor in master.stored().items()
+        }
+        for name, moments in self._adamw.moments.items():
+            tensors[f"moment1.{name}"], tensors[f"moment2.{name}"] = moments.both
         return tensors
 
     @torch.no_grad()
@@ -142,44 +143,23 @@ class MasterAdamW:
 
         Raises CheckpointError if names, shapes or dtypes are not those of this module; nothing is changed then.
         """
-        wanted = {f"master.{name}": master for name, master in self.masters.items()}
-        if steps:
-            for kind in ("moment1", "moment2"):
-                wanted.update({f"{kind}.{name}": self.masters[name] for name in self.trained})
-        _check_same(wanted, tensors)
-        for name, master in self.masters.items():
-            master.copy_(tensors[f"master.{name}"])
-        self._adamw.state.clear()
-        for name in self.trained if steps else ():
-            master = self.masters[name]
-            self._adamw.state[master] = {
-                "step": torch.tensor(float(steps), dtype=torch.float32, device=master.device),
-                "exp_avg": tensors[f"moment1.{name}"].to(master.device, copy=True),
-                "exp_avg_sq": tensors[f"moment2.{name}"].to(master.device, copy=True),
-            }
+        before = self._adamw.moments
+        if not steps:
+            self._adamw.moments = {}
+        elif not before:
+            self._adamw.begin()
+        wanted = self.state()
+        try:
+            _check_same(wanted, tensors)
+        except CheckpointError:
+            self._adamw.moments = before
+            raise
+        for name, tensor in wanted.items():
+            tensor.copy_(tensors[name])
+        for master in self._masters.values():
+            master.refresh()
         self.steps = steps
         self.zero_grad()
-        self._refresh(list(self.parameters))
-
-    def _refresh(self, names: list[str]) -> None:
-        for name in names:
-            if self.parameters[name] is not self.masters[name]:
-                self.parameters[name].copy_(self.masters[name])
-
-
-def _make_master(parameter: nn.Parameter, dtype: torch.dtype | None) -> Tensor:
-    """The master of a parameter, which itself becomes `dtype`: itself, or a float32 copy of what it held before."""
-    if not parameter.is_floating_point():
-        return parameter
-    before = parameter.data
-    if dtype is not None and parameter.dtype != dtype:
-        parameter.data = before.to(dtype)
-    if parameter.dtype not in HALF:
-        return parameter
-    master = before.to(torch.float32, copy=before.dtype == torch.float32 and before is parameter.data)
-    if parameter.requires_grad:
-        parameter.grad_dtype = torch.float32
-    return nn.Parameter(master, requires_grad=parameter.requires_grad)
 
 
 def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

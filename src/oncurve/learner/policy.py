@@ -14,7 +14,8 @@ from torch import Tensor
 from oncurve.batching import micro_batches
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.learner.live import live_rows, observe_dead_rows, still_without_advantage
-from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
+from oncurve.learner.masters import LazyTensors
+from oncurve.learner.optim import MasterAdamW, MasterKind, MomentKind, Schedule, scheduled_rate
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.reference import Reference, scored_logprobs
 from oncurve.losses import Objective, Regularizer
@@ -45,6 +46,10 @@ class LearnerConfig(Component):
 
     learning_rate           peak of the schedule
     betas, epsilon, weight_decay   of AdamW
+    masters                 of bfloat16 weights: "float32" beside them, 4 more bytes a parameter; "split": the weight is
+                            the master's high half, an int16 its low one, 2 more bytes, and the same updates
+    moments                 AdamW's two averages: "float32", 8 bytes a parameter, or "bfloat16", 4, rounded up or down
+                            by chance, so that they are right on average
     max_grad_norm           the gradient's norm is scaled down to this; 0: no clipping
     schedule                after the warm-up: "constant", or "linear" or "cosine" down to 0 at the last update
     warmup_steps            updates over which the rate rises to its peak
@@ -58,6 +63,8 @@ class LearnerConfig(Component):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    masters: MasterKind = "float32"
+    moments: MomentKind = "float32"
     max_grad_norm: float = Field(default=1.0, ge=0)
     schedule: Schedule = "constant"
     warmup_steps: int = Field(default=0, ge=0)
@@ -131,7 +138,15 @@ class LocalLearner:
         self.config = config
         self.objective = objective
         self.regularizer = regularizer
-        self.optimizer = MasterAdamW(model.module, dtype, config.betas, config.epsilon, config.weight_decay)
+        self.optimizer = MasterAdamW(
+            model.module,
+            dtype,
+            config.betas,
+            config.epsilon,
+            config.weight_decay,
+            masters=config.masters,
+            moments=config.moments,
+        )
         self.reference: Reference | None = None
         if reference is not None or regularizer.kl.needs_reference:
             self.reference = Reference.beside(model, reference, dtype)
@@ -234,9 +249,13 @@ class LocalLearner:
         full = "full_kl" in self._needs
         return self.reference.score(batch, self._temperature, self.config.tokens_per_micro_batch, full)
 
-    def masters(self) -> dict[str, Tensor]:
-        """Every parameter by name in its full precision, tied ones once: what an export is made of. Views."""
-        return {name: master.detach() for name, master in self.optimizer.masters.items()}
+    def masters(self) -> Mapping[str, Tensor]:
+        """Every parameter by name in its full precision, tied ones once: what an export is made of.
+
+        Views, or, where masters are split, made one by one when they are asked for.
+        """
+        masters = self.optimizer.masters
+        return LazyTensors(masters, lambda name: masters[name].detach())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Masters and moments by name, and the counts. Tensors are views: write them before the next update."""

@@ -27,7 +27,7 @@ def native_bfloat16(device: torch.device) -> tuple[bool, str]:
         return found, f"{name} has {'native' if found else 'no native'} bfloat16"
     if device.type != "cpu":
         return False, f"nothing is known of bfloat16 on {device.type}"
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False, "this torch has no oneDNN, which bfloat16 products need"
     features = torch.cpu.get_capabilities()
     for feature, name in _CPU_FEATURES.items():
