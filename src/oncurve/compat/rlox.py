@@ -8,8 +8,8 @@ tokens are never trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from oncurve.errors import DataError, RewardError
 from oncurve.losses import Regularizer
 from oncurve.models import save, wrap
+from oncurve.rewards.scoring import Afterwards
 from oncurve.rollout import InProcessEngine, Policy
 from oncurve.run.assemble import trainer_config
 from oncurve.run.config import RunConfig
@@ -158,9 +159,12 @@ class TokenScorer:
     """Scores groups with a reward on token tensors, in this process."""
 
     reward_fn: TokenReward
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
+    def begin(self, step: int = 0) -> Afterwards:
+        """Scoring begins when all groups are written: the reward would keep the sampler waiting."""
+        return Afterwards(self.score)
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
         """The groups with their rewards. Raises RewardError: another number of rewards, or one that is not finite."""
         completions = [torch.tensor(c.ids) for group in groups for c in group.completions]
         prompts = [torch.tensor(group.prompt.ids) for group in groups for _ in group.completions]

@@ -11,7 +11,16 @@ What is not covered: comparing two policies on rewards that are not 0 or 1 (use 
 from __future__ import annotations
 
 from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
-from oncurve.evaluate.evaluation import EVALUATION_DRAW, Engine, Evaluation, Scorer, evaluate, vote_of
+from oncurve.evaluate.evaluation import (
+    EVALUATION_DRAW,
+    Engine,
+    Evaluation,
+    OverlappingScorer,
+    Scorer,
+    Scoring,
+    evaluate,
+    vote_of,
+)
 from oncurve.evaluate.intervals import Interval, bootstrap, paired_difference, share, wilson
 
 __all__ = [
@@ -19,7 +28,9 @@ __all__ = [
     "Engine",
     "Evaluation",
     "Interval",
+    "OverlappingScorer",
     "Scorer",
+    "Scoring",
     "bootstrap",
     "evaluate",
     "maj_at_k",

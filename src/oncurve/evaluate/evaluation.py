@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
 from oncurve.evaluate.intervals import Interval, bootstrap, share, wilson
 from oncurve.rewards.answers import final_answer
 from oncurve.types import Completion, Group, Prompt, Score
 
-__all__ = ["EVALUATION_DRAW", "Engine", "Evaluation", "Scorer", "evaluate", "vote_of"]
+__all__ = ["EVALUATION_DRAW", "Engine", "Evaluation", "OverlappingScorer", "Scorer", "Scoring", "evaluate", "vote_of"]
 
 EVALUATION_DRAW = -1  # training draws count up from 0, so no evaluation shares its random numbers with a step
 
@@ -22,8 +23,14 @@ Settings = TypeVar("Settings", contravariant=True)
 class Engine(Protocol[Settings]):
     """What evaluation needs of a rollout engine."""
 
-    def generate(self, prompts: Sequence[Prompt], draw: int, sampling: Settings) -> list[Group]:
-        """One group a prompt, sampled as `sampling` says."""
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Settings,
+        on_group: Callable[[int, Group], None] | None = None,
+    ) -> list[Group]:
+        """One group a prompt, sampled as `sampling` says; `on_group` is told of each as soon as it has ended."""
         ...
 
 
@@ -32,6 +39,27 @@ class Scorer(Protocol):
 
     def score(self, groups: Sequence[Group]) -> list[Group]:
         """The same groups, each completion with its score."""
+        ...
+
+
+class Scoring(Protocol):
+    """Scores that are begun while other groups are still being written."""
+
+    def submit(self, index: int, group: Group) -> None:
+        """Group number `index` has ended."""
+        ...
+
+    def finish(self, groups: Sequence[Group]) -> list[Group]:
+        """All groups, each completion with its score."""
+        ...
+
+
+@runtime_checkable
+class OverlappingScorer(Protocol):
+    """Rewards that can score a group while others are still being written."""
+
+    def begin(self) -> AbstractContextManager[Scoring]:
+        """The scoring of one call of the engine, which then must take `on_group`."""
         ...
 
 
@@ -103,7 +131,7 @@ def vote_of(text: str) -> str | None:
 
 def evaluate(
     engine: Engine[Settings],
-    scorer: Scorer,
+    scorer: Scorer | OverlappingScorer,
     prompts: Sequence[Prompt],
     *,
     greedy: Settings | None = None,
@@ -115,6 +143,7 @@ def evaluate(
 ) -> Evaluation:
     """Ask every prompt greedily, or n times, or both, and say how well the policy does.
 
+    scorer            scores groups while others are still being written, if it can (`OverlappingScorer`)
     greedy, sampled   sampling settings as the engine takes them: temperature 0 and one completion; n completions
     ks                the k of pass@k and maj@k, each at most n; None: powers of two up to n
     answer_of         what a completion's text votes for in maj@k
@@ -126,8 +155,8 @@ def evaluate(
         raise ValueError("nothing to evaluate on: there are no prompts")
     if greedy is None and sampled is None:
         raise ValueError("nothing to do: give greedy or sampled settings, or both")
-    one = [] if greedy is None else scorer.score(engine.generate(prompts, EVALUATION_DRAW, greedy))
-    many = [] if sampled is None else scorer.score(engine.generate(prompts, EVALUATION_DRAW, sampled))
+    one = [] if greedy is None else _scored(engine, scorer, prompts, greedy)
+    many = [] if sampled is None else _scored(engine, scorer, prompts, sampled)
     n = min((len(group.completions) for group in many), default=0)
     chosen = powers_of_two(n) if ks is None else tuple(ks)
     pairs = [pair for group in (many or one) for pair in zip(group.completions, group.scores, strict=True)]
@@ -146,6 +175,16 @@ def evaluate(
         maj_at_k={k: share([_majority(group, k, threshold, answer_of) for group in many], seed) for k in chosen},
         greedy=tuple(one),
     )
+
+
+def _scored(
+    engine: Engine[Settings], scorer: Scorer | OverlappingScorer, prompts: Sequence[Prompt], sampling: Settings
+) -> list[Group]:
+    if not isinstance(scorer, OverlappingScorer):
+        return scorer.score(engine.generate(prompts, EVALUATION_DRAW, sampling))
+    with scorer.begin() as scoring:
+        groups = engine.generate(prompts, EVALUATION_DRAW, sampling, on_group=scoring.submit)
+        return scoring.finish(groups)
 
 
 def _correct(score: Score, threshold: float) -> bool:

@@ -177,7 +177,25 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "See which of the phases grew.",
     ),
     Metric("seconds_rollout", "sum", "seconds", "wall time of sampling", "Writing the completions.", _PHASE),
-    Metric("seconds_reward", "sum", "seconds", "wall time of scoring", "Scoring the completions.", _PHASE),
+    Metric(
+        "seconds_reward",
+        "sum",
+        "seconds",
+        "wall time from the end of sampling to the last score",
+        "How long the step waited for rewards. Workers score groups while others are still being written: that time "
+        "is in seconds_reward_overlapped.",
+        "A share of `seconds`. Large: more processes for the reward, if there are cores; a function of one completion "
+        "in a worker overlaps with sampling, a batch function or one in this process cannot.",
+    ),
+    Metric(
+        "seconds_reward_overlapped",
+        "sum",
+        "seconds",
+        "Σ over workers of the seconds spent on rewards before sampling ended",
+        "Reward work that the step did not wait for.",
+        "It is no part of `seconds`, and more than seconds_rollout where several workers are busy. Large, with a "
+        "seconds_rollout that grew: the reward takes the sampler's cores; give it fewer processes.",
+    ),
     Metric("seconds_old", "sum", "seconds", "wall time of old log-probs", "Old log-probs, where needed.", _PHASE),
     Metric("seconds_reference", "sum", "seconds", "wall time of the reference", "The reference's log-probs.", _PHASE),
     Metric("seconds_update", "sum", "seconds", "wall time of the updates", "Forward, backward, optimizer.", _PHASE),

@@ -1,10 +1,10 @@
-"""One reward of a run: the items its function takes, and the value of each completion from the replies."""
+"""One reward of a run: the items its function takes, and which values are rewards."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,24 +15,18 @@ from oncurve.spec import suggest
 from oncurve.types import Completion, Group, Prompt
 from oncurve.workers import Reply
 
-__all__ = ["Part", "as_value"]
+__all__ = ["Part", "as_value", "checked", "completion_count"]
 
 log = logging.getLogger("oncurve.rewards")
 
 
 class Part:
-    """A reward, its settings, its runner, and what a TRL function logged in the last call.
-
-    metrics   the numbers of each name, in the order in which they came (`log_metric`)
-    extras    of each name one value a completion, in order (`log_extra`); None: nothing was said of that one
-    """
+    """A reward: its name, its settings, its runner, and how it is asked."""
 
     def __init__(self, name: str, settings: RewardSettings, runner: Runner) -> None:
         self.name = name
         self.settings = settings
         self.runner = runner
-        self.metrics: dict[str, list[float]] = {}
-        self.extras: dict[str, list[Any]] = {}
         self._told: set[str] = set()
 
     @cached_property
@@ -51,24 +45,10 @@ class Part:
                     f"{near}"
                 )
 
-    def values(self, groups: Sequence[Group], step: int) -> list[Reply]:
-        """One reply a completion, group by group: `value` is a finite float or None, or there is a `fault`.
-
-        Raises DataError: a column is missing in a row, or cannot be sent to a worker. RewardError: a list of the
-        wrong length.
-        """
-        self.metrics, self.extras = {}, {}
+    def items(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+        """What the function is given, one item a completion. Raises DataError: a column is missing in a row."""
         accepts = self.accepts
-        if accepts.batch:
-            return self._batch(groups, accepts, step)
-        items = [self._item(group.prompt, completion, accepts) for group, completion in _completions(groups)]
-        return [_checked(reply) for reply in self._run(items)]
-
-    def _run(self, items: Sequence[Any]) -> list[Reply]:
-        try:
-            return self.runner.run(items)
-        except TypeError as error:
-            raise DataError(f"reward {self.name}: a column cannot be sent to its worker: {error}") from error
+        return [self._item(group.prompt, completion, accepts) for group, completion in _completions(groups)]
 
     def _item(self, prompt: Prompt, completion: Completion, accepts: Accepts) -> dict[str, Any]:
         available = {
@@ -88,30 +68,15 @@ class Part:
         wanted = {*accepts.takes, *(name for needed in accepts.needs for name in needed)}
         return {name: value for name, value in available.items() if name in wanted}
 
-    def _batch(self, groups: Sequence[Group], accepts: Accepts, step: int) -> list[Reply]:
-        """One call for all; when it faults, one a group, so that one bad item does not take the step."""
-        if not groups:
-            return []
-        (reply,) = self._run([self._lists(groups, accepts, step)])
-        if reply.fault is None:
-            return self._unpacked(reply, 0, _count(groups), _count(groups))
-        if len(groups) > 1:
-            last = reply.message.strip().rpartition("\n")[2]
-            self._tell("reward %s failed on a whole batch (%s); it is called once a group then", last)
-            replies = self._run([self._lists([group], accepts, step) for group in groups])
-            found: list[Reply] = []
-            for one, group in zip(replies, groups, strict=True):
-                found += self._unpacked(one, len(found), len(group.completions), _count(groups))
-            return found
-        return [reply] * _count(groups)
-
-    def _tell(self, message: str, said: object) -> None:
+    def tell(self, message: str, said: object) -> None:
         """A warning, once in a run."""
         if message not in self._told:
             self._told.add(message)
             log.warning(message, self.name, said)
 
-    def _lists(self, groups: Sequence[Group], accepts: Accepts, step: int) -> dict[str, Any]:
+    def lists(self, groups: Sequence[Group], step: int) -> dict[str, Any]:
+        """What a batch function is given: one call for all completions of `groups`."""
+        accepts = self.accepts
         pairs = list(_completions(groups))
         rows = [group.prompt.columns for group, _ in pairs]
         wanted = {*accepts.takes, *(name for needed in accepts.needs for name in needed)} - set(TRL_NAMES)
@@ -125,12 +90,11 @@ class Part:
             "step": step,
         }
 
-    def _unpacked(self, reply: Reply, start: int, expected: int, total: int) -> list[Reply]:
-        """The replies of the `expected` completions from number `start` of `total` on; what was logged is kept."""
-        if reply.fault is not None:
-            return [reply] * expected
-        said: Mapping[str, Any] = reply.value
-        rewards = said["rewards"]
+    def values(self, rewards: Any, expected: int) -> list[Reply]:
+        """The replies in what a batch function returned for `expected` completions.
+
+        Raises RewardError for a list of the wrong length.
+        """
         if not isinstance(rewards, (list, tuple)):
             rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
         if not isinstance(rewards, (list, tuple)):
@@ -141,14 +105,7 @@ class Part:
                 f"reward {self.name} returned {len(rewards)} values for {expected} completions; a list must have "
                 "one value a completion, in order (None where the reward does not apply)"
             )
-        for name, values in said["metrics"].items():
-            self.metrics.setdefault(name, []).extend(values)
-        for name, values in said["extras"].items():
-            if len(values) == expected:
-                self.extras.setdefault(name, [None] * total)[start : start + expected] = values
-            else:
-                self._tell("reward %s: log_extra(%r, ...) needs one value a completion; it is left out", name)
-        return [_checked(Reply(value)) for value in rewards]
+        return [checked(Reply(value)) for value in rewards]
 
 
 def as_value(value: Any) -> float | None:
@@ -171,7 +128,8 @@ def as_value(value: Any) -> float | None:
     return number
 
 
-def _checked(reply: Reply) -> Reply:
+def checked(reply: Reply) -> Reply:
+    """The reply with its value as a float, or with the fault that the value is."""
     if reply.fault is not None:
         return reply
     try:
@@ -197,5 +155,6 @@ def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion]]:
     return ((group, completion) for group in groups for completion in group.completions)
 
 
-def _count(groups: Sequence[Group]) -> int:
+def completion_count(groups: Sequence[Group]) -> int:
+    """How many completions the groups have together."""
     return sum(len(group.completions) for group in groups)

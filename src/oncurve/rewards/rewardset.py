@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from oncurve.errors import ConfigError, RewardError, TrainingError
+from oncurve.errors import ConfigError
 from oncurve.rewards import REWARD_KINDS
 from oncurve.rewards.parts import Part
 from oncurve.rewards.python import Python
+from oncurve.rewards.scoring import Scoring
 from oncurve.rewards.settings import InProcess, RewardSettings, kind_meant
 from oncurve.spec import build
-from oncurve.types import Group, Score
-from oncurve.workers import Reply
+from oncurve.types import Group
 
 __all__ = ["RewardSet"]
 
@@ -31,9 +29,6 @@ class RewardSet:
 
     parts            the rewards, in the order of the settings
     announcements    what the plan has to say about them
-    fault_counts     faults of the last `score` by kind: exception, exit, memory, timeout, died, type, not_finite, none
-    metrics          means of what TRL functions logged (`log_metric`) in the last `score`, by "part/name"; what they
-                     noted of each completion (`log_extra`) is in its `Score.extras`
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -43,8 +38,7 @@ class RewardSet:
             for part in self.parts
             if isinstance(part.runner, InProcess) and part.runner.reason is not None
         ]
-        self.fault_counts: Counter[str] = Counter()
-        self.metrics: dict[str, float] = {}
+        self._last = Scoring((), 0)
 
     @classmethod
     def build(
@@ -79,63 +73,25 @@ class RewardSet:
             undo.pop_all()
         return cls(parts)
 
+    def begin(self, step: int = 0) -> Scoring:
+        """The scoring of one step, to which groups can be submitted while others are still being written."""
+        self._last = Scoring(self.parts, step)
+        return self._last
+
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
-        """The groups with a `Score` for every completion.
+        """The groups with a `Score` for every completion. Raises what `Scoring.finish` does."""
+        with self.begin(step) as scoring:
+            return scoring.finish(groups)
 
-        Raises RewardError (a fault where `on_error` is "raise", a list of the wrong length), DataError (a row lacks a
-        column), TrainingError when no completion of two or more has a reward without fault: the first fault is shown.
-        """
-        replies = {part.name: part.values(groups, step) for part in self.parts}
-        count = sum(len(group.completions) for group in groups)
-        scores = [
-            replace(self._score({name: found[index] for name, found in replies.items()}), extras=self._extras(index))
-            for index in range(count)
-        ]
-        self.fault_counts = Counter(score.fault.partition(":")[0] for score in scores if score.fault is not None)
-        self.metrics = {
-            f"{part.name}/{name}": math.fsum(values) / len(values)
-            for part in self.parts
-            for name, values in part.metrics.items()
-        }
-        if count > 1 and all(score.fault is not None for score in scores):
-            raise TrainingError(_all_faulted(count, self.fault_counts, replies))
-        remaining = iter(scores)
-        return [replace(group, scores=tuple(next(remaining) for _ in group.completions)) for group in groups]
+    @property
+    def fault_counts(self) -> Counter[str]:
+        """Faults of the scoring begun last, by kind; see `Scoring`."""
+        return self._last.fault_counts
 
-    def _extras(self, index: int) -> dict[str, Any]:
-        """What the parts noted of completion number `index`, by "part/name"; None is nothing."""
-        return {
-            f"{part.name}/{name}": values[index]
-            for part in self.parts
-            for name, values in part.extras.items()
-            if values[index] is not None
-        }
-
-    def _score(self, replies: Mapping[str, Reply]) -> Score:
-        values: dict[str, float | None] = {}
-        fault, masked = None, False
-        for part in self.parts:
-            reply = replies[part.name]
-            values[part.name] = reply.value
-            if reply.fault is None:
-                continue
-            fault = fault or f"{reply.fault}: {part.name}: {_last_line(reply.message)}"
-            on_error = part.settings.on_error
-            if on_error == "raise":
-                raise RewardError(
-                    f"reward {part.name} failed ({reply.fault}), and its on_error is 'raise':\n{reply.message}"
-                )
-            if on_error == "mask":
-                masked = True
-            else:
-                values[part.name] = float(on_error)
-        terms = [part.settings.weight * value for part in self.parts if (value := values[part.name]) is not None]
-        reward = math.fsum(terms) if all(map(math.isfinite, terms)) else math.inf
-        if masked or not terms:
-            return Score(0.0, False, values, fault or "none: no reward applies: every part returned None")
-        if not math.isfinite(reward):
-            return Score(0.0, False, values, "not_finite: the weighted sum of the parts is too large")
-        return Score(reward, True, values, fault)
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What the rewards logged of themselves in the scoring begun last, by "part/name"; see `Scoring`."""
+        return self._last.metrics
 
     def close(self) -> None:
         """End the workers. Closing twice is allowed."""
@@ -172,18 +128,3 @@ def _names(chosen: Sequence[RewardSettings]) -> list[str]:
         free = (candidate for candidate in (name, *(f"{name}_{n}" for n in range(2, len(chosen) + 2))))
         names.append(next(candidate for candidate in free if candidate not in names))
     return names
-
-
-def _all_faulted(count: int, kinds: Counter[str], replies: Mapping[str, Sequence[Reply]]) -> str:
-    counted = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
-    first = next(((name, r) for name, found in replies.items() for r in found if r.fault is not None), None)
-    if first is None:
-        return (
-            f"no reward applies to any of {count} completions: every part returned None (is the answer column right?)"
-        )
-    name, reply = first
-    return f"all rewards of {count} completions have a fault ({counted}). The first, of {name}:\n{reply.message}"
-
-
-def _last_line(message: str) -> str:
-    return message.strip().rpartition("\n")[2][:300]

@@ -32,7 +32,7 @@ from oncurve.rewards import REWARD_KINDS, RewardSettings
 from oncurve.rewards.settings import kind_meant
 from oncurve.rollout import Sampling
 from oncurve.spec import Component, build, suggest, validated
-from oncurve.trainer.trainer import Advantage
+from oncurve.trainer.protocols import Advantage
 from oncurve.types import TrainBatch
 
 __all__ = [

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,52 +18,15 @@ from oncurve.rollout import Policy, RolloutEngine
 from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
 from oncurve.trainer.observe import observe_batch, observe_groups, timer
+from oncurve.trainer.protocols import Advantage, Scorer, Scoring, Stream
 from oncurve.trainer.recorder import Recorder
 from oncurve.trainer.signals import StepAbandonedError, StopSignals
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Group, Prompt, TrainBatch
+from oncurve.types import Group, TrainBatch
 
-__all__ = ["Advantage", "Scorer", "StepResult", "Stream", "Trainer", "TrainerConfig"]
+__all__ = ["StepResult", "Trainer", "TrainerConfig"]
 
 SKIPPED_IN_A_ROW_LIMIT = 3  # one bad batch is bad luck; three in a row are a broken run
-
-
-class Advantage(Protocol):
-    """Turns a batch's rewards into one advantage per token."""
-
-    @property
-    def least_valid(self) -> int:
-        """The fewest valid completions a group needs."""
-        ...
-
-    def __call__(self, batch: TrainBatch) -> Tensor:
-        """Advantages `(B, T)`."""
-        ...
-
-
-class Scorer(Protocol):
-    """Fills in the scores of groups."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Numbers that the rewards logged of themselves in the last `score`."""
-        ...
-
-    def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
-        """The same groups, each completion with its score. `step` is for rewards that ask how far the run is."""
-        ...
-
-
-class Stream(Protocol):
-    """Prompts in an order that is a function of the cursor."""
-
-    def take(self, cursor: int, count: int) -> tuple[list[Prompt], int]:
-        """`count` prompts from `cursor` on, and the cursor after them."""
-        ...
-
-    def epoch(self, cursor: int) -> float:
-        """How many times the data has been gone through at `cursor`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -161,25 +123,32 @@ class Trainer:
         """Draw prompts, sample a group for each, and score it; the groups, and the cursor after them."""
         step = self.state.step
         prompts, cursor = self.stream.take(self.state.cursor, self.config.prompts_per_step)
-        with timer(metrics, "rollout"), divergence_explained(step):
-            groups = self.engine.generate(prompts, draw=self.state.draw)
+        with self.scorer.begin(step) as scoring:
+            with timer(metrics, "rollout"), divergence_explained(step):
+                groups = self.engine.generate(prompts, self.state.draw, on_group=scoring.submit)
+            return self.score(groups, scoring, metrics), cursor
+
+    def score(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:
+        """The groups with the scores that `scoring` began while they were sampled; at least one of them is usable."""
+        step = self.state.step + 1
         try:
             with timer(metrics, "reward"):
-                groups = self.scorer.score(groups, step)
+                groups = scoring.finish(groups)
             usable = sum(self.is_usable(group) for group in groups)
             observe_groups(metrics, groups, dropped=len(groups) - usable)
             if not usable:
                 raise TrainingError(
-                    f"step {step + 1}: none of the {len(groups)} groups has the {self.advantage.least_valid} valid "
+                    f"step {step}: none of the {len(groups)} groups has the {self.advantage.least_valid} valid "
                     "completions that an advantage needs. What went wrong with each is in rollouts/."
                 )
         except OncurveError:
             if self.recorder is not None:
-                self.recorder.rollouts(step + 1, groups, [None] * len(groups))  # what the rewards stumbled over
+                self.recorder.rollouts(step, groups, [None] * len(groups))  # what the rewards stumbled over
             raise
-        for name, value in self.scorer.metrics.items():
+        metrics.add("seconds_reward_overlapped", scoring.overlapped_seconds)
+        for name, value in scoring.metrics.items():
             metrics.add(f"reward/{name}", value)
-        return groups, cursor
+        return groups
 
     def is_usable(self, group: Group) -> bool:
         """Whether the group has the valid completions that an advantage needs."""
