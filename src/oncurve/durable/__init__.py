@@ -14,10 +14,12 @@ from __future__ import annotations
 from oncurve.durable.directory import MANIFEST, Newest, newest_valid, numbered, prune, sweep, verify, write_directory
 from oncurve.durable.files import StorageError, fetch, read_json, read_tensors, store, to_json, write_file
 from oncurve.durable.log import AppendLog, read_log
+from oncurve.durable.tensors import LazyTensors
 
 __all__ = [
     "MANIFEST",
     "AppendLog",
+    "LazyTensors",
     "Newest",
     "StorageError",
     "fetch",

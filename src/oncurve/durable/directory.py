@@ -24,8 +24,8 @@ from oncurve.durable.files import (
     temporary_beside,
     to_json,
     write_and_sync,
-    write_tensors,
 )
+from oncurve.durable.tensors import write_tensors
 
 MANIFEST = "manifest.json"
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from oncurve.durable.tensors import write_tensors
 from oncurve.errors import CheckpointError, UserError
 
 TEMPORARY = ".tmp-"
@@ -108,23 +109,6 @@ def write_and_sync(path: Path, content: bytes) -> None:
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], mode: int) -> None:
-    """safetensors refuses tied and strided tensors and writes with mode 0600: untie, pack, and use the umask's mode.
-
-    The file says `format: pt`, without which transformers before 5 refuses it.
-    """
-    seen: set[int] = set()
-    plain = {}
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        plain[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
-        seen.add(tensor.untyped_storage().data_ptr())
-    save_file(plain, path, metadata={"format": "pt"})
-    path.chmod(mode & 0o666)
-    with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 

@@ -10,37 +10,14 @@ size is ever made, and a slice stays in the processor's cache between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LazyTensors", "Master", "SplitMaster", "WholeMaster", "make_master"]
+__all__ = ["Master", "SplitMaster", "WholeMaster", "make_master"]
 
 HALF = (torch.bfloat16, torch.float16)
-
-
-class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each made when it is asked for: a model's worth of them need not exist at one time."""
-
-    def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]) -> None:
-        self._names = dict.fromkeys(names)
-        self._make = make
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
 
 
 class Master(Protocol):

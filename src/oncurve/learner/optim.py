@@ -15,9 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from oncurve.durable import LazyTensors
 from oncurve.errors import CheckpointError, ModelError
 from oncurve.learner.adamw import Hyperparameters, SlicedAdamW
-from oncurve.learner.masters import LazyTensors, make_master
+from oncurve.learner.masters import make_master
 
 __all__ = ["MasterAdamW", "MasterKind", "MomentKind", "Schedule", "scheduled_rate"]
 

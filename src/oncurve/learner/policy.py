@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from oncurve.batching import micro_batches
+from oncurve.durable import LazyTensors
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.learner.live import live_rows, observe_dead_rows, still_without_advantage
-from oncurve.learner.masters import LazyTensors
 from oncurve.learner.optim import MasterAdamW, MasterKind, MomentKind, Schedule, scheduled_rate
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.reference import Reference, scored_logprobs

@@ -86,8 +86,9 @@ class ModelConfig(Component):
     def build(self, masters: bool = False) -> LoadedModel:
         """Load the model, its tokenizer, and choose its path.
 
-        With `masters` the parameters come in float32 whatever `dtype` is: for a learner, which steps in
-        float32 and makes the `dtype` copies itself. Without, they come in `dtype`: for evaluation.
+        With `masters` the parameters come without loss whatever `dtype` is: for a learner, which steps in
+        float32 and makes the `dtype` copies itself. That is in float32, but for weights that are stored in bfloat16 and
+        compute in it, which stay as they are. Without, they come in `dtype`: for evaluation.
 
         Raises:
             ModelError: no such directory; no weights, only pickled ones, or not all of them; no tokenizer; a hub id
@@ -122,9 +123,10 @@ class ModelConfig(Component):
         with quiet(), _explained(source, "model"):
             from transformers import AutoModelForCausalLM
 
+            as_stored = not masters or stored_in_bfloat16(source, local, self.trust_remote_code)
             module, loading = AutoModelForCausalLM.from_pretrained(
                 source,
-                dtype=torch.float32 if masters else self.torch_dtype,
+                dtype=self.torch_dtype if as_stored else torch.float32,
                 use_safetensors=True,
                 local_files_only=local,
                 trust_remote_code=self.trust_remote_code,
@@ -186,6 +188,26 @@ def _check_directory(folder: Path) -> None:
         raise ModelError(f"{folder} has no weights (*.safetensors)")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer (tokenizer.json and its like); copy its files beside the weights")
+
+
+def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> bool:
+    """Whether every floating weight of a model is stored in bfloat16, so that float32 would hold nothing more.
+
+    Of a directory its files say so; of a hub id its configuration, which was written with them.
+    """
+    files = sorted(Path(source).glob("*.safetensors"))
+    if not files:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=trust_remote_code)
+        return getattr(config, "dtype", None) == torch.bfloat16
+    from safetensors import safe_open
+
+    found: set[str] = set()
+    for path in files:
+        with safe_open(path, "pt") as file:
+            found.update(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118  (no mapping)
+    return {name for name in found if name[0] in "FB" and name != "BOOL"} == {"BF16"}
 
 
 def eos_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:

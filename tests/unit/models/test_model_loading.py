@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers.utils import logging
 import oncurve.models
 from fakes.architectures import UNIFORM, VOCABULARY, architecture
 from fakes.tiny_policy import TinyLM
+from oncurve.durable import LazyTensors
 from oncurve.errors import ConfigError, ModelError
 from oncurve.models import ModelConfig, TransformersModel, save
 from oncurve.spec import build
@@ -63,6 +65,26 @@ def test_bf16_is_what_it_computes_in_unless_masters_are_asked_for(folder):
     assert {p.dtype for p in computing.model.module.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in training.model.module.parameters()} == {torch.float32}
     assert computing.dtype == training.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("computes_in", "stored", "loaded"),
+    [
+        ("bfloat16", torch.bfloat16, torch.bfloat16),
+        ("bfloat16", torch.float32, torch.float32),
+        ("bfloat16", torch.float16, torch.float32),
+        ("float32", torch.bfloat16, torch.float32),
+    ],
+)
+def test_weights_for_a_learner_come_in_the_narrowest_form_without_loss(tmp_path, computes_in, stored, loaded):
+    module = architecture("qwen3")
+    save(module, tokenizer_of(), tmp_path / "out", dtype=stored)
+    config = tmp_path / "out" / "config.json"
+    config.write_text(config.read_text().replace(str(stored).removeprefix("torch."), "bfloat16"))  # the files decide
+    got = ModelConfig(path=str(tmp_path / "out"), dtype=computes_in).build(masters=True).model.module
+    assert {parameter.dtype for parameter in got.parameters()} == {loaded}
+    for name, parameter in module.named_parameters():
+        assert torch.equal(got.get_parameter(name).float(), parameter.to(stored).float())
 
 
 def test_the_generic_path_may_be_asked_for(folder):
@@ -197,6 +219,38 @@ def test_masters_stand_in_for_the_modules_own_weights_and_for_those_tied_to_them
     assert again.dtype == torch.float32
     assert torch.equal(again.lm_head.weight, masters["model.embed_tokens.weight"])
     assert all(torch.equal(tensor, masters[name]) for name, tensor in again.named_parameters())
+
+
+def test_tensors_made_on_demand_are_never_in_memory_together(tmp_path):
+    module, alive = architecture("gpt2"), WeakSet()
+
+    def make(name):
+        assert len(alive) <= 1, "the tensor before is still held"
+        tensor = module.get_parameter(name).detach() + 1
+        alive.add(tensor)
+        return tensor
+
+    save(module, None, tmp_path / "out", state=LazyTensors(dict(module.named_parameters()), make))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
+    for name, tensor in again.named_parameters():
+        assert torch.equal(tensor, module.get_parameter(name) + 1)
+
+
+def test_a_model_whose_tensors_transformers_converts_is_saved_by_it_whole(tmp_path, monkeypatch):
+    module, real = architecture("llama"), type(architecture("llama")).save_pretrained
+
+    def converting(self, folder, state_dict):
+        joined = {"model.layers.0.mlp.joined": torch.cat([t for n, t in state_dict.items() if "layers.0.mlp" in n])}
+        others = {name: tensor for name, tensor in state_dict.items() if "layers.0.mlp" not in name}
+        real(self, folder, state_dict=others)
+        weights = load_file(folder / "model.safetensors")
+        save_file(weights | joined, folder / "model.safetensors", {"format": "pt"})
+
+    monkeypatch.setattr(type(module), "save_pretrained", converting)
+    for projection in ("gate_proj", "up_proj", "down_proj"):
+        getattr(module.model.layers[0].mlp, projection).weight.data = torch.ones(4, 4)
+    save(module, None, tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.mlp.joined"].shape == (12, 4)
 
 
 def test_a_tensor_the_model_does_not_have_is_refused(tmp_path):
