@@ -7,7 +7,6 @@ What stays different is in `DIFFERENCES`, and goes into the results.
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,6 @@ def _callback(watch: Watch) -> Any:
 
     class Timer(TrainerCallback):
         trainer: Any = None
-        started = 0.0
 
         def save(self, folder: Path) -> None:
             self.trainer.model.save_pretrained(folder)
@@ -131,12 +129,10 @@ def _callback(watch: Watch) -> Any:
             watch.begin(self.save, dtype=str(next(parts["model"].parameters()).dtype))
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            self.started = time.perf_counter()
+            watch.start()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            seconds = time.perf_counter() - self.started
-            rewards = self.trainer._metrics["train"]["reward"]
-            watch.tick(seconds, float(rewards[-1]), self.save)
+            watch.stop(float(self.trainer._metrics["train"]["reward"][-1]), self.save)
 
     return Timer()
 

@@ -1,0 +1,189 @@
+"""Growth curves: how time and memory grow with G, P, C, M and V, ours and TRL's, with slopes fitted to them.
+
+Each curve isolates what it speaks of. Training time is that of forward, loss and backward on the same random tokens
+(`LocalLearner.accumulate`; `GRPOTrainer.compute_loss` and `backward`), both in bf16, in turn in one process. Memory is
+what two updates add to a fresh process. The sampler is the drawing of one token a row from float32 logits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.growth_curves import CURVES, Curve, fits, memory_verdict, prompt_verdict, sampler_verdict
+
+__all__ = ["plot", "run", "table"]
+
+ROOT = Path(__file__).parents[1]
+SYSTEMS = {"oncurve": "oncurve", "trl": "TRL"}
+COLOURS = {"oncurve": "tab:blue", "trl": "tab:orange"}
+GROUP_SIZE, VOCABULARY = 8, 8192  # where they are not swept
+TRL_TOKENS = 50_000  # TRL is not put to batches of more padded tokens than this
+MEMORY_BASE = {"prompts": 4, "prompt_tokens": 256, "completion": 64, "tokens_per_micro_batch": 1024}
+MEMORY_VALUES = {"G": ("group_size", (2, 4, 8, 16, 32, 64)), "M": ("prompts", (1, 4, 8, 16, 32))}
+VOCABULARIES = (4096, 16384, 65536, 151936)
+SAMPLER_ROWS = 32
+
+
+def run(quick: bool = False, threads: int | None = None) -> dict[str, Any]:
+    """All curves, the three verdicts, and how long it took; `quick`: three small points a curve."""
+    started = time.monotonic()
+    threads = threads or os.cpu_count() or 1
+    repeats, seconds = (2, 2.0) if quick else (7, 8.0)
+    told = {"threads": threads, "repeats": repeats, "seconds_a_point": seconds}
+    results: dict[str, Any] = {"threads": threads, "training": {}, "memory": {}}
+    results["training"], results["gradient_cosine"] = _training(told, quick)
+    results["sampler"] = _sampler(told, quick)
+    for axis, (name, values) in MEMORY_VALUES.items():
+        results["memory"][axis] = _memory(name, values[-3:] if quick else values, threads)
+    results["verdicts"] = {
+        "prompt_slope": prompt_verdict(results["training"]["P"], GROUP_SIZE),
+        "memory": memory_verdict(results["memory"]),
+        "sampler_slope": sampler_verdict(results["sampler"]),
+    }
+    return {**results, "quick": quick, "wall_seconds": time.monotonic() - started}
+
+
+def _worker(part: str, told: dict[str, Any]) -> dict[str, Any]:
+    """A part's answer from a fresh process."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment["OMP_NUM_THREADS"] = str(told["threads"])
+    command = [sys.executable, "-m", "bench.growth_worker", part, json.dumps(told)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode or not done.stdout.strip():
+        raise RuntimeError(f"growth curves, {part} {told} failed (exit {done.returncode}):\n{done.stderr[-2000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _training(told: dict[str, Any], quick: bool) -> tuple[dict[str, Any], float]:
+    """The curves of training time, and the lowest cosine between the two systems' gradients.
+
+    All points of a vocabulary share a process.
+    """
+    wanted = [(key, point) for key, curve in CURVES.items() for point in curve.points(quick)]
+    times: dict[str, list[dict[str, list[float]]]] = {key: [] for key in CURVES}
+    cosines = []
+    for some in _by_vocabulary(wanted):
+        answer = _worker("train", {**told, "points": [point for _, point in some], "trl_tokens": TRL_TOKENS})
+        cosines.append(answer["gradient_cosine"])
+        for (key, _), sample in zip(some, answer["points"], strict=True):
+            times[key].append(sample)
+    return {key: fits(curve, _swept(curve, quick), times[key]) for key, curve in CURVES.items()}, min(cosines)
+
+
+def _swept(curve: Curve, quick: bool) -> list[int]:
+    return [point[curve.axis] for point in curve.points(quick)]
+
+
+def _by_vocabulary(wanted: list[tuple[str, dict[str, int]]]) -> Iterator[list[tuple[str, dict[str, int]]]]:
+    """The points in lists of one vocabulary each, in order of it: a curve's points keep their order."""
+    by_size: dict[int, list[tuple[str, dict[str, int]]]] = {}
+    for key, point in wanted:
+        by_size.setdefault(point.get("vocabulary", VOCABULARY), []).append((key, point))
+    yield from (by_size[size] for size in sorted(by_size))
+
+
+def _sampler(told: dict[str, Any], quick: bool) -> dict[str, Any]:
+    sizes = VOCABULARIES[:3] if quick else VOCABULARIES
+    answer = _worker("sampler", {**told, "vocabularies": sizes, "rows": SAMPLER_ROWS, "repeats": 5 * told["repeats"]})
+    return fits(Curve("vocabulary", "vocabulary V", sizes, {"rows": SAMPLER_ROWS}), list(sizes), answer["points"])
+
+
+def _memory(name: str, values: tuple[int, ...], threads: int) -> dict[str, Any]:
+    """By system, a point a value: bytes before and at the most, and whether it is beyond the micro-batch."""
+    found: dict[str, Any] = {"axis": name, "base": MEMORY_BASE}
+    points = [{"group_size": GROUP_SIZE, **MEMORY_BASE, name: value} for value in values]
+    for system in SYSTEMS:
+        answer = _worker("memory", {"system": system, "points": points, "threads": threads})
+        found[system] = [
+            {"value": point[name], "beyond": _is_beyond(system, name, point), **held}
+            for point, held in zip(points, answer["points"], strict=True)
+        ]
+    return found
+
+
+def _is_beyond(system: str, swept: str, point: dict[str, int]) -> bool:
+    """Whether the batch is more than a micro-batch; over G: whether a group is, for it is groups that grow there.
+
+    oncurve has a prompt once a group, TRL once a completion.
+    """
+    copies = point["group_size"] if system == "trl" else 1
+    group = copies * point["prompt_tokens"] + point["group_size"] * point["completion"]
+    return (group if swept == "group_size" else point["prompts"] * group) > point["tokens_per_micro_batch"]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as a page's section: the verdicts, then a row a curve."""
+    lines = ["| what must show | measured | |", "|---|---|---|"]
+    for verdict in results["verdicts"].values():
+        value = verdict["value"]
+        shown = "-" if value is None else _interval(value) if isinstance(value, list) else f"{value:.2f}"
+        lines.append(f"| {verdict['claim']} | {shown} | {'pass' if verdict['pass'] else '**fail**'} |")
+    lines += ["", "| curve | from - to | oncurve, ms | TRL, ms | slope of oncurve | slope of TRL | ratio | exponents |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    curves = {f"training over {key}": curve for key, curve in results["training"].items()}
+    for name, curve in {**curves, "sampler over V": results["sampler"]}.items():
+        lines.append(_curve_line(name, curve))
+    lines += ["", "| memory of an update, MB | " + " | ".join(SYSTEMS.values()) + " |", "|---|---|---|"]
+    for axis, curve in results["memory"].items():
+        for ours, theirs in zip(curve["oncurve"], curve["trl"], strict=True):
+            added = [f"{(point['peak'] - point['before']) / 1e6:.0f}" for point in (ours, theirs)]
+            lines.append(f"| {axis} = {ours['value']} | {added[0]} | {added[1]} |")
+    note = (
+        f"{results['threads']} threads, bf16 in both, a Qwen2 of 2 layers and hidden size 256. Slopes are microseconds "
+        "per unit of the axis, by least squares through the medians; the exponent is that between the last two points. "
+        f"The two gradients are the same work: their cosine is {results['gradient_cosine']:.5f} at the least. "
+        f"Memory is what two updates add, in passes of {MEMORY_BASE['tokens_per_micro_batch']} tokens in both."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _interval(value: list[float]) -> str:
+    return f"{value[0]:.3f} ({value[1]:.3f} to {value[2]:.3f})"
+
+
+def _curve_line(name: str, curve: dict[str, Any]) -> str:
+    ours, theirs = curve["oncurve"], curve["trl"]
+    ends = [" - ".join(f"{1e3 * own['seconds'][i]:.2f}" for i in (0, -1)) for own in (ours, theirs)]
+    if theirs["x"][-1] != ours["x"][-1]:
+        ends[1] += f" (to {theirs['x'][-1]})"
+    slopes = [f"{1e6 * own['slope']:.3g}" for own in (ours, theirs)]
+    share = f"{theirs['slope'] / ours['slope']:.1f}" if ours["slope"] > 0 else "-"
+    exponents = f"{ours['exponent']:.2f}, {theirs['exponent']:.2f}"
+    cells = [name, f"{ours['x'][0]} - {ours['x'][-1]}", *ends, *slopes, share, exponents]
+    return "| " + " | ".join(cells) + " |"
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """A panel a curve, both axes logarithmic: training over P, G, C, M, V, the sampler over V, memory over G and M."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(2, 4, figsize=(15, 7))
+    curves = {f"training over {curve['axis']}": curve for curve in results["training"].values()}
+    curves[f"sampler over {results['sampler']['axis']}"] = results["sampler"]
+    for (title, curve), axes in zip(curves.items(), panels.flat, strict=False):
+        for system, label in SYSTEMS.items():
+            own = curve[system]
+            axes.plot(own["x"], [1e3 * s for s in own["seconds"]], "o-", color=COLOURS[system], label=label)
+        axes.set(title=title, xscale="log", yscale="log", ylabel="milliseconds")
+    for (axis, curve), axes in zip(results["memory"].items(), list(panels.flat)[len(curves) :], strict=True):
+        for system, label in SYSTEMS.items():
+            added = [(point["peak"] - point["before"]) / 1e6 for point in curve[system]]
+            axes.plot([point["value"] for point in curve[system]], added, "o-", color=COLOURS[system], label=label)
+        axes.set(title=f"memory of an update over {axis}", xscale="log", ylabel="MB", ylim=(0, None))
+    for axes in panels.flat:
+        axes.grid(alpha=0.3)
+    panels.flat[0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
