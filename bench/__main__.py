@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench import cells, gate
@@ -20,7 +21,7 @@ PARTS: dict[str, str] = {
     "advantages": "bench.group_advantages",
     "learning": "bench.learning",
 }
-"""The parts in the order of a whole run. The others than cells have `run(quick) -> dict`, `table(dict)`, `plot(...)`."""
+"""The parts in the order of a whole run. All but cells have `run(quick) -> dict`, `table(dict)`, `plot(dict, path)`."""
 
 NEEDS = ("torch", "transformers", "trl", "rlox", "datasets", "oncurve")
 
@@ -42,24 +43,25 @@ def main(words: list[str] | None = None) -> int:
     """Run the parts; exit code 1 where a correctness gate fails, 2 where it could not run."""
     begun = time.monotonic()
     chosen = parse(sys.argv[1:] if words is None else words)
-    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         print(
             f"bench: {', '.join(missing)} is not installed here; `make bench` sets the environment up", file=sys.stderr
         )
         return 2
     results = Results(chosen.results or default_path(chosen.quick), chosen.quick, chosen.anew)
-    try:
-        for part in chosen.part:
-            print(f"== {part}", flush=True)
+    failed = False
+    for part in chosen.part:
+        print(f"== {part}", flush=True)
+        try:
             _run_part(part, results, chosen, begun)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
+        except (BenchError, RuntimeError) as error:  # the other parts are worth having all the same
+            print(f"bench: {part}: {error}", file=sys.stderr)
+            failed = True
     print(f"results are in {results.path} ({time.monotonic() - begun:.0f} s)")
     for reason in results.table["void"]:
         print(f"VOID: {reason}", file=sys.stderr)
-    return 1 if results.table["void"] else 0
+    return 1 if results.table["void"] else 2 if failed else 0
 
 
 def _run_part(part: str, results: Results, chosen: argparse.Namespace, begun: float) -> None:

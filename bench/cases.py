@@ -31,6 +31,9 @@ class SystemInfo:
 SYSTEMS: dict[str, SystemInfo] = {
     "oncurve": SystemInfo("bench.systems.ours", "oncurve", {}, 22),
     "oncurve-fp32": SystemInfo("bench.systems.ours", "oncurve, fp32", {"dtype": "float32"}, 20),
+    "oncurve-lean": SystemInfo(
+        "bench.systems.ours", "oncurve, lean optimizer", {"moments": "bfloat16", "masters": "split"}, 16
+    ),
     "trl-fp32": SystemInfo("bench.systems.trl", "TRL, fp32", {"weights": "float32"}, 20),
     "trl-bf16": SystemInfo("bench.systems.trl", "TRL, bf16 weights", {"weights": "bfloat16"}, 10),
     "trl-autocast": SystemInfo("bench.systems.trl", "TRL, bf16 autocast", {"weights": "float32", "autocast": True}, 20),

@@ -54,23 +54,18 @@ class Turns:
 
 
 def run(results: Results, quick: bool, only: str | None = None, started: float | None = None) -> None:
-    """Measure the rooflines, every pair that the present code has not measured, and the rooflines again."""
+    """Measure every pair that the present code has not measured; the machine's limits before and after each."""
     begun = time.monotonic() if started is None else started
     names = [name for name in (QUICK if quick else PAIRS) if only is None or name.startswith(only)]
     if not names:
         raise BenchError(f"no cell begins with {only!r}; there are: {', '.join(PAIRS)}")
-    models = sorted({CELLS[name].model for name in names})
-    before = roofline.measure(models, CELLS[names[0]].threads)
-    limits = results.table.setdefault("rooflines", {})
+    limits: dict[str, dict[str, Any]] = {}
     for name in names:
         for other in (best_peer(results, name),) if quick else PAIRS[name]:
             if not results.has("cells", name, other):
                 steps = QUICK[name] if quick else STEPS[CELLS[name].model]
                 until = begun + QUICK_SECONDS if quick else None
-                _keep_pair(results, name, other, steps, until, before)
-    after = roofline.measure(models, CELLS[names[0]].threads)
-    limits |= {model: {"before": _limits_of(before, model), "after": _limits_of(after, model)} for model in models}
-    results.save()
+                _keep_pair(results, name, other, steps, until, limits)
 
 
 def best_peer(results: Results, name: str) -> str:
@@ -83,17 +78,14 @@ def best_peer(results: Results, name: str) -> str:
     return min(medians, key=lambda key: medians[key]) if medians else "trl-bf16"
 
 
-def _limits_of(found: dict[str, Any], model: str) -> dict[str, Any]:
-    return {"gemm": found["gemm"][model], "read": found["read"], "copy": found["copy"]}
-
-
 def _keep_pair(
-    results: Results, name: str, other: str, steps: int, until: float | None, limits: dict[str, Any]
+    results: Results, name: str, other: str, steps: int, until: float | None, limits: dict[str, dict[str, Any]]
 ) -> None:
-    """Measure a pair and keep it, or the reason why it could not be."""
+    """Measure a pair and keep it, or the reason why it could not be. `limits`: the machine's, as last measured."""
     case = CELLS[name] if other != "rlox" else replace(CELLS[name], prompt_tokens=RLOX_PROMPT_TOKENS)
     alone = other.startswith("oncurve")
     print(f"{name}: {other if alone else f'oncurve beside {other}'} ...", flush=True)
+    before = limits.pop(case.model, None) or roofline.measure(case.model, case.threads)
     try:
         if alone:
             turns, order = [_alone(case.under(other), steps, until)], "alone"
@@ -103,8 +95,10 @@ def _keep_pair(
         print(f"  skipped: {error}", flush=True)
         results.put({"skipped": str(error)}, "cells", name, other)
         return
-    found: dict[str, Any] = {"order": order, "threads": case.threads}
-    found["systems"] = {turn.system: summary(case.under(turn.system), turn, limits) for turn in turns}
+    after = limits[case.model] = roofline.measure(case.model, case.threads)
+    found: dict[str, Any] = {"order": order, "threads": case.threads, "limits": {"before": before, "after": after}}
+    mean = {key: (before[key] + after[key]) / 2 for key in before}
+    found["systems"] = {turn.system: summary(case.under(turn.system), turn, mean) for turn in turns}
     if not alone:
         ours, theirs = ([report["seconds"] for report in turn.reports] for turn in turns)
         found["ratio"] = ratio_interval(theirs, ours, sum if case.lengths == "natural" else statistics.median)
@@ -176,7 +170,7 @@ def _side_by_side(ours: Case, theirs: Case, steps: int, until: float | None) -> 
     return turns, "A B B A"
 
 
-def summary(case: Case, turns: Turns, limits: dict[str, Any]) -> dict[str, Any]:
+def summary(case: Case, turns: Turns, limits: dict[str, float]) -> dict[str, Any]:
     """What is kept of a system's timed steps. Steps are counted from 0, the warm-up, so the timed ones begin at 1."""
     seconds = [report["seconds"] for report in turns.reports]
     dtype = str((turns.about or {}).get("dtype", "torch.float32")).removeprefix("torch.")
@@ -196,11 +190,11 @@ def summary(case: Case, turns: Turns, limits: dict[str, Any]) -> dict[str, Any]:
     return found | _efficiency(case, turns, limits, found)
 
 
-def _efficiency(case: Case, turns: Turns, limits: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _efficiency(case: Case, turns: Turns, limits: dict[str, float], found: dict[str, Any]) -> dict[str, Any]:
     """Decode's milliseconds and share of its roofline, useful training MFU, the step's share of its ideal."""
     autocast = bool(case.told.get("autocast"))
     size, half = size_of(case), found["dtype"] == "bfloat16" or autocast
-    flops = limits["gemm"][case.model]["bfloat16" if half else "float32"]
+    flops = limits["bfloat16" if half else "float32"]
     works = [work_of(case, 1 + i) for i in range(len(turns.reports))]
     ideals = [ideal_seconds(size, work, flops, limits["read"], 2 if half else 4) for work in works]
     steps = _mean(report["decode_steps"] for report in turns.reports)

@@ -133,21 +133,22 @@ def tokens_of(case: Case, step: int, executed: dict[str, int]) -> dict[str, int]
     """Positions put through networks in a step: useful, duplicated (prompts again for siblings), padding and the rest.
 
     Useful: prompts once in each pass that reads them, each completion token once in decode (but the last, which nothing
-    follows), reference and training. A dead group's training is not useful, and neither is a pass that need not be.
+    follows), reference and training. A dead group's training is not useful. Of what a pass does beyond that, as much as
+    the prompts of all siblings but one is duplicated; the rest is padding.
     """
     work = work_of(case, step)
     prompts = sum(work.prompts)
-    live = [(p, sum(c)) for p, c, alive in zip(work.prompts, work.completions, work.live, strict=True) if alive]
-    trained = sum(p + c for p, c in live)
-    reference = (prompts + work.completion_tokens) if work.kl else 0
-    useful = prompts + work.completion_tokens - case.rows + reference + trained
-    total = sum(executed.values())
-    # A pass with every prompt G times has put at least B shortest rows through: else prompts were shared.
-    duplicated = 0
-    for name in ("prefill", "reference", "train"):
-        if executed.get(name, 0) >= prompts * case.group_size:
-            duplicated += prompts * (case.group_size - 1)
-    return {"executed": total, "useful": useful, "duplicated": duplicated, "padding": total - useful - duplicated}
+    groups = zip(work.prompts, work.completions, work.live, strict=True)
+    useful = {
+        "rollout": prompts + work.completion_tokens - case.rows,
+        "reference": prompts + work.completion_tokens if work.kl else 0,
+        "train": sum(prompt + sum(completions) for prompt, completions, live in groups if live),
+    }
+    spent = {**executed, "rollout": executed.get("prefill", 0) + executed.get("decode", 0)}
+    again = prompts * (case.group_size - 1)
+    duplicated = sum(min(again, max(0, spent.get(name, 0) - needed)) for name, needed in useful.items())
+    total, needed = sum(executed.values()), sum(useful.values())
+    return {"executed": total, "useful": needed, "duplicated": duplicated, "padding": total - needed - duplicated}
 
 
 def size_of(case: Case) -> Size:

@@ -1,6 +1,6 @@
 """The machine's limits, measured in the run: speed of matrix products at a model's own shapes, and of memory.
 
-`python -m bench.roofline THREADS MODEL...` prints one line of JSON, in a process of its own.
+`python -m bench.roofline THREADS MODEL` prints one line of JSON, in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ROOT = Path(__file__).parents[1]
 TOKENS = 1024
 HEAD_TOKENS = 256
 BUFFER_BYTES = 1 << 30  # larger than any cache it could stay in
-LEAST_SECONDS = 0.25
+LEAST_SECONDS = 0.05
 
 
-def measure(models: list[str], threads: int) -> dict[str, Any]:
-    """`{"gemm": {model: {dtype: FLOP/s}}, "read": bytes/s, "copy": bytes/s}`, in a fresh process."""
+def measure(model: str, threads: int) -> dict[str, float]:
+    """`{"float32": FLOP/s, "bfloat16": FLOP/s, "read": bytes/s, "copy": bytes/s}`, in a fresh process."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "bench.roofline", str(threads), *models]
+    command = [sys.executable, "-m", "bench.roofline", str(threads), model]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -46,13 +46,9 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(int(sys.argv[1]))
-    found: dict[str, Any] = {"gemm": {}, **_memory()}
-    for model in sys.argv[2:]:
-        found["gemm"][model] = {
-            name: _gemm(SIZES[model], dtype)
-            for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
-        }
-    print(json.dumps(found))
+    size = SIZES[sys.argv[2]]
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    print(json.dumps({**_memory(), **{name: _gemm(size, dtype) for name, dtype in kinds.items()}}))
 
 
 def _best(call: Callable[[], Any]) -> float:
@@ -60,7 +56,7 @@ def _best(call: Callable[[], Any]) -> float:
     call()
     fastest, until = float("inf"), time.perf_counter() + LEAST_SECONDS
     rounds = 0
-    while rounds < 2 or time.perf_counter() < until:
+    while rounds < 3 or time.perf_counter() < until:
         started = time.perf_counter()
         call()
         fastest, rounds = min(fastest, time.perf_counter() - started), rounds + 1

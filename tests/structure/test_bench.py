@@ -1,0 +1,36 @@
+"""The benchmark is project code: the same caps, and its page says what the committed results say."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from bench.document import BLOCK, PAGE, WRITERS, filled, results_of
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "bench").glob("*.py")) + sorted((ROOT / "bench" / "systems").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_file_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or node.lineno) - node.lineno < 60, node.name
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page, results_of(page)) == page, "run: make performance-doc"
+
+
+def test_the_page_has_every_part() -> None:
+    parts = [found[1] for found in BLOCK.findall(PAGE.read_text(encoding="utf-8"))]
+    assert sorted(parts) == sorted([*WRITERS, "growth", "advantages", "learning"])
+
+
+def test_every_part_that_was_measured_has_its_picture() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for line in page.splitlines():
+        if line.startswith("!["):
+            assert (PAGE.parent / line.partition("(")[2].rstrip(")")).is_file(), line
