@@ -22,6 +22,7 @@ from oncurve.losses import Objective, Regularizer
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, token_streams
 from oncurve.models.causal import module_device
+from oncurve.models.recompute import recompute_layers
 from oncurve.spec import Component
 from oncurve.types import TokenLoss, TrainBatch
 
@@ -55,6 +56,8 @@ class LearnerConfig(Component):
     warmup_steps            updates over which the rate rises to its peak
     passes, minibatches     updates per rollout: `passes` times over the batch, in `minibatches` pieces of whole groups
     tokens_per_micro_batch  tokens (each prompt once per group) of one forward and backward pass
+    gradient_checkpointing  keep only each layer's input for the backward pass and run the layer again there: less
+                            memory for activations, a third more work
     old_logprobs            with several updates per rollout, the old policy's log-probs: "recompute" them with the
                             learner before the first, or take what the sampler recorded ("rollout")
     """
@@ -71,6 +74,7 @@ class LearnerConfig(Component):
     passes: int = Field(default=1, ge=1)
     minibatches: int = Field(default=1, ge=1)
     tokens_per_micro_batch: int = Field(default=16384, ge=1)
+    gradient_checkpointing: bool = False
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
 
     def build(
@@ -126,7 +130,8 @@ class LocalLearner:
                 made of the parameters as they were given, before they are rounded.
 
         Raises:
-            ConfigError: a temperature that is not positive; a decaying schedule without `total_updates`.
+            ConfigError: a temperature that is not positive; a decaying schedule without `total_updates`; gradient
+                checkpointing of a module without layers of transformers.
             ModelError: nothing to train, or a model that cannot be copied for the reference.
         """
         if not temperature > 0:
@@ -135,6 +140,11 @@ class LocalLearner:
             )
         if config.schedule != "constant" and total_updates < 1:
             raise ConfigError(f"learner.schedule = {config.schedule!r} needs to know how many updates the run makes")
+        if config.gradient_checkpointing and not recompute_layers(model.module):
+            raise ConfigError(
+                f"learner.gradient_checkpointing: {type(model.module).__name__} has no layers of transformers to run "
+                "again; leave it false"
+            )
         self.config = config
         self.objective = objective
         self.regularizer = regularizer
