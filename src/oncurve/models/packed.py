@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.models.rows_attention import Behind, fits, rows_attention
+
 __all__ = ["PackedContext", "PromptAttention", "Rows", "sdpa"]
 
 
@@ -123,7 +125,11 @@ class PromptAttention:
         """Outputs `(N, h, d_v)`, and the padded keys and values `(M, P, h_kv, d)`."""
         padded_key, padded_value = self.rows.pad(key), self.rows.pad(value)
         mask = self._mask(window, query.dtype, query.device)
-        attended = sdpa(self.rows.pad(query), padded_key, padded_value, scaling, mask)
+        asked = self.rows.pad(query)
+        if fits(query, value):
+            attended = rows_attention(asked, (None, padded_key), (None, padded_value), None, mask, scaling)
+        else:
+            attended = sdpa(asked, padded_key, padded_value, scaling, mask)
         return self.rows.unpad(attended), padded_key, padded_value
 
     def _mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
@@ -132,7 +138,7 @@ class PromptAttention:
         if (window, dtype) not in self._masks:
             place = torch.arange(self.rows.longest, device=device)
             distance = place[:, None] - place[None, :]
-            self._masks[window, dtype] = additive((distance >= 0) & (distance < window), dtype)
+            self._masks[window, dtype] = additive((distance >= 0) & (distance < window), dtype)[None, None]
         return self._masks[window, dtype]
 
 
@@ -152,6 +158,7 @@ class PackedContext:
         self._prompt_attention = PromptAttention(self._prompts)
         self._prompt_tokens = int(self._prompts.lengths.sum())
         self._copies = _equal_copies(group_ids, self._prompts.count)
+        self._behind = Behind(group_ids)
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
         self.ids, self.positions = self._lay_out(prompts, completion_ids)
         self.predictors = self._find_predictors(completion_ids.shape[1], lengths)
@@ -179,10 +186,14 @@ class PackedContext:
         )
         if self._completions.longest == 0:
             return prompts_out
-        keys = self._behind_prefix(prefix_key, self._completions.pad(key[first:]))
-        values = self._behind_prefix(prefix_value, self._completions.pad(value[first:]))
+        asked, own_key, own_value = (self._completions.pad(x[first:]) for x in (query, key, value))
         mask = self._mask(window, query.dtype)
-        attended = sdpa(self._completions.pad(query[first:]), keys, values, scaling, mask)
+        if fits(query, value):
+            both = (prefix_key, own_key), (prefix_value, own_value)
+            attended = rows_attention(asked, *both, self._behind, mask, scaling)
+        else:
+            keys, values = self._behind_prefix(prefix_key, own_key), self._behind_prefix(prefix_value, own_value)
+            attended = sdpa(asked, keys, values, scaling, mask)
         return torch.cat([prompts_out, self._completions.unpad(attended)])
 
     def _behind_prefix(self, prefix: Tensor, suffix: Tensor) -> Tensor:
