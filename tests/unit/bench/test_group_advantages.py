@@ -1,0 +1,56 @@
+from typing import Any
+
+import pytest
+from bench import group_advantages as part
+from bench.timing import exponent, line, ratio_interval, slope_ratio, time_in_turn
+
+
+def row(groups: int, size: int) -> dict[str, Any]:
+    names = ("core oncurve", "core rlox", "whole oncurve", "whole rlox", "default", "dr_grpo")
+    return {
+        "groups": groups,
+        "size": size,
+        "largest_difference": 1e-16,
+        "microseconds": dict.fromkeys(names, 12.5),
+        "ratio": {"core": [0.5, 0.4, 0.6], "whole": [2.0, 1.5, 2.5]},
+    }
+
+
+def test_the_table_has_a_row_a_size_for_each_number_of_threads() -> None:
+    rows = [row(16, 4), row(4096, 16)]
+    text = part.table({"by_threads": [{"threads": 1, "rows": rows}, {"threads": 2, "rows": rows}]})
+    assert text.count("| 4096 x 16 |") == 2
+    assert "0.50 (0.40 to 0.60)" in text
+    assert "On 2 threads" in text
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert widths == {len(part.COLUMNS) + 1}
+
+
+def test_ways_are_timed_in_turn_and_each_is_warmed_up() -> None:
+    called: list[str] = []
+    times = time_in_turn({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 2, at_least=0.0)
+    assert called == ["a", "a", "b", "b", "a", "b", "b", "a"]
+    assert [len(samples) for samples in times.values()] == [2, 2]
+
+
+def test_there_is_one_round_whatever_the_budget() -> None:
+    assert len(time_in_turn({"a": lambda: None}, 9, at_least=0.0, budget=0.0)["a"]) == 1
+
+
+def test_the_ratio_is_of_medians_and_lies_in_its_interval() -> None:
+    value, low, high = ratio_interval([4.0, 6.0, 8.0], [2.0, 2.0, 2.0])
+    assert value == 3.0
+    assert 2.0 <= low <= value <= high <= 4.0
+
+
+def test_a_line_and_an_exponent_are_found_again() -> None:
+    assert line([1, 2, 3], [5.0, 7.0, 9.0]) == pytest.approx((3.0, 2.0))
+    assert exponent([1, 2, 4], [9.0, 4.0, 16.0]) == pytest.approx(2.0)
+
+
+def test_slopes_are_compared_whatever_stands_before_them() -> None:
+    x = [1, 2, 3]
+    steep, flat = [[10.0 + 4 * at] * 3 for at in x], [[0.5 * at] * 3 for at in x]
+    assert slope_ratio(x, flat, steep) == pytest.approx([0.125] * 3)
+    assert slope_ratio([1], flat[:1], steep[:1]) is None
+    assert slope_ratio(x, flat, [[1.0]] * 3) is None

@@ -1,0 +1,104 @@
+from typing import Any
+
+import pytest
+import torch
+from bench import growth
+from bench.growth_curves import CURVES, Curve, fits, memory_verdict, prompt_verdict, sampler_verdict
+from bench.growth_systems import Ours, Point, micro_batch_rows
+from bench.growth_worker import sampler
+
+X = [64, 128, 256]
+
+
+def curve(ours: float, theirs: float, fixed: float = 0.01) -> dict[str, Any]:
+    """Times that grow by so much a token, exactly."""
+    samples = [{"oncurve": [fixed + ours * x] * 3, "trl": [fixed + theirs * x] * 3} for x in X]
+    return fits(Curve("prompt_tokens", "prompt tokens P", tuple(X)), X, samples)
+
+
+def held(*added: int) -> list[dict[str, Any]]:
+    return [
+        {"value": value, "beyond": value >= 8, "before": 1000, "peak": 1000 + bytes_}
+        for value, bytes_ in zip((2, 8, 16, 32), added, strict=True)
+    ]
+
+
+def test_slopes_are_fitted_to_the_medians() -> None:
+    found = curve(2e-5, 1.6e-4)
+    assert found["trl"]["slope"] == pytest.approx(1.6e-4)
+    assert found["oncurve"]["intercept"] == pytest.approx(0.01)
+
+
+def test_trl_may_have_fewer_points() -> None:
+    samples: list[dict[str, list[float]]] = [{"oncurve": [1.0], "trl": [8.0]}, {"oncurve": [2.0], "trl": [16.0]}]
+    found = fits(CURVES["M"], [1, 2, 4], [*samples, {"oncurve": [4.0]}])
+    assert (found["oncurve"]["x"], found["trl"]["x"]) == ([1, 2, 4], [1, 2])
+    assert prompt_verdict(found, 8)["value"] == pytest.approx([1.0] * 3)
+
+
+@pytest.mark.parametrize(("ours", "passes"), [(2e-5, True), (2.4e-5, True), (2.6e-5, False)])
+def test_the_slope_in_p_must_be_a_gth_of_trls(ours: float, passes: bool) -> None:
+    verdict = prompt_verdict(curve(ours, 1.6e-4), 8)
+    assert verdict["value"][0] == pytest.approx(8 * ours / 1.6e-4)
+    assert verdict["pass"] is passes
+
+
+def test_the_samplers_slope_must_be_a_twentieth() -> None:
+    assert sampler_verdict(curve(1.0, 21.0))["pass"]
+    assert not sampler_verdict(curve(1.0, 19.0))["pass"]
+
+
+def test_memory_is_compared_beyond_the_micro_batch_only() -> None:
+    flat, growing = held(10, 100, 104, 110), held(10, 100, 200, 400)
+    verdict = memory_verdict({"G": {"oncurve": flat, "trl": growing}, "M": {"oncurve": growing, "trl": flat}})
+    assert verdict["pass"]
+    assert verdict["value"] == pytest.approx(1.1)
+    assert verdict["grown"]["trl"] == {"G": 4.0, "M": pytest.approx(1.1)}
+    assert not memory_verdict({"G": {"oncurve": growing, "trl": flat}})["pass"]
+    assert not memory_verdict({"G": {"oncurve": flat[:2], "trl": flat}})["pass"]
+
+
+def test_the_ends_of_the_sweeps() -> None:
+    ends = {key: (one.values[0], one.values[-1]) for key, one in CURVES.items()}
+    assert ends == {"P": (64, 2048), "G": (2, 64), "C": (32, 1024), "M": (1, 32), "V": (4096, 151936)}
+    assert [point["group_size"] for point in CURVES["G"].points(quick=True)] == [2, 4, 8]
+
+
+def test_points_of_one_vocabulary_share_a_process() -> None:
+    wanted = [("P", {"prompt_tokens": 64}), ("V", {"vocabulary": 4096}), ("V", {"vocabulary": 8192})]
+    assert [[key for key, _ in some] for some in growth._by_vocabulary(wanted)] == [["V"], ["P", "V"]]
+
+
+def test_the_training_pass_of_ours_leaves_a_gradient() -> None:
+    system = Ours(64, torch.float32)
+    point = Point(prompts=1, group_size=2, prompt_tokens=4, completion=3, vocabulary=64)
+    system.take(point)
+    system.train_pass()
+    assert any(float(gradient.abs().max()) > 0 for gradient in system.gradient().values())
+    assert point.padded_tokens == 14
+    assert micro_batch_rows(Point(prompt_tokens=100, completion=28, tokens_per_micro_batch=300)) == 2
+
+
+def test_the_sampler_is_timed_at_every_vocabulary() -> None:
+    told = {"vocabularies": [16, 32], "rows": 2, "repeats": 2, "seconds_a_point": 0.0, "threads": 1}
+    points = sampler(told)["points"]
+    assert [sorted(point) for point in points] == [["oncurve", "trl"]] * 2
+
+
+def test_the_table_says_what_passed() -> None:
+    memory = {"G": {"oncurve": held(1, 2, 2, 2), "trl": held(1, 2, 2, 2)}}
+    results = {
+        "threads": 1,
+        "gradient_cosine": 0.99999,
+        "training": {"P": curve(2e-5, 1.6e-4)},
+        "sampler": curve(1e-6, 1e-5),
+        "memory": memory,
+        "verdicts": {
+            "prompt_slope": prompt_verdict(curve(2e-5, 1.6e-4), 8),
+            "memory": memory_verdict(memory),
+            "sampler_slope": sampler_verdict(curve(1e-6, 1e-5)),
+        },
+    }
+    text = growth.table(results)
+    assert [line.rsplit("|", 2)[1].strip() for line in text.splitlines()[2:5]] == ["pass", "pass", "**fail**"]
+    assert "| training over P | 64 - 256 |" in text
