@@ -32,6 +32,9 @@ class TableModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
 
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        return self.logits(hidden)
+
     def head(self):
         return self.logits
 

@@ -91,6 +91,9 @@ class CausalModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """`(n, H)` -> `(n, V)`, float32 at least (float64 stays float64)."""
 
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """`logits` in the type that the head computes in: for the sampler, which widens them a few rows at a time."""
+
     def head(self) -> Head:
         """What makes logits from stored hidden states without a gradient: a frozen reference hands this out."""
 

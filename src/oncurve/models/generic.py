@@ -71,6 +71,10 @@ class GenericModel:
         """The hidden states are the logits: widened to float32 at least."""
         return at_least_float32(hidden)
 
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """The hidden states themselves."""
+        return hidden
+
     def head(self) -> Head:
         """`logits`, which needs no weights."""
         return self.logits

@@ -66,7 +66,12 @@ class TransformersModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalModel.logits`."""
-        return at_least_float32(self._head(hidden))
+        return at_least_float32(self.raw_logits(hidden))
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalModel.raw_logits`."""
+        logits: Tensor = self._head(hidden)
+        return logits
 
     def head(self) -> Head:
         """See `CausalModel.head`: this module's own head, without a gradient."""

@@ -24,7 +24,8 @@ from oncurve.rollout.stopping import StopSearch
 
 __all__ = ["Ended", "decode_rows"]
 
-# Logits of so many numbers at a time (64 MiB in float32): a large vocabulary is sampled in slices of the rows.
+# Logits of so many numbers at a time (64 MiB in float32), so that a large vocabulary with many rows fits in memory. Not
+# fewer, for each slice reads the whole head.
 _LOGITS_AT_ONCE = 1 << 24
 
 # Compact when this share of the rows is finished: each costs its share of a step, but compaction copies the cache.
@@ -160,7 +161,7 @@ class _Loop:
         pieces = []
         start = 0
         while start < len(hidden):
-            logits = model.logits(hidden[start : start + self._at_once])
+            logits = model.raw_logits(hidden[start : start + self._at_once])
             pieces.append(sample(logits, uniforms[start : start + self._at_once], temperature))
             start += len(logits)
             self._at_once = max(1, _LOGITS_AT_ONCE // logits.shape[1])
