@@ -14,10 +14,12 @@ from torch import Tensor
 from oncurve.batching import micro_batches
 from oncurve.durable import LazyTensors
 from oncurve.errors import CheckpointError, ConfigError
+from oncurve.learner.budget import Budget
 from oncurve.learner.live import live_rows, observe_dead_rows, still_without_advantage
 from oncurve.learner.optim import MasterAdamW, MasterKind, MomentKind, Schedule, scheduled_rate
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.reference import Reference, scored_logprobs
+from oncurve.learner.sparse import sparse_embeddings
 from oncurve.losses import Objective, Regularizer
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, token_streams
@@ -55,7 +57,8 @@ class LearnerConfig(Component):
     schedule                after the warm-up: "constant", or "linear" or "cosine" down to 0 at the last update
     warmup_steps            updates over which the rate rises to its peak
     passes, minibatches     updates per rollout: `passes` times over the batch, in `minibatches` pieces of whole groups
-    tokens_per_micro_batch  tokens (each prompt once per group) of one forward and backward pass
+    tokens_per_micro_batch  tokens (each prompt once per group) of one forward and backward pass; halved for the rest of
+                            the run whenever a GPU runs out of memory
     gradient_checkpointing  keep only each layer's input for the backward pass and run the layer again there: less
                             memory for activations, a third more work
     old_logprobs            with several updates per rollout, the old policy's log-probs: "recompute" them with the
@@ -166,6 +169,7 @@ class LocalLearner:
         self._needs = objective.needs | regularizer.needs
         self._by_advantage = still_without_advantage(objective, regularizer)
         self._attempts = 0
+        self.budget = Budget(config.tokens_per_micro_batch)
 
     @property
     def version(self) -> int:
@@ -184,19 +188,31 @@ class LocalLearner:
         """The gradient of Σ weight_it · loss_it over the batch, left in the parameters' `.grad`; nothing is stepped.
 
         It does not depend on `tokens_per_micro_batch` nor on the order of rows. Rows that cannot move anything are not
-        computed (`live_rows`); statistics that need their forward pass are means over the others.
+        computed (`live_rows`); statistics that need their forward pass are means over the others. Where a device runs
+        out of memory, all of it is done again in smaller micro-batches, and so are later ones.
 
-        Raises ValueError where the batch has no `advantages` or `token_weights`, or a stream in `needs` is missing.
+        Raises TrainingError where one row at a time is too much, ValueError where the batch has no `advantages` or
+        `token_weights`, or a stream in `needs` is missing.
         """
         live = live_rows(minibatch, self._by_advantage)
+        halved = self.budget.halved
+        accumulated = self.budget.fit(lambda tokens: self._accumulate(live, tokens), minibatch)
+        metrics = accumulated.metrics
+        observe_dead_rows(metrics, minibatch, live)
+        self._observe_mismatch_of_old(metrics, minibatch)
+        if self.budget.halved > halved:
+            metrics.add("out_of_memory", float(self.budget.halved - halved))
+        return accumulated
+
+    def _accumulate(self, live: TrainBatch | None, tokens: int) -> Accumulated:
+        """The gradient, loss and statistics of the live rows, in micro-batches of `tokens`."""
         device = module_device(self._model.module)
         metrics = Metrics()
         loss = torch.zeros((), dtype=torch.float64, device=device)
         self.optimizer.zero_grad()
-        for micro in micro_batches(live, self.config.tokens_per_micro_batch) if live is not None else ():
-            loss += self._backward(_on(device, micro), metrics)
-        observe_dead_rows(metrics, minibatch, live)
-        self._observe_mismatch_of_old(metrics, minibatch)
+        with sparse_embeddings(self._model.module):
+            for micro in micro_batches(live, tokens) if live is not None else ():
+                loss += self._backward(_on(device, micro), metrics)
         return Accumulated(loss, metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
@@ -250,14 +266,14 @@ class LocalLearner:
 
     def old_logprobs(self, batch: TrainBatch) -> Tensor:
         """Log-probs `(B, T)` of the batch under the weights as they are now, without a gradient."""
-        return scored_logprobs(self._model, batch, self._temperature, self.config.tokens_per_micro_batch)
+        return self.budget.fit(lambda tokens: scored_logprobs(self._model, batch, self._temperature, tokens), batch)
 
     def reference_streams(self, batch: TrainBatch) -> TrainBatch:
         """`batch` with `ref_logprobs (B, T)`, and `ref_hidden` for the full KL; unchanged without a reference."""
-        if self.reference is None:
+        reference, full = self.reference, "full_kl" in self._needs
+        if reference is None:
             return batch
-        full = "full_kl" in self._needs
-        return self.reference.score(batch, self._temperature, self.config.tokens_per_micro_batch, full)
+        return self.budget.fit(lambda tokens: reference.score(batch, self._temperature, tokens, full), batch)
 
     def masters(self) -> Mapping[str, Tensor]:
         """Every parameter by name in its full precision, tied ones once: what an export is made of.
@@ -269,7 +285,8 @@ class LocalLearner:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Masters and moments by name, and the counts. Tensors are views: write them before the next update."""
-        return self.optimizer.state(), {"steps": self.optimizer.steps, "attempts": self._attempts}
+        counts = {"steps": self.optimizer.steps, "attempts": self._attempts}
+        return self.optimizer.state(), counts | {"tokens_per_micro_batch": self.budget.tokens}
 
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """The inverse of `state`, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
@@ -277,6 +294,8 @@ class LocalLearner:
             raise CheckpointError("the learner's record has no `steps` and `attempts`: another version wrote it")
         self.optimizer.load_state(tensors, int(meta["steps"]))
         self._attempts = int(meta["attempts"])
+        if "tokens_per_micro_batch" in meta:  # what did not fit before the run was stopped does not fit now
+            self.budget.tokens = min(self.budget.tokens, int(meta["tokens_per_micro_batch"]))
 
     def reference_state(self) -> dict[str, Tensor] | None:
         """The reference's tensors, which never change; None where there is no reference."""

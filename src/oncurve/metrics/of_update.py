@@ -153,6 +153,14 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "Three in a row stop the run. Try float32, a lower learning rate, and look at the saved batch.",
     ),
     Metric(
+        "out_of_memory",
+        "sum",
+        "updates",
+        "times that an update ran out of the device's memory and was done again in micro-batches half as large",
+        "There where it happened. The smaller micro-batches stay for the rest of the run, a resumed one too.",
+        "Above 0 more than once: set learner.tokens_per_micro_batch lower, so that nothing is done twice.",
+    ),
+    Metric(
         "nonfinite_values",
         "sum",
         "values",

@@ -7,7 +7,6 @@ because dropout would part sampler and learner. So its layers get a subclass of 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -65,6 +64,5 @@ def _config(layer: nn.Module) -> Any:
     return next(part.config for part in layer.modules() if hasattr(part, "config"))
 
 
-@cache
 def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, (_Recomputed, kind), {"__module__": kind.__module__})

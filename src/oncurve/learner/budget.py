@@ -1,0 +1,54 @@
+"""The tokens of one micro-batch: what the settings say, halved for good where the memory did not suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from oncurve.errors import TrainingError
+from oncurve.types import TrainBatch
+
+__all__ = ["Budget"]
+
+Result = TypeVar("Result")
+
+
+class Budget:
+    """How many tokens a forward and backward pass may have. `tokens`: now; `halved`: how often it was too many."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.halved = 0
+
+    def fit(self, work: Callable[[int], Result], batch: TrainBatch) -> Result:
+        """`work(tokens)`, from its start again with half of them as often as the device runs out of memory.
+
+        A processor that runs out kills without a word, so this is for accelerators.
+
+        Raises TrainingError when even a single row of `batch` at a time is too much.
+        """
+        while True:
+            try:
+                return work(self.tokens)
+            except torch.OutOfMemoryError as error:
+                problem = str(error).partition("\n")[0]
+            self._halve(batch, problem)  # out of the handler: the traceback holds the tensors that are to be freed
+
+    def _halve(self, batch: TrainBatch, problem: str) -> None:
+        rows = [
+            length + len(batch.prompts[group])
+            for length, group in zip(batch.lengths.tolist(), batch.group_ids.tolist(), strict=True)
+        ]
+        whole = int(batch.lengths.sum()) + sum(len(prompt) for prompt in batch.prompts)
+        if min(self.tokens, whole) <= max(rows):
+            raise TrainingError(
+                f"out of memory with one completion at a time ({max(rows)} tokens with its prompt): {problem}. "
+                "Set learner.gradient_checkpointing = true, learner.moments = 'bfloat16', learner.masters = 'split' or "
+                "a smaller rollout.max_new_tokens, and resume"
+            )
+        self.tokens = max(1, min(self.tokens, whole) // 2)
+        self.halved += 1
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,99 @@
+"""Out of memory on a device: the pass is done again in smaller micro-batches, and they stay small."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fakes.learning import finished, gradient, make_learner
+from fakes.tiny_policy import random_groups
+from oncurve.batching import collate
+from oncurve.errors import TrainingError
+from oncurve.learner import LocalLearner
+
+GROUPS = random_groups()
+
+
+class Small:
+    """A device that holds so many tokens of hidden states at a time; `passes`: what each forward pass asked for."""
+
+    def __init__(self, learner: LocalLearner, holds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passes: list[int] = []
+        model, inner = learner.policy(), learner.policy().completion_hidden
+
+        def completion_hidden(prompts: list[Tensor], group_ids: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+            asked = int(lengths.sum()) + sum(len(prompt) for prompt in prompts)
+            self.passes.append(asked)
+            if asked > holds:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB\nmore")
+            return inner(prompts, group_ids, ids, lengths)
+
+        monkeypatch.setattr(model, "completion_hidden", completion_hidden)
+
+
+def test_the_update_is_done_again_from_its_start_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_learner()
+    right = gradient(plain, finished(plain, GROUPS))
+    learner = make_learner()
+    batch = finished(learner, GROUPS)
+    small = Small(learner, 20, monkeypatch)
+    accumulated = learner.accumulate(batch)
+    given = torch.cat([part.flatten() for part in learner.optimizer.gradients().values()])
+    torch.testing.assert_close(given, right, rtol=1e-10, atol=1e-12)
+    assert small.passes[0] > 20
+    assert accumulated.metrics.result()["out_of_memory"] >= 1
+    assert learner.budget.tokens <= small.passes[0] // 2
+    small.passes.clear()
+    assert "out_of_memory" not in learner.accumulate(batch).metrics.result()
+    assert max(small.passes) <= 20
+
+
+def test_scoring_passes_are_halved_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = collate(GROUPS)
+    right = make_learner().old_logprobs(batch)
+    learner = make_learner()
+    Small(learner, 20, monkeypatch)
+    torch.testing.assert_close(learner.old_logprobs(batch), right, rtol=0, atol=1e-12)
+
+
+def test_the_smaller_budget_is_part_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner()
+    batch = finished(learner, GROUPS)
+    Small(learner, 20, monkeypatch)
+    learner.update(batch)
+    tensors, meta = learner.state()
+    resumed = make_learner()
+    resumed.load_state(tensors, meta)
+    assert resumed.budget.tokens == learner.budget.tokens < 10_000
+    lower = make_learner(tokens_per_micro_batch=3)
+    lower.load_state(tensors, meta)
+    assert lower.budget.tokens == 3  # what the settings say now may be less, never more
+
+
+def test_a_row_that_does_not_fit_alone_stops_the_run_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner()
+    batch = finished(learner, GROUPS)
+    Small(learner, 2, monkeypatch)
+    with pytest.raises(TrainingError, match=r"one completion at a time.*3\.00 GiB\. Set learner\.gradient_checkpoint"):
+        learner.update(batch)
+
+
+def test_an_embedding_is_sparse_within_an_update_only() -> None:
+    learner = make_learner(dtype=torch.float32, compute_dtype=torch.bfloat16, tied=True)
+    embedding = learner.policy().module.embedding
+    assert isinstance(embedding, nn.Embedding)
+    kinds: list[bool] = []
+    embedding.register_forward_hook(lambda module, *_: kinds.append(module.sparse))
+    learner.update(finished(learner, GROUPS))
+    assert set(kinds) == {True}
+    assert not embedding.sparse
+    learner.old_logprobs(collate(GROUPS))
+    assert kinds[-1] is False
+
+
+def test_gradients_of_untied_embeddings_are_dense_when_they_are_stepped() -> None:
+    learner = make_learner(dtype=torch.float32, compute_dtype=torch.bfloat16)
+    learner.accumulate(finished(learner, GROUPS))
+    assert learner.policy().module.embedding.weight.grad.is_sparse
+    found = learner.optimizer.gradients()
+    assert not any(part.is_sparse for part in found.values())
+    assert found["embedding.weight"].dtype == torch.float32
