@@ -132,21 +132,25 @@ def ideal_seconds(size: Size, work: Work, flops: float, bandwidth: float, weight
 def tokens_of(case: Case, step: int, executed: dict[str, int]) -> dict[str, int]:
     """Positions put through networks in a step: useful, duplicated (prompts again for siblings), padding and the rest.
 
-    Useful: prompts once in each pass that reads them, each completion token once in decode (but the last, which nothing
-    follows), reference and training. A dead group's training is not useful. Of what a pass does beyond that, as much as
-    the prompts of all siblings but one is duplicated; the rest is padding.
+    Useful: prompts once in each pass that reads them, each completion token but the last, which predicts nothing, once
+    in decode, reference and training. A dead group's training is not useful. Of what a pass does beyond that, as much
+    as the prompts of all siblings but one is duplicated; the rest is padding.
     """
     work = work_of(case, step)
     prompts = sum(work.prompts)
     groups = zip(work.prompts, work.completions, work.live, strict=True)
     useful = {
         "rollout": prompts + work.completion_tokens - case.rows,
-        "reference": prompts + work.completion_tokens if work.kl else 0,
-        "train": sum(prompt + sum(completions) for prompt, completions, live in groups if live),
+        "reference": prompts + work.completion_tokens - case.rows if work.kl else 0,
+        "train": sum(prompt + sum(completions) - case.group_size for prompt, completions, live in groups if live),
     }
-    spent = {**executed, "rollout": executed.get("prefill", 0) + executed.get("decode", 0)}
     again = prompts * (case.group_size - 1)
-    duplicated = sum(min(again, max(0, spent.get(name, 0) - needed)) for name, needed in useful.items())
+    beyond = {name: executed.get(name, 0) - needed for name, needed in useful.items()}
+    if "prefill" in executed:
+        beyond["rollout"] = executed["prefill"] - prompts
+    else:
+        beyond["rollout"] += executed.get("decode", 0)
+    duplicated = sum(min(again, max(0, more)) for more in beyond.values())
     total, needed = sum(executed.values()), sum(useful.values())
     return {"executed": total, "useful": needed, "duplicated": duplicated, "padding": total - needed - duplicated}
 

@@ -58,8 +58,7 @@ def watch(run: Any) -> Probe:
     """A probe on the run's parts."""
     probe = Probe()
     probe.timed(run.trainer.engine, "generate", "decode")
-    probe.timed(run.loaded.model, "decoder", "prefill")
-    probe.timed(run.trainer.scorer, "score", "reward")
+    _watch_prefill(run.loaded.model, probe)
     probe.timed(run.learner, "reference_streams", "reference")
     probe.timed(run.learner, "update", "train")
     probe.timed(run.learner.optimizer, "gradient_norm", "optimizer")
@@ -68,6 +67,19 @@ def watch(run: Any) -> Probe:
     if run.learner.reference is not None:
         probe.count_tokens(run.learner.reference.model.module)
     return probe
+
+
+def _watch_prefill(model: Any, probe: Probe) -> None:
+    """Prompts are prefilled when a decoder is made, and when further groups join it."""
+    make = model.decoder
+
+    def decoder(*arguments: Any, **keywords: Any) -> Any:
+        with probe.phase("prefill"):
+            made = make(*arguments, **keywords)
+        probe.timed(made, "join", "prefill")
+        return made
+
+    model.decoder = decoder
 
 
 def serve(case: Case, channel: Channel) -> None:
@@ -80,4 +92,6 @@ def serve(case: Case, channel: Channel) -> None:
             result = run.trainer.step()
             seconds = time.perf_counter() - started
             lengths = [len(completion.ids) for group in result.groups for completion in group.completions]
-            channel.done(probe.report(seconds, lengths, result.metrics.get("mismatch")))
+            report = probe.report(seconds, lengths, result.metrics.get("mismatch"))
+            report.phases["reward"] = result.metrics["seconds_reward"]  # waited for, after what was scored meanwhile
+            channel.done(report)

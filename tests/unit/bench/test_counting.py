@@ -51,14 +51,27 @@ def test_the_ideal_step_is_the_sum_of_its_phases() -> None:
 def test_tokens_are_useful_duplicated_or_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.counting.prompt_ids", lambda case, number: [0] * (5 + number % 2))
     case = Case("oncurve", "6.5M", prompts=2, group_size=3, completion=4, kl_coef=0.1)
-    shared = {"prefill": 11, "decode": 6 * 3, "reference": 11 + 24, "train": 11 + 24}
+    shared = {"prefill": 11, "decode": 6 * 3, "reference": 11 + 18, "train": 11 + 18}
     useful = sum(shared.values())
     assert tokens_of(case, 0, shared) == {"executed": useful, "useful": useful, "duplicated": 0, "padding": 0}
     padded = {"prefill": 6 * 6, "decode": 6 * 3, "reference": 6 * 10, "train": 6 * 10}
     found = tokens_of(case, 0, padded)
-    assert (found["useful"], found["duplicated"], found["padding"]) == (useful, 2 * 11 * 3, 3 * (36 - 33))
+    assert (found["useful"], found["duplicated"], found["padding"]) == (
+        useful,
+        2 * 11 * 3,
+        (36 - 33) + 2 * (60 - 33 - 18),
+    )
 
 
 def test_natural_cells_have_no_kl_and_two_dead_groups_of_five() -> None:
     case = CELLS["6.5M natural"]
     assert (case.kl_coef, case.constant_groups) == (0.0, 0.4)
+
+
+def test_rows_that_go_on_after_their_end_are_padding_not_prompts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.counting.prompt_ids", lambda case, number: [0] * 5)
+    case = Case("oncurve", "6.5M", prompts=2, group_size=3, completion=4)
+    found = tokens_of(case, 0, {"prefill": 10, "decode": 6 * 3 + 2, "train": 10 + 18})
+    assert (found["duplicated"], found["padding"]) == (0, 2)
+    mixed = tokens_of(case, 0, {"decode": 30 + 6 * 3, "train": 10 + 18})
+    assert (mixed["duplicated"], mixed["padding"]) == (20, 0)
