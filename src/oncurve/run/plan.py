@@ -80,8 +80,8 @@ def _updates(config: RunConfig) -> str:
 def _lengths(config: RunConfig) -> str:
     rollout = config.rollout
     most = config.completions_per_step * rollout.max_new_tokens
-    passes = -(-config.completions_per_step // rollout.rows)
-    sampled = f", sampled in about {passes} passes of at most {rollout.rows} (rollout.rows)" if passes > 1 else ""
+    waiting = config.completions_per_step > rollout.rows
+    sampled = f", sampled at most {rollout.rows} completions side by side (rollout.rows)" if waiting else ""
     left_out = "; those that do not end by then are left out of the loss" if config.filter.mask_truncated else ""
     return (
         f"Completions have at most {_count(rollout.max_new_tokens, 'token')} at temperature {rollout.temperature:g}: "
