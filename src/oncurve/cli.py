@@ -118,6 +118,39 @@ def demo(
     _exit_with(run_demo(seed=seed, out=out, as_json=as_json))
 
 
+@app.command("plan")
+def plan_command(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe, or a preset's name.", metavar="RECIPE")] = None,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option("--model", help="A shape by name, or a model's folder or id.")] = None,
+    parameters: Annotated[float | None, typer.Option("--parameters", help="A usual shape of that size: 7e9.")] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts a step.")] = None,
+    group_size: Annotated[int | None, typer.Option("--group-size", help="Completions a prompt.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens of a prompt.")] = None,
+    completion_tokens: Annotated[
+        int | None, typer.Option("--completion-tokens", help="Tokens of a completion; as a rule the most it may have.")
+    ] = None,
+    machine: Annotated[str | None, typer.Option("--machine", help="A card by name, in place of this machine.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Its memory: 80GiB.")] = None,
+    tflops: Annotated[float | None, typer.Option("--tflops", help="Its rate of bf16 products: 790.")] = None,
+    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory's speed: 4300GB/s.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a run will hold and how long a step takes, before anything is loaded; exit code 1: it does not fit."""
+    from oncurve.run.forecasting import Sizes, forecast_command
+
+    sizes = Sizes(prompts, group_size, prompt_tokens, completion_tokens)
+    named = (machine, memory, tflops, bandwidth)
+    found = forecast_command(
+        recipe, overrides or [], model, parameters, sizes, named, lambda line: typer.echo(f"{line} ...", err=True)
+    )
+    typer.echo(found.text())
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    if not found.fits:
+        raise typer.Exit(1)
+
+
 @config_app.command("show")
 def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
     """Print the resolved configuration as TOML."""

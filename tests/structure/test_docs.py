@@ -314,7 +314,7 @@ def test_the_readmes_commands_are_the_commands() -> None:
     assert {name for name, _ in rows} == set(real)
     for name, usage in rows:
         options = {option for parameter in real[name].params for option in parameter.opts if option.startswith("--")}
-        assert set(re.findall(r"--\w+", usage)) == options, name
+        assert set(re.findall(r"--[\w-]+", usage)) == options, name
 
 
 def test_the_readme_has_the_two_commands_and_names_what_exists() -> None:

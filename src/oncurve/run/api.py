@@ -17,8 +17,9 @@ from oncurve.models.huggingface import loaded_from
 from oncurve.run.assemble import Given, Run, assemble
 from oncurve.run.checks import check_complete
 from oncurve.run.directory import RunDirectory
+from oncurve.run.forecasting import check_memory
 from oncurve.run.loading import load_config
-from oncurve.run.session import create_directory, finish, restore
+from oncurve.run.session import create_directory, finish, restore, say
 from oncurve.spec import Component
 from oncurve.trainer import StepResult
 
@@ -114,6 +115,8 @@ def train(
     given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
     if out is not None:
         RunDirectory.check_free(Path(out))
+    if loaded is None:
+        say(Console(highlight=False), *check_memory(config))
     trained = TrainedRun(assemble(config, base, given))
     try:
         if out is not None:

@@ -17,6 +17,7 @@ from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
 from oncurve.run.config import RunConfig
 from oncurve.run.directory import RunDirectory
+from oncurve.run.forecasting import check_memory
 from oncurve.run.loading import load_config, to_toml
 from oncurve.run.plan import plan
 from oncurve.trainer import StepResult
@@ -34,9 +35,11 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
     check_complete(config)
     out = out or free_directory(config.run.name or "run")
     RunDirectory.check_free(out)
+    console = Console(highlight=False)
+    say(console, *check_memory(config))
     with assemble(config, base) as run:
         create_directory(run, out)
-        return finish(run, Console(highlight=False))
+        return finish(run, console)
 
 
 def resume_run(directory: Path) -> str | None:

@@ -1,0 +1,156 @@
+"""The machine: what it can do by its data sheet or by measurement, and how much memory there is.
+
+A machine's three numbers are all that the limits of `counting` ask for. On the machine at hand they are measured
+(`rehearsal`), and the memory is the least of what its limits leave.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncurve.errors import ConfigError
+from oncurve.spec import suggest
+
+__all__ = ["MACHINES", "Machine", "Room", "machine", "memory_here", "parse_bytes"]
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Memory in bytes, matrix products in FLOP/s (bf16, dense), memory traffic in bytes a second; `source` of these."""
+
+    name: str
+    memory: float
+    flops: float
+    bandwidth: float
+    source: str = "data sheet"
+
+
+MACHINES: dict[str, Machine] = {
+    "h200": Machine("h200", 139 * GIB, 790e12, 4.3e12, "measured"),
+    "h100": Machine("h100", 79 * GIB, 989e12, 3.35e12),
+    "a100-80": Machine("a100-80", 79 * GIB, 312e12, 2.04e12),
+    "a100-40": Machine("a100-40", 39 * GIB, 312e12, 1.56e12),
+    "l40s": Machine("l40s", 44 * GIB, 362e12, 0.864e12),
+    "rtx4090": Machine("rtx4090", 23.6 * GIB, 165e12, 1.01e12),
+    "rtx3090": Machine("rtx3090", 23.6 * GIB, 71e12, 0.936e12),
+}
+"""Cards by name. A data sheet's figure is never reached: a limit made of one lies below one made of a measurement."""
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_bytes(text: str, option: str) -> float:
+    """`"80GiB"`, `"4300GB/s"`, `"24e9"` -> bytes. Raises ConfigError, naming the option, for anything else."""
+    found = _QUANTITY.fullmatch(text.strip())
+    value = 0.0 if found is None else float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()]
+    if found is None or value <= 0:
+        raise ConfigError(f"{option} {text}: expected an amount above 0 with a unit, like 80GiB or 4300GB/s")
+    return value
+
+
+def machine(name: str | None, memory: str | None, tflops: float | None, bandwidth: str | None) -> Machine:
+    """A machine by name, with what is given beside the name in its place.
+
+    Raises ConfigError: an unknown name, or none and not all three numbers.
+    """
+    if name is not None and name.lower() not in MACHINES:
+        raise ConfigError(
+            f"--machine {name}: unknown{suggest(name, MACHINES) or '; there are: ' + ', '.join(MACHINES)}"
+        )
+    if tflops is not None and not 0 < tflops < float("inf"):
+        raise ConfigError(f"--tflops {tflops:g}: give the card's dense bf16 rate, above 0")
+    known = MACHINES[name.lower()] if name is not None else None
+    if known is None and (memory is None or tflops is None or bandwidth is None):
+        raise ConfigError(
+            f"a machine is missing: name one with --machine ({', '.join(MACHINES)}), or give --memory 80GiB, "
+            "--tflops 790 and --bandwidth 4300GB/s"
+        )
+    return Machine(
+        "given" if known is None else known.name,
+        known.memory if known is not None and memory is None else parse_bytes(memory or "", "--memory"),
+        known.flops if known is not None and tflops is None else (tflops or 0.0) * 1e12,
+        known.bandwidth if known is not None and bandwidth is None else parse_bytes(bandwidth or "", "--bandwidth"),
+        "command line" if known is None or memory or tflops or bandwidth else known.source,
+    )
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much memory there is for this process, and by which limit. `total`: what the limit allows altogether."""
+
+    available: float
+    total: float
+    limit: str
+
+
+def memory_here(root: Path = Path("/")) -> Room:
+    """The room this process has: the least of the free memory of the machine and of what its control groups leave.
+
+    What this process holds already counts as room, for a plan counts the whole process; so does what the kernel can
+    take back (file caches). `root` stands in for `/`, for tests.
+    """
+    import psutil
+
+    own = psutil.Process().memory_info().rss
+    memory = psutil.virtual_memory()
+    rooms = [Room(memory.available + own, memory.total, "the machine's free memory")]
+    for name, limit, used in _groups(root):
+        if limit < memory.total:
+            rooms.append(Room(max(limit - used, 0.0) + own, limit, name))
+    return min(rooms, key=lambda room: room.available)
+
+
+def _groups(root: Path) -> list[tuple[str, float, float]]:
+    """Limit and use of this process's control groups and of all above them, version 2 and 1: those that have one."""
+    found = []
+    for version, folder in _group_folders(root):
+        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        top = root / ("sys/fs/cgroup" if version == 2 else "sys/fs/cgroup/memory")
+        for place in (folder, *folder.parents):
+            limit, used = _number(place / names[0]), _number(place / names[1])
+            if limit is not None:
+                cached = _cache(place / "memory.stat", "inactive_file" if version == 2 else "total_inactive_file")
+                where = "/" + place.relative_to(top).as_posix().removeprefix(".")
+                found.append((f"cgroup v{version} {names[0]} of {where}", limit, (used or 0.0) - cached))
+            if place == top:
+                break
+    return found
+
+
+def _group_folders(root: Path) -> list[tuple[int, Path]]:
+    """The folders of this process's memory groups, as (version, folder); none where there are no control groups."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            folders.append((2, root / "sys/fs/cgroup" / path.strip("/")))
+        elif "memory" in controllers.split(","):
+            folders.append((1, root / "sys/fs/cgroup/memory" / path.strip("/")))
+    return folders
+
+
+def _number(path: Path) -> float | None:
+    """The number in a file; None where there is no file, or "max" in it."""
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cache(path: Path, key: str) -> float:
+    """What of a group's memory is file cache that nobody has touched lately."""
+    try:
+        pairs = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return 0.0
+    return next((float(value) for name, value in pairs if name == key), 0.0)

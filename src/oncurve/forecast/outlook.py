@@ -1,0 +1,224 @@
+"""The forecast as a whole: memory against the room there is, seconds by phase, what to change where it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from oncurve.forecast.machines import Machine, Room
+from oncurve.forecast.memory import Activations, Footprint, Memory, activations_of, memory_of
+from oncurve.forecast.shapes import ModelShape, Work
+
+__all__ = ["Forecast", "Mend", "Variant", "mends"]
+
+PART_NAMES = {
+    "process": "process, before the model",
+    "parameters": "parameters and masters",
+    "optimizer": "optimizer's moments",
+    "gradients": "gradients",
+    "reference": "reference",
+    "keys_and_values": "keys and values",
+    "activations": "activations",
+    "head_and_workspace": "head and workspace",
+}
+
+
+@dataclass(frozen=True)
+class Mend:
+    """Settings that make a run smaller, and the peak it would then have."""
+
+    settings: str
+    peak: float
+    seconds: str = ""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What `oncurve plan` says.
+
+    title     what it is about               seconds   by phase; "decode_step" and "step" are among them
+    room      the memory there is            measured  whether seconds are scaled measurements (limits otherwise)
+    notes     what else a reader should know
+    """
+
+    title: str
+    shape: ModelShape
+    work: Work
+    footprint: Footprint
+    memory: Memory
+    room: Room
+    seconds: Mapping[str, float]
+    measured: bool
+    machine: Machine
+    mends: Sequence[Mend] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the predicted peak is within the room."""
+        return self.memory.peak <= self.room.available
+
+    def to_json(self) -> dict[str, object]:
+        """All numbers, in bytes and seconds."""
+        return {
+            "title": self.title,
+            "parameters": self.shape.parameters,
+            "bytes_per_parameter": self.footprint.total,
+            "work": {
+                "prompts": self.work.prompts,
+                "group_size": self.work.group_size,
+                "prompt_tokens": self.work.mean_prompt,
+                "completion_tokens": self.work.completion_tokens,
+                "tokens_per_micro_batch": self.work.micro_tokens,
+                "micro_batches": self.work.micro_batches,
+                "updates": self.work.updates,
+            },
+            "memory": {key: round(value) for key, value in self.memory.parts.items()},
+            "phases": {key: round(value) for key, value in self.memory.phases.items()},
+            "peak_bytes": round(self.memory.peak),
+            "peak_in": self.memory.when,
+            "available_bytes": round(self.room.available),
+            "limit": self.room.limit,
+            "fits": self.fits,
+            "seconds": dict(self.seconds),
+            "seconds_are": "measured and scaled" if self.measured else "limits by formula",
+            "machine": {
+                "name": self.machine.name,
+                "flops": self.machine.flops,
+                "bytes_per_second": self.machine.bandwidth,
+                "source": self.machine.source,
+            },
+            "mends": [{"settings": mend.settings, "peak_bytes": round(mend.peak)} for mend in self.mends],
+            "notes": list(self.notes),
+        }
+
+    def text(self) -> str:
+        """All of it for a person to read."""
+        lines = [self.title, "", *self._memory_lines(), "", *self._time_lines()]
+        if self.notes:
+            lines += ["", *(f"note: {note}" for note in self.notes)]
+        lines += ["", *self._verdict()]
+        return "\n".join(lines)
+
+    def _memory_lines(self) -> list[str]:
+        per = self.footprint
+        says = {
+            "parameters": f"{self.shape.parameters:,} × {per.weight + per.master} bytes",
+            "optimizer": f"{per.moments} bytes a parameter",
+            "gradients": f"{per.gradient} bytes a parameter, while training",
+            "reference": f"{per.reference} bytes a parameter" if per.reference else "none: no KL term",
+            "keys_and_values": "while sampling, at full length",
+            "activations": f"{self.work.largest_micro[0]:,.0f} tokens a pass, while training",
+            "head_and_workspace": "while training",
+        }
+        head = ["Memory"]
+        body = [
+            f"  {PART_NAMES[name]:<26} {size(value):>10}   {says.get(name, '')}".rstrip()
+            for name, value in self.memory.parts.items()
+            if value or name not in ("process",)
+        ]
+        return [*head, *body, f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"]
+
+    def _time_lines(self) -> list[str]:
+        if not self.seconds:
+            return []
+        source = f"{self.machine.flops / 1e9:,.0f} GFLOP/s, {self.machine.bandwidth / 1e9:,.0f} GB/s"
+        head = f"A step on {self.machine.name} ({source}, {self.machine.source})"
+        kind = "as measured on parts of it" if self.measured else "LIMITS by formula, which nothing reaches"
+        lines = [f"{head}: {kind}"]
+        for name, seconds in self.seconds.items():
+            if name == "decode":
+                steps = f"{self.work.completion_tokens:,} tokens, {duration(self.seconds['decode_step'])} a step"
+                lines.append(f"  {name:<12} {duration(seconds):>10}   {steps}")
+            elif name not in ("decode_step", "step") and (seconds or name not in ("reference", "old")):
+                lines.append(f"  {name:<12} {duration(seconds):>10}")
+        return [*lines, f"  {'step':<12} {duration(self.seconds['step']):>10}   and what the rewards take"]
+
+    def _verdict(self) -> list[str]:
+        room = f"{size(self.room.available)} ({self.room.limit})"
+        if self.fits:
+            return [f"It fits: {size(self.memory.peak)} of {room}."]
+        lines = [f"It does not fit: {size(self.memory.peak)} of {room}."]
+        if not self.mends:
+            return [*lines, "No setting makes it small enough: take a smaller model, or more memory."]
+        return [
+            *lines,
+            "What makes it smaller:",
+            *(f"  {mend.settings:<60} {size(mend.peak):>10}" for mend in self.mends),
+        ]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What of a run a mend may change, and from which the peak follows."""
+
+    shape: ModelShape
+    work: Work
+    dtype: str
+    moments: str
+    masters: str
+    reference: bool
+    checkpointing: bool
+    on_cpu: bool = True
+    process: float = 0.0
+
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes a parameter."""
+        return Footprint.of(self.dtype, self.moments, self.masters, self.reference)
+
+    def activations(self) -> Activations:
+        """By formula."""
+        return activations_of(self.shape, self.work, self.footprint.weight, self.checkpointing, self.on_cpu)
+
+    def memory(self, activations: Activations | None = None, training: float | None = None) -> Memory:
+        """The forecast, with measured activations where they are given."""
+        found = activations or self.activations()
+        return memory_of(self.shape, self.work, self.footprint, found, self.process, training)
+
+
+def mends(variant: Variant, factor: float = 1.0) -> list[Mend]:
+    """What makes the run smaller: one setting at a time, then all of those that help together.
+
+    `factor` is what was measured over what the formulas say, for the run as it is; the mends are scaled by it. One that
+    saves less than 2 % is left out.
+    """
+    now = variant.memory().peak
+    tokens = max(256, int(variant.work.largest_micro[0]) // 4)
+    smaller = replace(variant.work, micro_tokens=tokens)
+    rows = max(variant.work.group_size, min(variant.work.rows, variant.work.completions) // 4)
+    tried: list[tuple[str, dict[str, Any], bool]] = [
+        (f"learner.tokens_per_micro_batch={tokens}", {"work": smaller}, variant.work.micro_tokens > tokens),
+        ("learner.gradient_checkpointing=true", {"checkpointing": True}, not variant.checkpointing),
+        ('model.dtype="bfloat16"', {"dtype": "bfloat16"}, variant.dtype == "float32"),
+        ('learner.moments="bfloat16"', {"moments": "bfloat16"}, variant.moments == "float32"),
+        ('learner.masters="split"', {"masters": "split"}, variant.masters == "float32" and variant.dtype != "float32"),
+        ("kl.coef=0", {"reference": False}, variant.reference),
+        (f"rollout.rows={rows}", {"work": replace(variant.work, rows=rows)}, variant.work.rows > rows),
+    ]
+    found: list[Mend] = []
+    together = variant
+    words: list[str] = []
+    for settings, changes, open_ in tried:
+        if not open_:
+            continue
+        peak = replace(variant, **changes).memory().peak
+        if peak < 0.98 * now:
+            found.append(Mend(settings, peak * factor))
+            if "work" in changes and together.work is not variant.work:
+                changes = {"work": replace(together.work, rows=rows)}
+            together, words = replace(together, **changes), [*words, settings]
+    if len(words) > 1:
+        found.append(Mend(" ".join(words), together.memory().peak * factor))
+    return found
+
+
+def size(value: float) -> str:
+    """`12.3 GB`, `845 MB`."""
+    return f"{value / 1e9:,.2f} GB" if value >= 1e9 else f"{value / 1e6:,.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    """`12.3 s`, `4.56 ms`."""
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"

@@ -1,0 +1,222 @@
+"""A step rehearsed: the run's own engine and learner on a small relative of its model, timed, its memory watched.
+
+Nothing here knows how a step is computed; it calls what a run calls. So a forecast follows the code. What is too large
+to be rehearsed whole is rehearsed on fewer layers, groups or tokens (`plan_rehearsal`) and scaled up (`scaling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from oncurve.batching import collate
+from oncurve.forecast.counting import training_flops
+from oncurve.forecast.meter import MemoryMeter, seconds_of, tidy
+from oncurve.forecast.shapes import ModelShape, Work
+from oncurve.forecast.variants import build_variant
+from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.losses import Objective, Regularizer
+from oncurve.models import CausalModel
+from oncurve.models.probe import wrap
+from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
+
+__all__ = ["Parts", "Rehearsed", "Sample", "part_of", "rehearse"]
+
+WARM = Work(1, 2, 3, (4,))
+DECODE_SECONDS = 1.2
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of a run's settings decides how long a step takes. `config` is the model's, `advantage` and `token_weights`
+    make a batch ready for the learner, as the trainer does."""
+
+    config: Any
+    sampling: Sampling
+    learner: LearnerConfig
+    objective: Objective
+    regularizer: Regularizer
+    advantage: Callable[[TrainBatch], Tensor]
+    token_weights: Callable[[TrainBatch], Tensor]
+    dtype: torch.dtype
+    device: torch.device
+    attention: Literal["auto", "generic"] = "auto"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is rehearsed: layers, tokens of the vocabulary, and the work of one training pass and of one rollout."""
+
+    layers: int
+    vocabulary: int
+    training: Work
+    rollout: Work
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a rehearsal saw.
+
+    seconds      by phase: "prefill", "decode_step", "reference", "old", "train", "optimizer"
+    parameters   of the relative
+    saved        bytes that the forward pass of the layers kept for the backward
+    held         bytes that the training pass held over what was there before it; None where it cannot be seen
+    path_reason  which path the model takes, and why
+    fast         whether that is the fast one
+    decoded      decode steps that were timed
+    """
+
+    seconds: dict[str, float]
+    parameters: int
+    saved: int
+    held: int | None
+    path_reason: str
+    fast: bool
+    decoded: int
+
+
+def rehearse(parts: Parts, sample: Sample) -> Rehearsed:
+    """Build the relative, go once through a tiny step to warm up, then through the sample's."""
+    module = build_variant(parts.config, sample.layers, sample.vocabulary)
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    model = wrap(module.to(parts.device), parts.attention)
+    learner = parts.learner.build(
+        model,
+        parts.objective,
+        parts.regularizer,
+        temperature=parts.sampling.temperature,
+        total_updates=1000,
+        dtype=parts.dtype,
+    )
+    stage = _Stage(parts, model, learner, sample.vocabulary)
+    stage.train(WARM)
+    stage.generate(WARM, 3)
+    prefill, step, decoded = stage.rollout(sample.rollout)
+    saved = stage.saved(sample.training)
+    seconds, held = stage.train(sample.training)
+    return Rehearsed(
+        {"prefill": prefill, "decode_step": step, **seconds},
+        parameters,
+        saved,
+        held,
+        model.path_reason,
+        model.fast,
+        decoded,
+    )
+
+
+class _Stage:
+    """A model with engine and learner, ready for any amount of work."""
+
+    def __init__(self, parts: Parts, model: CausalModel, learner: LocalLearner, vocabulary: int) -> None:
+        self._parts, self._model, self._learner, self._vocabulary = parts, model, learner, vocabulary
+        free = parts.sampling.model_copy(update={"stop": (), "eos_ids": ()})
+        self._sampling = free
+        self._engine = InProcessEngine(free)
+        self._engine.follow(Policy(model, 0))
+        self._meter = MemoryMeter(parts.device)
+
+    def generate(self, work: Work, tokens: int) -> float:
+        """Seconds of a rollout with completions of exactly so many tokens."""
+        asked = self._sampling.model_copy(update={"group_size": work.group_size, "max_new_tokens": tokens})
+        prompts = [self._prompt(index, work) for index in range(work.prompts)]
+        return seconds_of(lambda: self._engine.generate(prompts, 0, asked), self._parts.device)
+
+    def rollout(self, work: Work) -> tuple[float, float, int]:
+        """Seconds of the prefill (with the first token), of one decode step on average, and how many were timed."""
+        most = work.completion_tokens
+        prefill = min(self.generate(work, 1) for _ in range(2))
+        if most == 1:
+            return prefill, 0.0, 0
+        steps = min(8, most - 1)
+        step = max(self.generate(work, steps + 1) - prefill, 0.0) / steps
+        affordable = int(DECODE_SECONDS / max(step, 1e-6))
+        if affordable > steps and most - 1 > steps:
+            steps = min(most - 1, affordable)
+            step = max(self.generate(work, steps + 1) - prefill, 0.0) / steps
+        return prefill, step, steps
+
+    def train(self, work: Work) -> tuple[dict[str, float], int | None]:
+        """Seconds of everything between rollout and the next step, and what the training pass held at most."""
+        device, learner = self._parts.device, self._learner
+        batch = self._batch(work)
+        seconds = {"reference": 0.0, "old": 0.0}
+        scored: list[TrainBatch] = [batch]
+        if learner.reference is not None:
+            seconds["reference"] = seconds_of(lambda: scored.append(learner.reference_streams(batch)), device)
+        if work.old_pass:
+            old: list[Tensor] = []
+            seconds["old"] = seconds_of(lambda: old.append(learner.old_logprobs(batch)), device)
+            scored.append(scored[-1].having(old_logprobs=old[0]))
+        ready = scored[-1].with_advantages(self._parts.advantage(scored[-1]))
+        ready = ready.with_weights(self._parts.token_weights(ready))
+        tidy()
+        before = self._meter.now()
+        self._meter.reset()
+        accumulated: list[Any] = []
+        seconds["train"] = seconds_of(lambda: accumulated.append(learner.accumulate(ready)), device)
+        held = self._meter.peak() - before if self._meter.exact else None
+        seconds["optimizer"] = seconds_of(lambda: learner.apply(accumulated[0]), device)
+        return seconds, held
+
+    def saved(self, work: Work) -> int:
+        """Bytes that the layers' forward pass keeps for the backward, parameters aside: unique storages, counted."""
+        batch = self._batch(work)
+        known = {parameter.untyped_storage().data_ptr() for parameter in self._model.module.parameters()}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor.detach()  # the tensor itself would be held in a cycle for ever, where it is an output
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            hidden = self._model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
+            del hidden
+        return sum(kept.values())
+
+    def _prompt(self, index: int, work: Work) -> Prompt:
+        length = work.prompt_tokens[index % len(work.prompt_tokens)]
+        return Prompt(index, "", tuple((7919 * place + 31 * index) % self._vocabulary for place in range(length)))
+
+    def _batch(self, work: Work) -> TrainBatch:
+        """A batch as a rollout would leave it, of arbitrary tokens, no two rewards of a group alike."""
+        groups = []
+        for index in range(work.prompts):
+            completions = tuple(
+                Completion(
+                    tuple((101 * place + 13 * sample) % self._vocabulary for place in range(work.completion_tokens)),
+                    "",
+                    (-1.0,) * work.completion_tokens,
+                    "eos",
+                    sample,
+                    0,
+                )
+                for sample in range(work.group_size)
+            )
+            scores = tuple(Score(float(sample)) for sample in range(work.group_size))
+            groups.append(Group(self._prompt(index, work), completions, scores))
+        return collate(groups)
+
+
+def part_of(work: Work, shape: ModelShape, flops: float) -> Work:
+    """As much of one training pass as costs no more than `flops`: fewer groups, then fewer rows, then fewer tokens."""
+    groups = max(1, int(work.micro_groups))
+    rows = work.group_size if work.micro_groups >= 1 else max(2, round(work.group_size * work.micro_groups))
+    sample = replace(work, prompts=groups, group_size=rows, minibatches=1, passes=1)
+    while training_flops(shape, sample) > flops:
+        if sample.prompts > 1:
+            sample = replace(sample, prompts=-(-sample.prompts // 2))
+        elif sample.group_size > 2:  # one completion alone cannot be graded
+            sample = replace(sample, group_size=max(2, sample.group_size // 2))
+        elif sample.completion_tokens > 32:
+            sample = replace(sample, completion_tokens=sample.completion_tokens // 2)
+        else:
+            break
+    return replace(sample, prompt_tokens=sample.prompt_tokens[: sample.prompts])

@@ -1,0 +1,209 @@
+"""What a forecast is about: the shape of a model, and the work of one step.
+
+A shape comes from a configuration, which is a few numbers, or from the command line; no weight is ever looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from oncurve.errors import ConfigError
+from oncurve.spec import suggest
+
+__all__ = ["MODELS", "ModelShape", "Work", "named_shape", "shape_of", "shape_of_size"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer with gated layers. Example: Qwen2.5-0.5B is `ModelShape(24, 896, 14, 2, 64, 4864, 151936, True)`.
+
+    layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary   what they are called in a configuration
+    tied      whether the head is the embedding
+    counted   parameters as the module itself has them; None: by the formula of `parameters`
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool
+    counted: int | None = None
+
+    @property
+    def layer_products(self) -> int:
+        """Parameters in one layer's matrix products: 2·h·d·(heads + kv_heads) + 3·h·i."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def body(self) -> int:
+        """N_b: parameters in the matrix products of all layers."""
+        return self.layers * self.layer_products
+
+    @property
+    def head(self) -> int:
+        """N_h = V·h."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them; by formula N_b + N_h (2·N_h where the head is not the embedding), without norms."""
+        return self.counted if self.counted is not None else self.body + self.head * (1 if self.tied else 2)
+
+    @property
+    def outside_layers(self) -> int:
+        """Parameters of embedding and head."""
+        return self.head * (1 if self.tied else 2)
+
+    @property
+    def attention_flops(self) -> int:
+        """a = 4·L·heads·head_dim: what a token pays for every token it attends to."""
+        return 4 * self.layers * self.heads * self.head_dim
+
+    def cache_bytes(self, width: int = 2) -> int:
+        """Keys and values of one token, in numbers of `width` bytes: 2·L·kv_heads·head_dim·width."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * width
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step: M prompts of P tokens, G completions of C tokens each.
+
+    prompts, group_size, completion_tokens   M, G, C
+    prompt_tokens       P of each of the M prompts
+    rows                completions decoded side by side, at most
+    micro_tokens        tokens of one forward and backward pass, at most
+    minibatches, passes updates a step: `passes` times over the batch in `minibatches` pieces
+    old_pass            whether the old policy's log-probs are computed
+    """
+
+    prompts: int
+    group_size: int
+    completion_tokens: int
+    prompt_tokens: tuple[int, ...]
+    rows: int = 256
+    micro_tokens: int = 16384
+    minibatches: int = 1
+    passes: int = 1
+    old_pass: bool = False
+
+    @property
+    def completions(self) -> int:
+        """B = M·G."""
+        return self.prompts * self.group_size
+
+    @property
+    def mean_prompt(self) -> float:
+        """P, on average."""
+        return sum(self.prompt_tokens) / len(self.prompt_tokens)
+
+    @property
+    def group_tokens(self) -> float:
+        """P + G·C: tokens of a group when its prompt is computed once."""
+        return self.mean_prompt + self.group_size * self.completion_tokens
+
+    @property
+    def tokens(self) -> float:
+        """M·(P + G·C)."""
+        return self.prompts * self.group_tokens
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates a step."""
+        return self.passes * min(self.minibatches, self.prompts)
+
+    @property
+    def micro_groups(self) -> float:
+        """Groups in one forward and backward pass; below 1 where a group is split."""
+        in_minibatch = self.prompts / min(self.minibatches, self.prompts)
+        if self.group_tokens <= self.micro_tokens:
+            return min(in_minibatch, float(self.micro_tokens // self.group_tokens))
+        split = max(1.0, (self.micro_tokens - self.mean_prompt) // self.completion_tokens)
+        return min(1.0, split / self.group_size)
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward and backward passes of one update."""
+        in_minibatch = self.prompts / min(self.minibatches, self.prompts)
+        return max(1, -int(-in_minibatch // self.micro_groups))
+
+    @property
+    def largest_micro(self) -> tuple[float, float]:
+        """Tokens of the largest pass, and completion tokens among them."""
+        completion = self.micro_groups * self.group_size * self.completion_tokens
+        return completion + max(1.0, self.micro_groups) * self.mean_prompt, completion
+
+
+MODELS: dict[str, ModelShape] = {
+    "qwen2.5-0.5b": ModelShape(24, 896, 14, 2, 64, 4864, 151936, True),
+    "qwen2.5-1.5b": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, True),
+    "qwen2.5-3b": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, True),
+    "qwen2.5-7b": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, False),
+    "qwen2.5-14b": ModelShape(48, 5120, 40, 8, 128, 13824, 152064, False),
+    "llama-3.2-1b": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, True),
+    "llama-3.1-8b": ModelShape(32, 4096, 32, 8, 128, 14336, 128256, False),
+}
+"""Shapes by name, from the models' published configurations."""
+
+
+def shape_of(config: Any, counted: int | None = None) -> ModelShape:
+    """The shape in a transformers configuration; `counted`: the parameters, where a module of it has been counted.
+
+    Raises ConfigError where the configuration lacks one of the numbers, as those of no transformer do.
+    """
+    text = config.get_text_config()
+    named = {
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "vocabulary": "vocab_size",
+    }
+    found: dict[str, int] = {}
+    for field, key in named.items():
+        value = getattr(text, key, None)
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"the model's configuration ({type(text).__name__}) has no {key}: it cannot be planned")
+        found[field] = value
+    hidden, heads = found["hidden"], found["heads"]
+    return ModelShape(
+        **found,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * hidden,
+        tied=bool(getattr(config, "tie_word_embeddings", False)),
+        counted=counted,
+    )
+
+
+def shape_of_size(parameters: float) -> ModelShape:
+    """A usual shape of so many parameters: the nearest named one, its layers made wider or narrower.
+
+    Widths scale with √(parameters / those of the named one), heads and K/V heads with them; the vocabulary stays.
+    Raises ConfigError below a million or above ten trillion parameters.
+    """
+    if not 1e6 <= parameters <= 1e13:
+        raise ConfigError(f"--parameters {parameters:g}: give a number between 1e6 and 1e13, like 7e9")
+    near = min(MODELS.values(), key=lambda shape: abs(shape.body / parameters - 0.85))
+    factor = (parameters / near.parameters) ** 0.5
+    return ModelShape(
+        near.layers,
+        max(8, round(near.hidden * factor)),
+        near.heads,
+        near.kv_heads,
+        max(2, round(near.head_dim * factor)),
+        max(8, round(near.intermediate * factor)),
+        near.vocabulary,
+        near.tied,
+        counted=round(parameters),
+    )
+
+
+def named_shape(name: str) -> ModelShape:
+    """The shape of that name. Raises ConfigError with the names there are."""
+    if name.lower() not in MODELS:
+        raise ConfigError(f"--model {name}: unknown{suggest(name, MODELS) or '; there are: ' + ', '.join(MODELS)}")
+    return MODELS[name.lower()]

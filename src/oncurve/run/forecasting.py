@@ -1,0 +1,370 @@
+"""`oncurve plan`: what a run will hold and how long its steps will take, before anything is loaded.
+
+Only the model's configuration is read, and of the data as many prompts as say how long they are. The seconds on this
+machine come from a rehearsal with arbitrary weights; those on a machine that is named come from formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oncurve.data import load_rows, open_prompts
+from oncurve.errors import ConfigError, ModelError, UserError
+from oncurve.forecast import (
+    MODELS,
+    Forecast,
+    Machine,
+    MemoryMeter,
+    ModelShape,
+    Parts,
+    Room,
+    Variant,
+    Work,
+    count_parameters,
+    floors,
+    machine,
+    measure_machine,
+    memory_here,
+    mends,
+    named_shape,
+    rehearse_and_scale,
+    shape_of,
+    shape_of_size,
+    tidy,
+)
+from oncurve.losses import Regularizer
+from oncurve.models.hub import reachable
+from oncurve.models.quiet import quiet
+from oncurve.run.checks import check_config
+from oncurve.run.config import RunConfig
+from oncurve.run.loading import load_config
+
+__all__ = ["Asked", "Sizes", "check_memory", "forecast", "forecast_command", "read_model_config"]
+
+ASSUMED_PROMPT = 256
+SAMPLED_PROMPTS = 256
+UNIMPORTED = 150e6
+"""What a process still takes for libraries and their first use after the commands have been imported."""
+
+CONTEXT = 600e6
+"""What CUDA and its libraries take of a card before the first tensor."""
+
+REFUSED = 1.15
+"""A run is refused where the formulas say so many times what is there: they are that far off at most, mostly above."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A step's sizes as the command line says them; None: as the recipe, or by default."""
+
+    prompts: int | None = None
+    group_size: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked beside the recipe: the sizes, a `shape` in place of the recipe's, a `machine` in place of this."""
+
+    sizes: Sizes = Sizes()
+    shape: ModelShape | None = None
+    machine: Machine | None = None
+
+
+def forecast_command(
+    recipe: str | None,
+    overrides: Sequence[str],
+    model: str | None,
+    parameters: float | None,
+    sizes: Sizes,
+    named: tuple[str | None, str | None, float | None, str | None],
+    say: Callable[[str], None],
+) -> Forecast:
+    """The forecast that the command's words mean; `named` is a machine's name, memory, TFLOP/s and bandwidth.
+
+    A first word with a "=" in it is a setting: there is no recipe then. Raises UserError, see `forecast`.
+    """
+    if recipe is not None and "=" in recipe and not Path(recipe).exists():
+        overrides = [recipe, *overrides]
+        recipe = None
+    config, base = load_config(recipe, overrides)
+    shape = asked_shape(model, parameters)
+    place = machine(*named) if any(value is not None for value in named) else None
+    subject = model or (f"{parameters:g} parameters" if parameters is not None else config.model.path)
+    title = f"{recipe or 'no recipe'}: {subject}" + (f" on {place.name}" if place is not None else "")
+    return forecast(config, base, Asked(sizes, shape, place), title, say)
+
+
+def asked_shape(model: str | None, parameters: float | None) -> ModelShape | None:
+    """The shape that `--model` (a name, or a model's folder or hub id) or `--parameters` mean.
+
+    Raises ConfigError: both, an unknown name, an impossible number.
+    """
+    if model is not None and parameters is not None:
+        raise ConfigError("--model and --parameters both say what the model is; give one of them")
+    if parameters is not None:
+        return shape_of_size(parameters)
+    if model is None:
+        return None
+    if model.lower() in MODELS or not (Path(model).expanduser().exists() or "/" in model):
+        return named_shape(model)
+    found = read_model_config(model)
+    return shape_of(found, count_parameters(found))
+
+
+def forecast(
+    config: RunConfig, base: Path | None, asked: Asked, title: str, say: Callable[[str], None] = lambda line: None
+) -> Forecast:
+    """The forecast of a run, or of a shape on a machine. `say` hears what is being done.
+
+    Raises UserError: no model, or one that cannot be read; data that cannot be read, where nobody says how long prompts
+    are; sizes that cannot be.
+    """
+    given = _with_flags(config, asked)
+    if asked.shape is None and not config.model.path:
+        raise ConfigError(
+            "no model: name a recipe that has one, set model.path=..., or give --model qwen2.5-7b or --parameters 7e9"
+        )
+    model = read_model_config(config.model.path) if asked.shape is None else None
+    shape = asked.shape or shape_of(model, count_parameters(model))
+    lengths, notes = _prompt_lengths(given, base, asked, known_data=asked.shape is None)
+    work = _work(given, lengths)
+    if asked.machine is None and model is not None:
+        return _here(given, model, shape, work, title, notes, say)
+    return _by_formula(given, shape, work, asked.machine, title, notes)
+
+
+def _with_flags(config: RunConfig, asked: Asked) -> RunConfig:
+    """The configuration with the sizes of the command line. Raises ConfigError for one that cannot be."""
+    sizes = {
+        "--prompts": asked.sizes.prompts,
+        "--group-size": asked.sizes.group_size,
+        "--prompt-tokens": asked.sizes.prompt_tokens,
+        "--completion-tokens": asked.sizes.completion_tokens,
+    }
+    for option, value in sizes.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{option} {value}: must be 1 at least")
+    data = {} if asked.sizes.prompts is None else {"prompts_per_step": asked.sizes.prompts}
+    rollout = {} if asked.sizes.group_size is None else {"group_size": asked.sizes.group_size}
+    if asked.sizes.completion_tokens is not None:
+        rollout["max_new_tokens"] = asked.sizes.completion_tokens
+    changed = {"data": config.data.model_copy(update=data), "rollout": config.rollout.model_copy(update=rollout)}
+    sized = config.model_copy(update=changed)
+    check_config(sized)
+    return sized
+
+
+def _work(config: RunConfig, lengths: tuple[int, ...]) -> Work:
+    updates = config.updates_per_step
+    return Work(
+        config.data.prompts_per_step,
+        config.rollout.group_size,
+        config.rollout.max_new_tokens,
+        lengths,
+        config.rollout.rows,
+        config.learner.tokens_per_micro_batch,
+        config.learner.minibatches,
+        config.learner.passes,
+        updates > 1 and config.learner.old_logprobs == "recompute",
+    )
+
+
+def _variant(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cpu: bool, process: float) -> Variant:
+    return Variant(
+        shape,
+        work,
+        dtype,
+        config.learner.moments,
+        config.learner.masters,
+        bool(config.kl.coef),
+        config.learner.gradient_checkpointing,
+        on_cpu,
+        process,
+    )
+
+
+def _here(
+    config: RunConfig,
+    model: Any,
+    shape: ModelShape,
+    work: Work,
+    title: str,
+    notes: list[str],
+    say: Callable[[str], None],
+) -> Forecast:
+    """On this machine: measured."""
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+    dtype, _ = config.model.precision()
+    device = _device(config)
+    precision = torch.float32 if dtype == "float32" else torch.bfloat16
+    room = _room(device)
+    meter = MemoryMeter(device)
+    before = meter.now()
+    say(f"measuring this machine ({torch.get_num_threads()} threads, {dtype})")
+    machine = measure_machine(shape, precision, device, room.total)
+    parts = Parts(
+        model,
+        config.rollout,
+        config.learner,
+        config.objective,
+        Regularizer(config.kl, config.entropy.coef),
+        config.advantage,
+        config.token_weights,
+        precision,
+        device,
+        config.model.attention,
+    )
+    variant = _variant(config, shape, work, dtype, device.type == "cpu", 0.0)
+    found = rehearse_and_scale(parts, shape, work, variant.footprint, machine, variant.checkpointing, say)
+    tidy()
+    room = _room(device)
+    process = float(max(before, meter.now())) if device.type == "cpu" else CONTEXT
+    variant = replace(variant, process=process)
+    memory = variant.memory(found.activations, found.training)
+    seconds = {**found.seconds}
+    seconds["step"] = sum(value for name, value in seconds.items() if name != "decode_step")
+    notes = [*notes, found.path_reason]
+    if not found.whole:
+        notes.append("the model is too large to be rehearsed whole: a layer and the head were, and were scaled")
+    if any(reward is not None for reward in config.rewards):
+        notes.append("reward workers are processes of their own: their memory and time are not in here")
+    plan = Forecast(title, shape, work, variant.footprint, memory, room, seconds, True, machine, (), tuple(notes))
+    return plan if plan.fits else replace(plan, mends=_fitting(variant, memory.peak))
+
+
+def _by_formula(
+    config: RunConfig, shape: ModelShape, work: Work, machine: Machine | None, title: str, notes: list[str]
+) -> Forecast:
+    """On a machine that is named, or here where there is no configuration to rehearse: by formula."""
+    if machine is None:
+        device = _device(config)
+        dtype, _ = config.model.precision()
+        room = _room(device)
+        precision = torch.float32 if dtype == "float32" else torch.bfloat16
+        machine = measure_machine(shape, precision, device, room.total)
+        on_cpu = device.type == "cpu"
+        process = float(MemoryMeter(device).now()) + UNIMPORTED if on_cpu else CONTEXT
+    else:
+        dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+        room, on_cpu, process = Room(machine.memory, machine.memory, f"memory of {machine.name}"), False, CONTEXT
+    variant = _variant(config, shape, work, dtype, on_cpu, process)
+    seconds = floors(shape, work, machine, variant.footprint, reference=variant.reference)
+    memory = variant.memory()
+    plan = Forecast(title, shape, work, variant.footprint, memory, room, seconds, False, machine, (), tuple(notes))
+    return plan if plan.fits else replace(plan, mends=_fitting(variant, memory.peak))
+
+
+def _fitting(variant: Variant, peak: float) -> tuple[Any, ...]:
+    return tuple(mends(variant, peak / variant.memory().peak))
+
+
+def _device(config: RunConfig) -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu")
+
+
+def _room(device: torch.device) -> Room:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return Room(free, total, "the GPU's free memory")
+    return memory_here()
+
+
+def _prompt_lengths(
+    config: RunConfig, base: Path | None, asked: Asked, known_data: bool
+) -> tuple[tuple[int, ...], list[str]]:
+    """Tokens of each of a step's prompts, and what there is to say about them."""
+    count = config.data.prompts_per_step
+    if asked.sizes.prompt_tokens is not None:
+        return (asked.sizes.prompt_tokens,) * count, []
+    if not known_data:
+        return (ASSUMED_PROMPT,) * count, [f"prompts are taken to have {ASSUMED_PROMPT} tokens (--prompt-tokens)"]
+    try:
+        rows = load_rows(config.data, base)
+    except UserError as error:
+        raise type(error)(f"{error}\nWithout the data, say how long prompts are: --prompt-tokens 256") from error
+    if not len(rows):
+        return (ASSUMED_PROMPT,) * count, [f"no rows; prompts are taken to have {ASSUMED_PROMPT} tokens"]
+    step = max(1, len(rows) // SAMPLED_PROMPTS)
+    few = rows.select(list(range(0, len(rows), step))[:SAMPLED_PROMPTS])
+    prompts = open_prompts(few, config.data, _tokenizer(config.model.path, config.model.trust_remote_code))
+    lengths = sorted(len(prompts[index].ids) for index in range(len(prompts)))
+    spread = tuple(lengths[(2 * place + 1) * len(lengths) // (2 * count)] for place in range(count))
+    return spread, []
+
+
+def _tokenizer(path: str, trusted: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    local = Path(path).expanduser().is_dir() or not reachable()
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(
+                str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path,
+                local_files_only=local,
+                trust_remote_code=trusted,
+            )
+    except Exception as error:  # as with models: no common base
+        why = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{path}: no tokenizer ({why}); say how long prompts are: --prompt-tokens 256") from error
+
+
+def read_model_config(path: str, trusted: bool = False) -> Any:
+    """The configuration of a model in a folder, or of a hub id that is cached or can be reached; no weights.
+
+    Raises ModelError where there is none.
+    """
+    from transformers import AutoConfig
+
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json: it is not a model in Hugging Face form")
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(
+                str(folder) if folder.is_dir() else path,
+                local_files_only=folder.is_dir() or not reachable(),
+                trust_remote_code=trusted,
+            )
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{path}: its configuration cannot be read: {why} (name a folder in Hugging Face form, or a hub id that "
+            "has been downloaded or can be reached; --model qwen2.5-7b or --parameters 7e9 plan a shape alone)"
+        ) from error
+
+
+def check_memory(config: RunConfig) -> list[str]:
+    """Whether a run on the CPU has the memory it needs, by formula, at once: a line of warning where it is tight.
+
+    There the kernel kills without a word. Nothing is said of a model whose configuration cannot be read: loading will.
+    Raises ConfigError where the run needs clearly more than there is, with the settings that mend it.
+    """
+    folder = Path(config.model.path).expanduser()
+    try:
+        if _device(config).type != "cpu" or not folder.is_dir():
+            return []
+        shape = shape_of(read_model_config(config.model.path, config.model.trust_remote_code))
+    except UserError:
+        return []
+    work = _work(config, (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step)
+    process = float(MemoryMeter(torch.device("cpu")).now()) + UNIMPORTED
+    variant = _variant(config, shape, work, config.model.precision()[0], True, process)
+    peak, room = variant.memory().peak, memory_here()
+    if peak <= room.available:
+        return []
+    says = (
+        f"the run needs about {peak / 1e9:,.1f} GB, and there are {room.available / 1e9:,.1f} GB ({room.limit}); "
+        "`oncurve plan` has the details"
+    )
+    if peak <= REFUSED * room.available:
+        return [f"warning: {says}; it may be killed without a word"]
+    smaller = [f"  {mend.settings}  about {mend.peak / 1e9:,.1f} GB" for mend in mends(variant)]
+    raise ConfigError("\n".join([f"memory: {says}", *(["what makes it smaller:", *smaller] if smaller else [])]))

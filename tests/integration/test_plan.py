@@ -1,0 +1,160 @@
+"""`oncurve plan`: what it prints, what it exits with, and that `oncurve train` refuses what cannot fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import oncurve.run.forecasting as forecasting
+from oncurve import cli
+from oncurve.errors import UserError
+from oncurve.forecast import Room
+from oncurve.run.loading import load_config
+
+ROOT = Path(__file__).parents[2]
+TASK = ROOT / "recipes" / "task.toml"
+SMALL_STEP = ["--prompts", "2", "--group-size", "2", "--completion-tokens", "4"]
+CARD = [
+    "--machine",
+    "h200",
+    "--prompts",
+    "32",
+    "--group-size",
+    "8",
+    "--prompt-tokens",
+    "256",
+    "--completion-tokens",
+    "512",
+]
+
+
+def plan(*words: str | Path) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, what was printed, and the JSON of it."""
+    done = CliRunner().invoke(cli.app, ["plan", *map(str, words), "--json"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_plan_of_a_shipped_recipe() -> None:
+    code, printed, found = plan(TASK, *SMALL_STEP)
+    assert code == 0
+    assert found["parameters"] == 361_088
+    assert f"{found['parameters']:,} × " in printed
+    assert found["fits"]
+    assert "It fits" in printed
+    assert found["limit"] in printed
+    assert found["seconds_are"] == "measured and scaled"
+    seconds = found["seconds"]
+    phases = {"prefill", "decode", "reference", "old", "train", "optimizer"}
+    assert set(seconds) == phases | {"decode_step", "step"}
+    assert seconds["step"] == pytest.approx(sum(seconds[phase] for phase in phases))
+    assert all(seconds[phase] > 0 for phase in phases - {"old"})
+    assert seconds["old"] == 0  # one update a step
+    # 2 prompts of the task have about 20 to 40 tokens
+    assert 10 < found["work"]["prompt_tokens"] < 80
+    assert found["memory"]["process"] < found["peak_bytes"] < 4e9
+    assert found["peak_bytes"] == max(found["phases"].values())
+
+
+def test_settings_change_the_plan() -> None:
+    _, _, two = plan(TASK, *SMALL_STEP, "kl.coef=0", "learner.minibatches=2", "learner.passes=2")
+    assert two["work"]["updates"] == 4
+    assert two["memory"]["reference"] == 0
+    assert two["seconds"]["reference"] == 0
+    assert two["seconds"]["old"] > 0
+
+
+def test_a_shape_on_a_card_by_formula() -> None:
+    code, printed, found = plan("--model", "qwen2.5-0.5b", *CARD, "kl.coef=0")
+    assert code == 0
+    assert "LIMITS by formula" in printed
+    seconds = found["seconds"]
+    assert seconds["prefill"] + seconds["decode"] + seconds["train"] == pytest.approx(0.78, rel=0.01)
+    assert seconds["decode_step"] == pytest.approx(0.45e-3, rel=0.01)
+    assert found["bytes_per_parameter"] == 18
+
+
+def test_a_size_that_does_not_fit_says_what_would() -> None:
+    code, printed, found = plan("--parameters", "7e9", *CARD, "--memory", "100GiB")
+    assert code == 1
+    assert not found["fits"]
+    assert "It does not fit" in printed
+    together = found["mends"][-1]
+    assert together["peak_bytes"] < found["available_bytes"] < found["peak_bytes"]
+    assert "learner.tokens_per_micro_batch=" in together["settings"]
+    assert "kl.coef=0" in together["settings"]
+    assert together["settings"] in printed
+
+
+def test_a_machine_by_numbers_alone() -> None:
+    card = ["--memory", "80GiB", "--tflops", "500", "--bandwidth", "2TB/s"]
+    _, _, found = plan("--model", "qwen2.5-1.5b", *card)
+    assert found["machine"]["flops"] == 500e12
+    assert found["available_bytes"] == 80 * 2**30
+
+
+def test_a_models_folder_is_enough() -> None:
+    _, _, found = plan("--model", ROOT / "src/oncurve/models/tiny", "--machine", "rtx4090")
+    assert found["parameters"] == 361_088
+
+
+def test_no_recipe_and_no_machine_is_this_one() -> None:
+    _, _, found = plan("--model", ROOT / "src/oncurve/models/tiny", *SMALL_STEP)
+    assert found["machine"]["name"].startswith("this machine")
+    assert found["seconds_are"] == "limits by formula"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.toml"], "nowhere.toml"),
+        ([], "--model qwen2.5-7b or --parameters 7e9"),
+        (["--model", "qwen2.5-7"], "did you mean"),
+        (["--model", "qwen2.5-7b", "--parameters", "7e9"], "give one of them"),
+        (["--model", "qwen2.5-7b", "--machine", "toaster"], "there are: h200"),
+        (["--model", "qwen2.5-7b", "--memory", "80GiB"], "--tflops"),
+        (["--model", "qwen2.5-7b", "--machine", "h200", "--memory", "lots"], "like 80GiB"),
+        (["--parameters", "12"], "between 1e6 and 1e13"),
+        (["--model", "qwen2.5-7b", "--machine", "h200", "--prompts", "0"], "--prompts 0: must be 1 at least"),
+        (["--model", "qwen2.5-7b", "--machine", "h200", "--completion-tokens", "-5"], "--completion-tokens"),
+        (["--model", "qwen2.5-7b", "--machine", "h200", "--group-size", "1"], "rollout.group_size: a completion is graded"),
+        (["--model", "./nowhere"], "cannot be read"),
+        (["recipes/gsm8k.toml", "model.path=src/oncurve/models/tiny"], "--prompt-tokens 256"),
+        (["recipes/task.toml", "rollout.max_new_token=3"], "did you mean"),
+    ],
+)
+def test_bad_input_says_the_mend(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UserError) as error:
+        plan(*words)
+    assert said in str(error.value)
+
+
+def with_room(available: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecasting, "memory_here", lambda: Room(available, available, "a test"))
+
+
+def test_training_is_refused_where_it_clearly_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = load_config(TASK, ["data.prompts_per_step=64", "rollout.group_size=64"])
+    assert forecasting.check_memory(config) == []
+    with_room(300e6, monkeypatch)
+    with pytest.raises(UserError, match="what makes it smaller") as error:
+        forecasting.check_memory(config)
+    assert "learner.tokens_per_micro_batch=" in str(error.value)
+    assert "a test" in str(error.value)
+
+
+def test_training_where_memory_is_tight_begins_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = load_config(TASK)
+    with_room(1.0, monkeypatch)
+    with pytest.raises(UserError, match=r"needs about [\d.]+ GB") as error:
+        forecasting.check_memory(config)
+    needed = float(str(error.value).partition("about ")[2].partition(" GB")[0]) * 1e9
+    with_room(0.95 * needed, monkeypatch)
+    (line,) = forecasting.check_memory(config)
+    assert line.startswith("warning: ")

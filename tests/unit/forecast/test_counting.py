@@ -1,0 +1,90 @@
+"""The limits, by numbers worked out by hand and by those measured hardware was said to allow."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncurve.forecast import MACHINES, MODELS, Footprint, Machine, ModelShape, Work, floors
+from oncurve.forecast.counting import decode_step_floor, prefill_flops, scoring_flops, training_flops
+
+SMALL = ModelShape(
+    layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocabulary=100, tied=True
+)  # a layer: 2·8·4·(2 + 1) + 3·8·16 = 192 + 384 = 576; N_b = 1152, N_h = 800, a = 4·2·2·4 = 64
+WORK = Work(prompts=2, group_size=3, completion_tokens=4, prompt_tokens=(10, 10))
+
+
+def test_a_shape_counts_its_parameters() -> None:
+    assert (SMALL.layer_products, SMALL.body, SMALL.head, SMALL.attention_flops) == (576, 1152, 800, 64)
+    assert SMALL.parameters == 1952
+    assert SMALL.cache_bytes(2) == 2 * 2 * 1 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-8b", 8_030_261_248),
+    ],
+)
+def test_named_shapes_are_as_large_as_the_models(name: str, published: int) -> None:
+    assert MODELS[name].parameters == pytest.approx(published, rel=5e-4)
+
+
+def test_flops_by_hand() -> None:
+    # prefill: 2·[2·1152·10 + 64·10²/2 + 2·800]
+    assert prefill_flops(SMALL, WORK) == 2 * (23040 + 3200 + 1600)
+    # a group attends 10²/2 + 3·(10·4 + 4²/2) = 50 + 144 = 194 pairs
+    assert training_flops(SMALL, WORK) == 6 * 1152 * 2 * 22 + 6 * 800 * 24 + 3.5 * 64 * 2 * 194
+    assert scoring_flops(SMALL, WORK) == 2 * 1152 * 2 * 22 + 2 * 800 * 24 + 64 * 2 * 194
+
+
+def test_a_decode_step_is_bound_by_bytes_or_by_flops() -> None:
+    # bytes: 2·1952 + 32·(2·10 + 6·3) = 5120; FLOPs: 2·1952·6 + 64·6·13 = 28416
+    slow_memory, slow_products = Machine("", 1, 1e12, 5120), Machine("", 1, 28416, 1e12)
+    assert decode_step_floor(SMALL, WORK, slow_memory, 3) == 1.0
+    assert decode_step_floor(SMALL, WORK, slow_products, 3) == 1.0
+
+
+def test_prompts_of_many_lengths_are_each_counted() -> None:
+    mixed = Work(2, 3, 4, (4, 16))
+    assert training_flops(SMALL, mixed) - training_flops(SMALL, WORK) == 3.5 * 64 * ((16 + 256) / 2 - 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "step", "decode_step"),
+    [("qwen2.5-0.5b", 32, 0.78, 0.45e-3), ("qwen2.5-1.5b", 32, 2.33, 1.24e-3), ("qwen2.5-7b", 8, 3.7, 3.5e-3)],
+)
+def test_limits_of_an_h200(name: str, prompts: int, step: float, decode_step: float) -> None:
+    found = floors(MODELS[name], Work(prompts, 8, 512, (256,)), MACHINES["h200"], Footprint())
+    assert found["prefill"] + found["decode"] + found["train"] == pytest.approx(step, rel=0.01)
+    assert found["decode_step"] == pytest.approx(decode_step, rel=0.01)
+    assert found["step"] == sum(
+        found[phase] for phase in ("prefill", "decode", "reference", "old", "train", "optimizer")
+    )
+    assert found["reference"] == found["old"] == 0
+
+
+def test_passes_and_updates_are_counted() -> None:
+    one, many = Work(2, 3, 4, (10,)), Work(2, 3, 4, (10,), minibatches=2, passes=3, old_pass=True)
+    machine, footprint = Machine("", 1, 1e9, 1e9), Footprint(2, 4, 8, 4)
+    first, second = (floors(SMALL, work, machine, footprint) for work in (one, many))
+    assert second["train"] == 3 * first["train"]
+    assert second["old"] == pytest.approx(scoring_flops(SMALL, one) / 1e9)
+    assert first["optimizer"] == 1952 * (2 * 14 + 4) / 1e9
+    assert second["optimizer"] == 6 * first["optimizer"]
+
+
+def test_micro_batches_of_whole_groups() -> None:
+    # a group has 10 + 3·4 = 22 tokens
+    assert Work(5, 3, 4, (10,), micro_tokens=50).micro_groups == 2
+    assert Work(5, 3, 4, (10,), micro_tokens=50).micro_batches == 3
+    assert Work(5, 3, 4, (10,), micro_tokens=50).largest_micro == (44.0, 24.0)
+    split = Work(1, 3, 4, (10,), micro_tokens=18)  # two rows behind the prompt
+    assert split.micro_groups == pytest.approx(2 / 3)
+    assert split.micro_batches == 2
+    assert split.largest_micro == (18.0, 8.0)

@@ -1,0 +1,98 @@
+"""Amounts as people write them, machines by name, and the limits of control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oncurve.errors import ConfigError
+from oncurve.forecast import MODELS, machine, memory_here, named_shape, shape_of_size
+from oncurve.forecast.machines import parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("80GiB", 80 * 2**30), ("4300GB/s", 4.3e12), ("4.3 TB/s", 4.3e12), ("512mb", 512e6), ("24e9", 24e9), ("1k", 1e3)],
+)
+def test_amounts(text: str, value: float) -> None:
+    assert parse_bytes(text, "--memory") == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "much", "-3GB", "0GB", "80 parsecs", "nan"])
+def test_what_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--memory.*like 80GiB"):
+        parse_bytes(text, "--memory")
+
+
+def test_a_machine_by_name_by_numbers_and_by_both() -> None:
+    named = machine("H200", None, None, None)
+    assert (named.flops, named.bandwidth, named.source) == (790e12, 4.3e12, "measured")
+    given = machine(None, "80GiB", 500.0, "2TB/s")
+    assert (given.memory, given.flops, given.bandwidth) == (80 * 2**30, 500e12, 2e12)
+    mixed = machine("h200", None, 600.0, None)
+    assert (mixed.flops, mixed.bandwidth, mixed.source) == (600e12, 4.3e12, "command line")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("h20", None, None, None), "did you mean"),
+        (("toaster", None, None, None), "there are: h200"),
+        ((None, "80GiB", None, None), "--tflops"),
+        (("h100", None, -1.0, None), "--tflops"),
+    ],
+)
+def test_an_impossible_machine_is_refused(
+    words: tuple[str | None, str | None, float | None, str | None], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        machine(*words)
+
+
+def test_shapes_by_name_and_by_size() -> None:
+    assert named_shape("Qwen2.5-7B") is MODELS["qwen2.5-7b"]
+    with pytest.raises(ConfigError, match="did you mean"):
+        named_shape("qwen2.5-7")
+    seven = shape_of_size(7e9)
+    assert seven.parameters == 7e9
+    assert seven.body + seven.head == pytest.approx(7e9, rel=0.15)
+    for size in (1e5, 1e14):
+        with pytest.raises(ConfigError, match="--parameters"):
+            shape_of_size(size)
+
+
+def test_the_room_here_is_real() -> None:
+    room = memory_here()
+    assert 0 < room.available <= room.total * 1.01
+    assert room.limit
+
+
+def group(root: Path, lines: str, folder: str, files: dict[str, str]) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(lines)
+    (root / "sys/fs/cgroup" / folder).mkdir(parents=True)
+    for name, content in files.items():
+        (root / "sys/fs/cgroup" / folder / name).write_text(content)
+
+
+def test_a_limit_of_version_2(tmp_path: Path) -> None:
+    files = {
+        "memory.max": "300000000\n",
+        "memory.current": "200000000\n",
+        "memory.stat": "anon 5\ninactive_file 50000000\n",
+    }
+    group(tmp_path, "0::/a/b\n", "a", files)  # the limit stands a level above the process's own group
+    room = memory_here(tmp_path)
+    assert room.limit == "cgroup v2 memory.max of /a"
+    assert room.total == 300e6
+    assert 150e6 < room.available < 150e6 + 20e9  # and what this process holds
+
+
+def test_a_limit_of_version_1_and_none_at_all(tmp_path: Path) -> None:
+    files = {"memory.limit_in_bytes": "300000000\n", "memory.usage_in_bytes": "100000000\n"}
+    group(tmp_path / "one", "4:cpu,memory:/x\n0::/\n", "memory/x", files)
+    assert memory_here(tmp_path / "one").limit == "cgroup v1 memory.limit_in_bytes of /x"
+    group(tmp_path / "two", "0::/a\n", "a", {"memory.max": "max\n"})
+    assert memory_here(tmp_path / "two").limit == "the machine's free memory"
+    assert memory_here(tmp_path / "nowhere").limit == "the machine's free memory"

@@ -1,0 +1,126 @@
+"""Bytes: by hand, and against what a learner really holds."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from oncurve.forecast import Activations, Footprint, ModelShape, Variant, Work, activations_of, memory_of, mends
+from oncurve.forecast.memory import HEAP, cache_bytes
+from oncurve.learner.optim import MasterAdamW
+
+SHAPE = ModelShape(2, 8, 2, 1, 4, 16, 100, True)  # 1952 parameters, 800 outside of the layers, K/V 16 numbers a token
+WIDE = 2048
+WORK = Work(4, 3, 4, (10,), rows=6, micro_tokens=44)  # 22 tokens a group, two groups a pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "total"),
+    [
+        ({"dtype": "float32"}, 16),
+        ({"dtype": "float32", "reference": True}, 20),
+        ({"dtype": "float32", "masters": "split"}, 16),
+        ({"dtype": "bfloat16"}, 18),
+        ({"dtype": "bfloat16", "masters": "split"}, 16),
+        ({"dtype": "bfloat16", "moments": "bfloat16"}, 14),
+        ({"dtype": "bfloat16", "moments": "bfloat16", "masters": "split"}, 12),
+        ({"dtype": "bfloat16", "reference": True}, 20),
+    ],
+)
+def test_bytes_a_parameter(settings: dict[str, Any], total: int) -> None:
+    assert Footprint.of(**settings).total == total
+
+
+def tensors() -> list[torch.Tensor]:
+    return [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]  # isinstance asks objects, which warn
+
+
+def held_by_an_optimizer(**settings: Any) -> float:
+    """Bytes a parameter that exist after a step and another backward pass, found by looking at every tensor."""
+    network = nn.Linear(WIDE, WIDE, bias=False)
+    gc.collect()
+    before = {id(x) for x in tensors()}
+    before -= {id(network.weight)}
+    optimizer = MasterAdamW(network, settings.pop("dtype"), **settings)
+    x = torch.ones(1, WIDE, dtype=network.weight.dtype)
+    for _ in range(2):
+        network(x).sum().backward()
+        if optimizer.steps == 0:
+            optimizer.step(1e-3, optimizer.gradient_norm())
+    del x
+    gc.collect()
+    living = [x for x in tensors() if id(x) not in before]
+    living += [x.grad for x in living if x.grad is not None]
+    storages = {
+        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in living if x.numel() >= WIDE**2
+    }  # workspaces are smaller
+    return sum(storages.values()) / WIDE**2
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
+def test_bytes_a_parameter_are_those_that_are_held(dtype: torch.dtype, name: str) -> None:
+    assert held_by_an_optimizer(dtype=dtype) == Footprint.of(name).total
+
+
+def test_lean_bytes_a_parameter_are_those_that_are_held() -> None:
+    for moments in ("float32", "bfloat16"):
+        for masters in ("float32", "split"):
+            held = held_by_an_optimizer(dtype=torch.bfloat16, moments=moments, masters=masters)
+            # with lean states there is one workspace of fixed size beside, smaller than a matrix here
+            assert held == Footprint.of("bfloat16", moments, masters).total
+
+
+def test_keys_and_values_of_what_is_in_flight() -> None:
+    # 6 rows at a time are 2 groups: 2·10 prompt tokens and 6·4 completion tokens, 2·2·1·4·2 = 32 bytes each
+    assert cache_bytes(SHAPE, WORK, 2) == 32 * (2 * 10 + 6 * 4)
+    assert cache_bytes(SHAPE, replace(WORK, rows=1), 2) == 32 * (10 + 3 * 4)
+
+
+def test_the_peak_by_hand() -> None:
+    footprint, activations = Footprint(2, 4, 8, 4, 2), Activations(token=100, inside=10, fixed=1000, heap=1.0)
+    found = memory_of(SHAPE, WORK, footprint, activations, process=5000)
+    state = 5000 + 1952 * 16
+    # two passes, so the second starts with all gradients: 4·1952 + 2·100·44 + 10·44 + 1000
+    assert found.phases["training"] == state + 7808 + 8800 + 440 + 1000
+    assert found.phases["export"] == state + 4 * 800
+    assert found.phases["rollout"] == state + 1.25 * 32 * 44 + 3 * 4 * 100 * 6
+    assert (found.peak, found.when) == (found.phases["training"], "training")
+    # one pass of all four groups: it starts with the head's gradient at most, and ends with all of them
+    alone = memory_of(SHAPE, replace(WORK, micro_tokens=1000), footprint, activations)
+    assert alone.phases["training"] == 1952 * 16 + 4 * 800 + 2 * 100 * 88 + 10 * 88 + 1000
+    few = memory_of(SHAPE, replace(WORK, micro_tokens=1000), footprint, Activations(1, 1, 0, 1.0))
+    assert few.phases["training"] == 1952 * 16 + 7808 + 88 + 88
+
+
+def test_activations_by_hand() -> None:
+    work = Work(1, 1, 4, (4,))  # keys and values stand once for the prompt and once behind it: (4 + 4)/4 = 2
+    kept = 2 * (4 * 8 + 3 * 8 + 2 * 4 * 2 + 4 * 16)
+    found = activations_of(SHAPE, work, 2)
+    assert (found.token, found.inside, found.heap) == (kept, 2 * (2 * 16 + 4 * 8), HEAP)
+    with_checkpoints = activations_of(SHAPE, work, 2, checkpointing=True)
+    assert (with_checkpoints.token, with_checkpoints.inside) == (2 * 8, found.inside + kept)
+    assert activations_of(SHAPE, work, 2, on_cpu=False).heap == 1
+
+
+def test_mends_say_what_each_saves() -> None:
+    shape = ModelShape(24, 896, 14, 2, 64, 4864, 151936, True)
+    variant = Variant(shape, Work(32, 8, 400, (100,)), "float32", "float32", "float32", True, False)
+    found = mends(variant)
+    assert [mend.settings.partition("=")[0] for mend in found[:-1]] == [
+        "learner.tokens_per_micro_batch",
+        "learner.gradient_checkpointing",
+        "model.dtype",
+        "learner.moments",
+        "kl.coef",
+    ]
+    now = variant.memory().peak
+    assert all(mend.peak < 0.98 * now for mend in found)
+    assert found[-1].peak < min(mend.peak for mend in found[:-1])
+    moments = next(mend for mend in found if "moments" in mend.settings)
+    assert now - moments.peak == 4 * shape.parameters
+    assert mends(variant, 1.1)[0].peak == pytest.approx(1.1 * found[0].peak)
