@@ -29,7 +29,7 @@ class SystemInfo:
 
 
 SYSTEMS: dict[str, SystemInfo] = {
-    "oncurve": SystemInfo("bench.systems.ours", "oncurve", {}, 22),
+    "oncurve": SystemInfo("bench.systems.ours", "oncurve", {}, 20),
     "oncurve-fp32": SystemInfo("bench.systems.ours", "oncurve, fp32", {"dtype": "float32"}, 20),
     "oncurve-lean": SystemInfo(
         "bench.systems.ours", "oncurve, lean optimizer", {"moments": "bfloat16", "masters": "split"}, 16

@@ -15,7 +15,7 @@ from typing import Any
 from bench import machine, roofline
 from bench.cases import CELLS, SYSTEMS, Case
 from bench.counting import ideal_seconds, size_of, tokens_of, train_flops, work_of
-from bench.process import BenchError, Worker
+from bench.process import BenchError, NoRoomError, Worker
 from bench.results import Results
 from bench.timing import ratio_interval
 
@@ -34,8 +34,8 @@ PAIRS: dict[str, tuple[str, ...]] = {
 
 STEPS = {"6.5M": 5, "38M": 5, "494M": 3}
 QUICK = {"6.5M fixed": 5, "6.5M natural": 5, "494M fixed": 2}
-QUICK_SECONDS = 420.0
-"""A quick run begins no round of a cell that would end later than this; what follows takes less than a minute."""
+QUICK_SECONDS = 455.0
+"""A quick run begins no round of a cell that would end later than this; what follows takes seconds."""
 
 RLOX_PROMPT_TOKENS = 80  # it takes prompts of one length only; both systems get these
 
@@ -54,18 +54,29 @@ class Turns:
 
 
 def run(results: Results, quick: bool, only: str | None = None, started: float | None = None) -> None:
-    """Measure every pair that the present code has not measured; the machine's limits before and after each."""
+    """Measure every pair that the present code has not measured; the machine's limits before and after each.
+
+    Raises BenchError at the end where a system failed; a pair that there is no memory for is left out, and says so.
+    """
     begun = time.monotonic() if started is None else started
     names = [name for name in (QUICK if quick else PAIRS) if only is None or name.startswith(only)]
     if not names:
         raise BenchError(f"no cell begins with {only!r}; there are: {', '.join(PAIRS)}")
     limits: dict[str, dict[str, Any]] = {}
+    failed: list[str] = []
     for name in names:
         for other in (best_peer(results, name),) if quick else PAIRS[name]:
             if not results.has("cells", name, other):
                 steps = QUICK[name] if quick else STEPS[CELLS[name].model]
                 until = begun + QUICK_SECONDS if quick else None
-                _keep_pair(results, name, other, steps, until, limits)
+                try:
+                    _keep_pair(results, name, other, steps, until, limits)
+                except BenchError as error:
+                    print(f"  skipped: {error}", flush=True)
+                    results.put({"skipped": str(error)}, "cells", name, other)
+                    failed += [] if isinstance(error, NoRoomError) else [f"{name}, {other}"]
+    if failed:
+        raise BenchError(f"{'; '.join(failed)}: failed, see above")
 
 
 def best_peer(results: Results, name: str) -> str:
@@ -81,20 +92,15 @@ def best_peer(results: Results, name: str) -> str:
 def _keep_pair(
     results: Results, name: str, other: str, steps: int, until: float | None, limits: dict[str, dict[str, Any]]
 ) -> None:
-    """Measure a pair and keep it, or the reason why it could not be. `limits`: the machine's, as last measured."""
+    """Measure a pair and keep it. `limits`: the machine's by model, as last measured."""
     case = CELLS[name] if other != "rlox" else replace(CELLS[name], prompt_tokens=RLOX_PROMPT_TOKENS)
     alone = other.startswith("oncurve")
     print(f"{name}: {other if alone else f'oncurve beside {other}'} ...", flush=True)
     before = limits.pop(case.model, None) or roofline.measure(case.model, case.threads)
-    try:
-        if alone:
-            turns, order = [_alone(case.under(other), steps, until)], "alone"
-        else:
-            turns, order = _side_by_side(case, case.under(other), steps, until)
-    except BenchError as error:
-        print(f"  skipped: {error}", flush=True)
-        results.put({"skipped": str(error)}, "cells", name, other)
-        return
+    if alone:
+        turns, order = [_alone(case.under(other), steps, until)], "alone"
+    else:
+        turns, order = _side_by_side(case, case.under(other), steps, until)
     after = limits[case.model] = roofline.measure(case.model, case.threads)
     found: dict[str, Any] = {"order": order, "threads": case.threads, "limits": {"before": before, "after": after}}
     mean = {key: (before[key] + after[key]) / 2 for key in before}
@@ -102,6 +108,7 @@ def _keep_pair(
     if not alone:
         ours, theirs = ([report["seconds"] for report in turn.reports] for turn in turns)
         found["ratio"] = ratio_interval(theirs, ours, sum if case.lengths == "natural" else statistics.median)
+        found["steps"] = len(ours)
         found["memory_ratio"] = turns[0].peak_bytes / turns[1].peak_bytes
     results.put(found, "cells", name, other)
     print("  " + _line(found), flush=True)
@@ -117,21 +124,21 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def needed_bytes(case: Case) -> float:
-    """What a worker will hold at its most, roughly: by parameter, and 4 copies of all completions' float32 logits.
+    """What a worker will hold at its most, roughly: by parameter, and 3 copies of all completions' float32 logits.
 
-    oncurve never has those logits; its activations are taken as a tenth of what it holds by parameter.
+    oncurve never has those logits; its activations are taken as a twentieth of what it holds by parameter.
     """
     size = size_of(case)
     held = SYSTEMS[case.system].bytes_per_parameter * (size.body_parameters + size.head_parameters)
     if case.system.startswith("oncurve"):
-        return 0.5e9 + 1.1 * held
-    return 0.8e9 + held + 4 * 4.0 * case.rows * case.completion * size.vocabulary
+        return 0.5e9 + 1.05 * held
+    return 0.8e9 + held + 3 * 4.0 * case.rows * case.completion * size.vocabulary
 
 
 def _check_room(case: Case) -> None:
     needs, there = needed_bytes(case), machine.available_bytes()
     if needs > SLACK * there:
-        raise BenchError(f"{case.system} needs about {needs / 1e9:.0f} GB here, and there are {there / 1e9:.0f} GB")
+        raise NoRoomError(f"{case.system} needs about {needs / 1e9:.0f} GB here, and there are {there / 1e9:.0f} GB")
 
 
 def _alone(case: Case, steps: int, until: float | None) -> Turns:
@@ -151,7 +158,7 @@ def _side_by_side(ours: Case, theirs: Case, steps: int, until: float | None) -> 
     """Both systems' turns and the order they were taken in: "A B B A" while both live, else "blocks"."""
     _check_room(ours)
     if needed_bytes(ours) + needed_bytes(theirs) > SLACK * machine.available_bytes():
-        first = _alone(ours, steps, None if until is None else until - 60)
+        first = _alone(ours, steps if until is None else 1, None)
         return [first, _alone(theirs, len(first.reports), None)], "blocks"
     with Worker(ours) as a, Worker(theirs) as b:
         workers = [a, b]

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.cases import Case
 
-__all__ = ["BenchError", "Worker"]
+__all__ = ["BenchError", "NoRoomError", "Worker"]
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / "bench" / ".cache" / "logs"
@@ -20,6 +20,10 @@ LOGS = ROOT / "bench" / ".cache" / "logs"
 
 class BenchError(Exception):
     """Something the person at the command line should read, and can mend."""
+
+
+class NoRoomError(BenchError):
+    """There is not the memory for a case."""
 
 
 class Worker:

@@ -39,7 +39,15 @@ def measured_systems(cell: dict[str, Any]) -> list[tuple[str, dict[str, Any], di
 
 def cells_table(table: dict[str, Any]) -> str:
     """Seconds of a step, how many times as long as oncurve's, and memory."""
-    heads = ["cell", "system", "step", "times oncurve's (95 % interval)", "peak memory", "oncurve's memory / its"]
+    heads = [
+        "cell",
+        "system",
+        "timed steps",
+        "step",
+        "times oncurve's (95 % interval)",
+        "peak memory",
+        "oncurve's memory / its",
+    ]
     rows, notes = [], []
     for name, cell in table.get("cells", {}).items():
         best = best_pair(cell)
@@ -48,7 +56,10 @@ def cells_table(table: dict[str, Any]) -> str:
             ratio = pair.get("ratio") if system != "oncurve" else None
             shown = f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else ABSENT
             memory = f"{pair['memory_ratio']:.2f}" if ratio else ABSENT
-            rows.append([name, label, f"{own['seconds']:.2f} s", shown, f"{own['peak_bytes'] / 1e9:.2f} GB", memory])
+            timed = str(len(own["each"]))
+            rows.append(
+                [name, label, timed, f"{own['seconds']:.2f} s", shown, f"{own['peak_bytes'] / 1e9:.2f} GB", memory]
+            )
         notes += [f"{name}, {SYSTEMS[o].label}: not run: {p['skipped']}" for o, p in cell.items() if "skipped" in p]
         notes += [
             f"{name}, {SYSTEMS[other].label}: one system after the other, for want of memory for both"

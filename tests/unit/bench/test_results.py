@@ -50,7 +50,7 @@ def test_trls_best_is_its_fastest(table: dict) -> None:
 
 def test_tables_name_every_system_and_what_was_not_run(table: dict) -> None:
     text = cells_table(table)
-    assert "| TRL, bf16 weights (best of TRL) | 3.50 s | 3.50 (2.50 to 4.50) |" in text
+    assert "| TRL, bf16 weights (best of TRL) | 2 | 3.50 s | 3.50 (2.50 to 4.50) |" in text
     assert "6.5M fixed, rlox: not run: no rlox." in text
     for write in (phases_table, tokens_table, efficiency_table, limits_table):
         assert "6.5M fixed" in write(table)
