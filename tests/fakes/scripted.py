@@ -35,6 +35,9 @@ class TableModel:
     def raw_logits(self, hidden: Tensor) -> Tensor:
         return self.logits(hidden)
 
+    def head_matrix(self) -> None:
+        return None
+
     def head(self):
         return self.logits
 

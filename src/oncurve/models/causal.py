@@ -94,6 +94,9 @@ class CausalModel(Protocol):
     def raw_logits(self, hidden: Tensor) -> Tensor:
         """`logits` in the type that the head computes in: for the sampler, which widens them a few rows at a time."""
 
+    def head_matrix(self) -> Tensor | None:
+        """The `(V, H)` matrix that makes logits of hidden states, where nothing else does; None where there is more."""
+
     def head(self) -> Head:
         """What makes logits from stored hidden states without a gradient: a frozen reference hands this out."""
 

@@ -75,6 +75,9 @@ class GenericModel:
         """The hidden states themselves."""
         return hidden
 
+    def head_matrix(self) -> None:
+        """None: what makes the logits is inside the module."""
+
     def head(self) -> Head:
         """`logits`, which needs no weights."""
         return self.logits

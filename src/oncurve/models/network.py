@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from oncurve.models.attention import AttentionContext, register, switched
 from oncurve.models.causal import Head, check_rows, module_device
 from oncurve.models.decoding import CachedDecoder
+from oncurve.models.fused_head import matrix_of
 from oncurve.models.packed import PackedContext
 from oncurve.ops import at_least_float32
 
@@ -72,6 +73,10 @@ class TransformersModel:
         """See `CausalModel.raw_logits`."""
         logits: Tensor = self._head(hidden)
         return logits
+
+    def head_matrix(self) -> Tensor | None:
+        """See `CausalModel.head_matrix`."""
+        return matrix_of(self._head)
 
     def head(self) -> Head:
         """See `CausalModel.head`: this module's own head, without a gradient."""

@@ -1,8 +1,9 @@
 """From hidden states to `(b, T)` streams, chunk by chunk: `(B, T, V)` logits never exist.
 
-The head is applied to a chunk of completion tokens at a time. Where a gradient is wanted and all logits are more than
-`KEPT_BYTES`, a chunk's are forgotten after the forward and made again in the backward (activation checkpointing of the
-head alone): memory is bounded whatever B, T and V are.
+Where the head is one matrix, and no stream needs whole distributions, `linear_logprobs` does it all by blocks of the
+vocabulary. Else the head is applied to a chunk of completion tokens at a time; there, where a gradient is wanted and
+all logits are more than `KEPT_BYTES`, a chunk's are forgotten after the forward and made again in the backward
+(activation checkpointing of the head alone). Either way memory is bounded whatever B, T and V are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from oncurve.kl import full_kl_from_logits
 from oncurve.models.causal import CausalModel, Head
+from oncurve.models.fused_head import linear_logprobs
 from oncurve.ops import entropy, entropy_of_logprobs, token_logprobs_and_table
 from oncurve.types import Streams, TrainBatch
 
@@ -82,14 +84,33 @@ def token_streams(
     hidden = model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
     exists = batch.existing().to(hidden.device)
     ids = batch.completion_ids.to(hidden.device)[exists]
+    matrix = model.head_matrix() if "full_kl" not in needs and chunk_tokens is None else None
+    if matrix is not None:
+        return _laid(exists, _fused(hidden, matrix, ids, temperature, needs, observe))
     ref_hidden = batch.ref_hidden if "full_kl" in needs else None
     columns = [name for name in ("entropy", "full_kl") if name in needs | observe]
     measure = _Measure(model.logits, needs, tuple(columns), temperature, ref_head)
     size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
     forget = torch.is_grad_enabled() and hidden.shape[0] > kept
     measured = _in_chunks(measure, hidden, ids, ref_hidden, size, forget)
-    laid = [torch.zeros(exists.shape, dtype=c.dtype, device=c.device).masked_scatter(exists, c) for c in measured]
-    return Streams(**dict(zip(["logprobs", *columns], laid, strict=True)))
+    return _laid(exists, dict(zip(["logprobs", *columns], measured, strict=True)))
+
+
+def _laid(exists: Tensor, columns: dict[str, Tensor]) -> Streams:
+    """Columns `(N,)` as streams `(b, T)`, 0 where no token exists."""
+    empty = {name: torch.zeros(exists.shape, dtype=c.dtype, device=c.device) for name, c in columns.items()}
+    return Streams(**{name: empty[name].masked_scatter(exists, column) for name, column in columns.items()})
+
+
+def _fused(
+    hidden: Tensor, matrix: Tensor, ids: Tensor, temperature: float, needs: frozenset[str], observe: frozenset[str]
+) -> dict[str, Tensor]:
+    """The columns by `linear_logprobs`; what is only observed has no gradient."""
+    measured = needs | observe
+    logprobs, entropy = linear_logprobs(hidden, matrix, ids, temperature, with_entropy="entropy" in measured)
+    if entropy is None:
+        return {"logprobs": logprobs}
+    return {"logprobs": logprobs, "entropy": entropy if "entropy" in needs else entropy.detach()}
 
 
 @dataclass(frozen=True)
