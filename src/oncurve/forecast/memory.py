@@ -14,19 +14,17 @@ The peak is the process as it was before the model, the state, and the largest p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oncurve.forecast.shapes import ModelShape, Work
+from oncurve.models.fused_head import ACCELERATOR_WORKSPACE_BYTES, KEPT_BYTES, WORKSPACE_BYTES
 
 __all__ = ["Activations", "Footprint", "Memory", "activations_of", "cache_bytes", "memory_of"]
 
-MIB = 2**20
-HEAD_CHUNKS = 5
-"""Chunks of logits that exist at one time: logits, log-probs, their gradients, and a temporary."""
+HEAD_BLOCKS = 2
+"""Blocks of logits that the head holds at one time: the logits or their gradient, and a temporary."""
 
-CPU_CHUNK = 24 * MIB
-ACCELERATOR_CHUNK = 256 * MIB
-SAMPLED_LOGITS = 64 * MIB
+SAMPLED_LOGITS = 64 * 2**20
 
 HEAP = 1.35
 """What a heap holds over what is in use, on a CPU: freed pieces between living ones. 1 where torch caches blocks."""
@@ -96,9 +94,9 @@ def activations_of(
     behind = min(behind, 1.0 + work.mean_prompt)
     kept = width * (4 * shape.hidden + 3 * query + 2 * key * behind + 4 * shape.intermediate)
     inside = width * (2 * shape.intermediate + 4 * shape.hidden)
-    chunk = CPU_CHUNK if on_cpu else ACCELERATOR_CHUNK
+    block = WORKSPACE_BYTES if on_cpu else ACCELERATOR_WORKSPACE_BYTES
     logits = 4.0 * shape.vocabulary * work.largest_micro[1]
-    fixed = HEAD_CHUNKS * min(float(chunk), logits) + min(64 * MIB, logits)
+    fixed = HEAD_BLOCKS * min(float(block), logits) + min(float(KEPT_BYTES), logits)
     heap = HEAP if on_cpu else 1.0
     if checkpointing:
         return Activations(width * shape.hidden, inside + kept, fixed, heap)
@@ -167,8 +165,3 @@ def memory_of(
         "export": state + 4.0 * shape.head,
     }
     return Memory(parts, phases)
-
-
-def smaller_work(work: Work, micro_tokens: int) -> Work:
-    """The same step in smaller passes."""
-    return replace(work, micro_tokens=micro_tokens)

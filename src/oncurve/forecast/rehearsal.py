@@ -29,6 +29,7 @@ __all__ = ["Parts", "Rehearsed", "Sample", "part_of", "rehearse"]
 
 WARM = Work(1, 2, 3, (4,))
 DECODE_SECONDS = 1.2
+AGAIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,10 @@ def rehearse(parts: Parts, sample: Sample) -> Rehearsed:
     prefill, step, decoded = stage.rollout(sample.rollout)
     saved = stage.saved(sample.training)
     seconds, held = stage.train(sample.training)
+    if sum(seconds.values()) < AGAIN_SECONDS:  # the first of a size may find something to set up
+        again, more = stage.train(sample.training)
+        seconds = {phase: min(seconds[phase], again[phase]) for phase in seconds}
+        held = max(held, more) if held is not None and more is not None else None
     return Rehearsed(
         {"prefill": prefill, "decode_step": step, **seconds},
         parameters,

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from oncurve.data import load_rows, open_prompts
-from oncurve.errors import ConfigError, ModelError, UserError
+from oncurve.errors import ConfigError, UserError
 from oncurve.forecast import (
     MODELS,
     Forecast,
@@ -38,16 +37,13 @@ from oncurve.forecast import (
     tidy,
 )
 from oncurve.losses import Regularizer
-from oncurve.models.hub import reachable
-from oncurve.models.quiet import quiet
 from oncurve.run.checks import check_config
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
+from oncurve.run.unloaded import ASSUMED_PROMPT, prompt_lengths, read_model_config
 
-__all__ = ["Asked", "Sizes", "check_memory", "forecast", "forecast_command", "read_model_config"]
+__all__ = ["Asked", "Sizes", "check_memory", "forecast", "forecast_command"]
 
-ASSUMED_PROMPT = 256
-SAMPLED_PROMPTS = 256
 UNIMPORTED = 150e6
 """What a process still takes for libraries and their first use after the commands have been imported."""
 
@@ -131,9 +127,10 @@ def forecast(
         raise ConfigError(
             "no model: name a recipe that has one, set model.path=..., or give --model qwen2.5-7b or --parameters 7e9"
         )
-    model = read_model_config(config.model.path) if asked.shape is None else None
+    trusted = config.model.trust_remote_code
+    model = read_model_config(config.model.path, trusted) if asked.shape is None else None
     shape = asked.shape or shape_of(model, count_parameters(model))
-    lengths, notes = _prompt_lengths(given, base, asked, known_data=asked.shape is None)
+    lengths, notes = prompt_lengths(given, base, asked.sizes.prompt_tokens, known_data=asked.shape is None)
     work = _work(given, lengths)
     if asked.machine is None and model is not None:
         return _here(given, model, shape, work, title, notes, say)
@@ -275,70 +272,6 @@ def _room(device: torch.device) -> Room:
         free, total = torch.cuda.mem_get_info()
         return Room(free, total, "the GPU's free memory")
     return memory_here()
-
-
-def _prompt_lengths(
-    config: RunConfig, base: Path | None, asked: Asked, known_data: bool
-) -> tuple[tuple[int, ...], list[str]]:
-    """Tokens of each of a step's prompts, and what there is to say about them."""
-    count = config.data.prompts_per_step
-    if asked.sizes.prompt_tokens is not None:
-        return (asked.sizes.prompt_tokens,) * count, []
-    if not known_data:
-        return (ASSUMED_PROMPT,) * count, [f"prompts are taken to have {ASSUMED_PROMPT} tokens (--prompt-tokens)"]
-    try:
-        rows = load_rows(config.data, base)
-    except UserError as error:
-        raise type(error)(f"{error}\nWithout the data, say how long prompts are: --prompt-tokens 256") from error
-    if not len(rows):
-        return (ASSUMED_PROMPT,) * count, [f"no rows; prompts are taken to have {ASSUMED_PROMPT} tokens"]
-    step = max(1, len(rows) // SAMPLED_PROMPTS)
-    few = rows.select(list(range(0, len(rows), step))[:SAMPLED_PROMPTS])
-    prompts = open_prompts(few, config.data, _tokenizer(config.model.path, config.model.trust_remote_code))
-    lengths = sorted(len(prompts[index].ids) for index in range(len(prompts)))
-    spread = tuple(lengths[(2 * place + 1) * len(lengths) // (2 * count)] for place in range(count))
-    return spread, []
-
-
-def _tokenizer(path: str, trusted: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    local = Path(path).expanduser().is_dir() or not reachable()
-    try:
-        with quiet():
-            return AutoTokenizer.from_pretrained(
-                str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path,
-                local_files_only=local,
-                trust_remote_code=trusted,
-            )
-    except Exception as error:  # as with models: no common base
-        why = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{path}: no tokenizer ({why}); say how long prompts are: --prompt-tokens 256") from error
-
-
-def read_model_config(path: str, trusted: bool = False) -> Any:
-    """The configuration of a model in a folder, or of a hub id that is cached or can be reached; no weights.
-
-    Raises ModelError where there is none.
-    """
-    from transformers import AutoConfig
-
-    folder = Path(path).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json: it is not a model in Hugging Face form")
-    try:
-        with quiet():
-            return AutoConfig.from_pretrained(
-                str(folder) if folder.is_dir() else path,
-                local_files_only=folder.is_dir() or not reachable(),
-                trust_remote_code=trusted,
-            )
-    except Exception as error:
-        why = str(error).strip().partition("\n")[0]
-        raise ModelError(
-            f"{path}: its configuration cannot be read: {why} (name a folder in Hugging Face form, or a hub id that "
-            "has been downloaded or can be reached; --model qwen2.5-7b or --parameters 7e9 plan a shape alone)"
-        ) from error
 
 
 def check_memory(config: RunConfig) -> list[str]:

@@ -1,0 +1,85 @@
+"""What is known of a run before it is loaded: the model's configuration, and how long its prompts are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oncurve.data import load_rows, open_prompts
+from oncurve.errors import ModelError, UserError
+from oncurve.models.hub import reachable
+from oncurve.models.quiet import quiet
+from oncurve.run.config import RunConfig
+
+__all__ = ["ASSUMED_PROMPT", "prompt_lengths", "read_model_config"]
+
+ASSUMED_PROMPT = 256
+SAMPLED_PROMPTS = 256
+
+
+def prompt_lengths(
+    config: RunConfig, base: Path | None, said: int | None, known_data: bool
+) -> tuple[tuple[int, ...], list[str]]:
+    """Tokens of each of a step's prompts, and what there is to say about them.
+
+    `said`: of every prompt, whatever the data is. Else some rows, evenly spread, are tokenised, and a step's prompts are
+    their quantiles; where the data is not known a length is assumed. Raises UserError: data or tokenizer are missing.
+    """
+    count = config.data.prompts_per_step
+    if said is not None:
+        return (said,) * count, []
+    if not known_data:
+        return (ASSUMED_PROMPT,) * count, [f"prompts are taken to have {ASSUMED_PROMPT} tokens (--prompt-tokens)"]
+    try:
+        rows = load_rows(config.data, base)
+    except UserError as error:
+        raise type(error)(f"{error}\nWithout the data, say how long prompts are: --prompt-tokens 256") from error
+    if not len(rows):
+        return (ASSUMED_PROMPT,) * count, [f"no rows; prompts are taken to have {ASSUMED_PROMPT} tokens"]
+    step = max(1, len(rows) // SAMPLED_PROMPTS)
+    few = rows.select(list(range(0, len(rows), step))[:SAMPLED_PROMPTS])
+    prompts = open_prompts(few, config.data, _tokenizer(config.model.path, config.model.trust_remote_code))
+    lengths = sorted(len(prompts[index].ids) for index in range(len(prompts)))
+    spread = tuple(lengths[(2 * place + 1) * len(lengths) // (2 * count)] for place in range(count))
+    return spread, []
+
+
+def _tokenizer(path: str, trusted: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    local = Path(path).expanduser().is_dir() or not reachable()
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(
+                str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path,
+                local_files_only=local,
+                trust_remote_code=trusted,
+            )
+    except Exception as error:  # as with models: no common base
+        why = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{path}: no tokenizer ({why}); say how long prompts are: --prompt-tokens 256") from error
+
+
+def read_model_config(path: str, trusted: bool = False) -> Any:
+    """The configuration of a model in a folder, or of a hub id that is cached or can be reached; no weights.
+
+    Raises ModelError where there is none.
+    """
+    from transformers import AutoConfig
+
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json: it is not a model in Hugging Face form")
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(
+                str(folder) if folder.is_dir() else path,
+                local_files_only=folder.is_dir() or not reachable(),
+                trust_remote_code=trusted,
+            )
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{path}: its configuration cannot be read: {why} (name a folder in Hugging Face form, or a hub id that "
+            "has been downloaded or can be reached; --model qwen2.5-7b or --parameters 7e9 plan a shape alone)"
+        ) from error
