@@ -106,7 +106,7 @@ def _oracle() -> Any:
     policy = _write_out_norms(_module(torch.float64))
     reference = _write_out_norms(_module(torch.float64, disturbed=True))
     groups = [
-        PlainGroup(models.prompt_ids(CASE, g), completions, rewards)  # type: ignore[arg-type]
+        PlainGroup(models.prompt_ids(CASE, g), completions, rewards)
         for g, (completions, rewards) in enumerate(zip(_completions(), _rewards(), strict=True))
     ]
     loss = reference_loss(

@@ -14,7 +14,17 @@ __all__ = ["available_bytes", "code_hash", "describe", "kind", "load"]
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "trl", "rlox", "accelerate", "tokenizers", "numpy")
-PAGE = ("document.py", "tables.py", "plots.py", "goals.py")
+SHARED = ("bench/cases.py", "bench/models.py", "bench/timing.py")
+OWN = {
+    "gate": ("bench/gate.py", "tests/oracles/plain_grpo.py"),
+    "cells": tuple(
+        f"bench/{name}.py" for name in ("cells", "probe", "process", "rewards", "roofline", "systems/*", "worker")
+    ),
+    "growth": ("bench/growth*.py",),
+    "advantages": ("bench/group_advantages.py",),
+    "learning": ("bench/learning*.py",),
+}
+"""What each part is measured with, beside the package; the page, which only reads results, is in none."""
 INSTRUCTION_SETS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
 
@@ -62,13 +72,11 @@ def commit() -> str:
     return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
 
 
-def code_hash() -> str:
-    """A hash of everything that can change a figure: the package and the benchmark, but not its page."""
+def code_hash(part: str) -> str:
+    """A hash of everything that can change a figure of this part: the package, and the part's own files."""
     seen = hashlib.sha256()
-    for folder in ("src", "bench"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            if file.name in PAGE:
-                continue
+    for pattern in ("src/**/*.py", *SHARED, *OWN.get(part, ())):
+        for file in sorted(ROOT.glob(pattern)):
             seen.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return seen.hexdigest()[:12]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,14 +29,14 @@ class Probe:
     """
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self.executed: Counter[str] = Counter()
         self.decode_steps = 0
         self._stack: list[str] = []
         self._since = 0.0
         self._thread = threading.get_ident()
         self._in_prefill = False
-        self._prefill_over_at: float | None = None
+        self._prefill_over_at: list[float] = []  # the time, once it is over
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -74,12 +74,13 @@ class Probe:
         function = getattr(holder, name)
 
         def watched(*arguments: Any, **keywords: Any) -> Any:
-            self._prefill_over_at, self._in_prefill = None, True
+            self._prefill_over_at.clear()
+            self._in_prefill = True
             with self.phase("decode"):
                 started = time.perf_counter()
                 answer = function(*arguments, **keywords)
-            if self._prefill_over_at is not None:
-                prefill = self._prefill_over_at - started
+            if self._prefill_over_at:
+                prefill = self._prefill_over_at[0] - started
                 self.seconds["prefill"] += prefill
                 self.seconds["decode"] -= prefill
             return answer
@@ -96,13 +97,13 @@ class Probe:
             phase, self._in_prefill = "prefill", False
         elif phase == "decode":
             self.decode_steps += 1
-            if self._prefill_over_at is None:
-                self._prefill_over_at = time.perf_counter()
+            if not self._prefill_over_at:
+                self._prefill_over_at.append(time.perf_counter())
         self.executed[phase] += arguments[0].numel()
 
     def report(self, seconds: float, lengths: list[int], mismatch: float | None = None) -> StepReport:
         """A step of `seconds` with all that was seen since the last report."""
         phases = {name: self.seconds[name] for name in PHASES if name in self.seconds}
         made = StepReport(seconds, phases, dict(self.executed), self.decode_steps, lengths, mismatch)
-        self.seconds, self.executed, self.decode_steps = Counter(), Counter(), 0
+        self.seconds, self.executed, self.decode_steps = defaultdict(float), Counter(), 0
         return made

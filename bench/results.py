@@ -42,13 +42,13 @@ def _failed_gates(table: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 class Results:
     """What has been measured, as a nested table; every change is on disk at once.
 
-    `code` of an entry is the hash of package and benchmark that it was measured with: what the present code has
+    `code` of an entry is the hash of what it was measured with: what the present code has
     measured is not measured again.
     """
 
     def __init__(self, path: Path, quick: bool, anew: bool = False) -> None:
         self.path = path
-        self.code = machine.code_hash()
+        self.codes: dict[str, str] = {}
         self.table = {} if anew else self.read(path)
         self.table |= {"quick": quick, "machine": machine.describe()}
 
@@ -58,19 +58,25 @@ class Results:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return table
 
+    def code(self, part: str) -> str:
+        """The hash of what this part is measured with, as it was when it was first asked for."""
+        if part not in self.codes:
+            self.codes[part] = machine.code_hash(part)
+        return self.codes[part]
+
     def has(self, *keys: str) -> bool:
         """Whether the entry at `keys` is there, measured by the present code."""
         found: Any = self.table
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
-        return isinstance(found, dict) and found.get("code") == self.code and not found.get("skipped")
+        return isinstance(found, dict) and found.get("code") == self.code(keys[0]) and not found.get("skipped")
 
     def put(self, value: dict[str, Any], *keys: str) -> None:
         """Keep an entry, with code, commit, load and time."""
         holder = self.table
         for key in keys[:-1]:
             holder = holder.setdefault(key, {})
-        about = {"code": self.code, "commit": self.table["machine"]["commit"], "load": machine.load()}
+        about = {"code": self.code(keys[0]), "commit": self.table["machine"]["commit"], "load": machine.load()}
         holder[keys[-1]] = {**value, **about, "at": time.strftime("%Y-%m-%d %H:%M")}
         self.save()
 

@@ -79,7 +79,7 @@ def test_what_this_code_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert again.has("cells", "6.5M fixed", "rlox")
     assert not again.has("cells", "6.5M fixed", "trl-fp32")
     assert not again.has("growth")
-    again.code = "other"
+    again.codes["cells"] = "other"
     assert not again.has("cells", "6.5M fixed", "rlox")
     assert not Results(file, quick=False, anew=True).has("cells", "6.5M fixed", "rlox")
 
