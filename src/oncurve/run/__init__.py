@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy  # noqa: F401 - before torch, whose C code imports it and would swallow an interrupt that comes meanwhile
+
 if TYPE_CHECKING:
     from oncurve.run.assemble import Run, assemble
     from oncurve.run.checks import check_complete, missing
