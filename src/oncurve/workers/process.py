@@ -80,7 +80,9 @@ class Worker:
                 pass_fds=(for_child, from_child),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the worker makes it stderr
-                start_new_session=True,  # a process group to kill, and no Ctrl-C from the terminal
+                # A group to kill, which no Ctrl-C of the terminal reaches. Not a session: cores are shared out
+                # by session first, and workers would take more than their part from a parent that is sampling.
+                process_group=0,
                 env={**os.environ, **threads},
             )
         finally:

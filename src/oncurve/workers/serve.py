@@ -64,6 +64,7 @@ def _settle_in(request: int, reply: int, parent: int) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker is killed, not asked to flush
     with contextlib.suppress(OSError):  # no stderr: what is printed goes nowhere
         os.dup2(2, 1)  # what user code prints goes to stderr: the parent's stdout may be read by a program
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process may be stopped for printing to the terminal
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel takes the worker, not the run
