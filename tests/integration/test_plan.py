@@ -122,7 +122,10 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
         (["--parameters", "12"], "between 1e6 and 1e13"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--prompts", "0"], "--prompts 0: must be 1 at least"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--completion-tokens", "-5"], "--completion-tokens"),
-        (["--model", "qwen2.5-7b", "--machine", "h200", "--group-size", "1"], "rollout.group_size: a completion is graded"),
+        (
+            ["--model", "qwen2.5-7b", "--machine", "h200", "--group-size", "1"],
+            "rollout.group_size: a completion is graded",
+        ),
         (["--model", "./nowhere"], "cannot be read"),
         (["recipes/gsm8k.toml", "model.path=src/oncurve/models/tiny"], "--prompt-tokens 256"),
         (["recipes/task.toml", "rollout.max_new_token=3"], "did you mean"),

@@ -22,7 +22,7 @@ def prompt_lengths(
 ) -> tuple[tuple[int, ...], list[str]]:
     """Tokens of each of a step's prompts, and what there is to say about them.
 
-    `said`: of every prompt, whatever the data is. Else some rows, evenly spread, are tokenised, and a step's prompts are
+    `said`: of every prompt, whatever the data is. Else some rows, evenly spread, are tokenised: a step's prompts are
     their quantiles; where the data is not known a length is assumed. Raises UserError: data or tokenizer are missing.
     """
     count = config.data.prompts_per_step
