@@ -23,9 +23,12 @@ STEPS_PER_KILL = 4
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
 
+LEAN = ["model.dtype=bfloat16", "learner.masters=split", "learner.moments=bfloat16"]
+
+
 def settings(dtype: str, steps: int) -> list[str]:
     return [
-        f"model.dtype={dtype}",
+        *(LEAN if dtype == "lean" else [f"model.dtype={dtype}"]),
         f"run.steps={steps}",
         "run.seed=11",
         "data.prompts_per_step=3",
@@ -115,7 +118,7 @@ def compare(first: Path, second: Path, steps: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "lean"])
 def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, dtype: str) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "task.toml"
     steps = KILLS * STEPS_PER_KILL
