@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -105,9 +105,10 @@ def _check_step_ends(completion: Completion, step_ends: Sequence[int], name: str
 
 def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype, width: int | None = None) -> Tensor:
     """Rows of different lengths as one tensor `(B, width)`, 0 on the right."""
-    padded = torch.zeros(len(rows), max(map(len, rows)) if width is None else width, dtype=dtype)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.tensor(row, dtype=dtype)
+    lengths = torch.tensor([len(row) for row in rows])
+    positions = torch.arange(int(lengths.max()) if width is None else width)
+    padded = torch.zeros(len(rows), len(positions), dtype=dtype)
+    padded[positions < lengths[:, None]] = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
     return padded
 
 

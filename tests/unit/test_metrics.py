@@ -137,3 +137,17 @@ def test_what_is_added_on_a_device_is_fetched_when_asked_for() -> None:
         metrics.add(key, torch.tensor([1.0, 3.0, 2.0], device="cuda"))
         metrics.add(key, 2.0)
     assert metrics.result() == {"ratio": 2, "tokens": 8, "ratio_max": 3, "learning_rate": 2}
+
+
+@pytest.mark.parametrize("key", ["reward", "tokens", "completion_length_max", "epoch"])
+@pytest.mark.parametrize("values", [[], [3.0], [2.0, float("nan"), 5.0, 1.0], [float("inf")], [float("-inf"), -4.0]])
+def test_many_at_once_are_as_many_one_by_one(key: str, values: list[float]) -> None:
+    one_by_one, at_once = Metrics(), Metrics()
+    for metrics in (one_by_one, at_once):
+        metrics.add(key, 2.0)
+    for value in values:
+        one_by_one.add(key, value)
+    at_once.add_all(key, values)
+    assert at_once.result() == one_by_one.result()
+    with pytest.raises(KeyError, match="not declared"):
+        at_once.add_all("rewad", values)

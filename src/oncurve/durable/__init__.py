@@ -12,7 +12,16 @@ files, a full disk. What is not: two processes writing the same target, and a di
 from __future__ import annotations
 
 from oncurve.durable.directory import MANIFEST, Newest, newest_valid, numbered, prune, sweep, verify, write_directory
-from oncurve.durable.files import StorageError, fetch, read_json, read_tensors, store, to_json, write_file
+from oncurve.durable.files import (
+    StorageError,
+    fetch,
+    read_json,
+    read_tensors,
+    store,
+    sync_files,
+    to_json,
+    write_file,
+)
 from oncurve.durable.log import AppendLog, read_log
 from oncurve.durable.tensors import LazyTensors
 
@@ -31,6 +40,7 @@ __all__ = [
     "read_tensors",
     "store",
     "sweep",
+    "sync_files",
     "to_json",
     "verify",
     "write_directory",

@@ -23,7 +23,7 @@ from oncurve.durable.files import (
     sync_directory,
     temporary_beside,
     to_json,
-    write_and_sync,
+    write_new,
 )
 from oncurve.durable.tensors import write_tensors
 
@@ -154,12 +154,12 @@ def _fill(directory: Path, files: Mapping[str, bytes | Mapping[str, Tensor]]) ->
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
-            write_and_sync(target, content)
+            write_new(target, content)
             listed[name] = (len(content), hashlib.sha256(content).hexdigest())
         else:
             write_tensors(target, content, mode)
             listed[name] = (target.stat().st_size, sha256(target))
-    write_and_sync(directory / MANIFEST, _manifest_bytes(listed))
+    write_new(directory / MANIFEST, _manifest_bytes(listed))
     for inner in [entry for entry in directory.rglob("*") if entry.is_dir()]:
         sync_directory(inner)
     sync_directory(directory)

@@ -9,8 +9,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,36 @@ def to_json(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, whole or not at all. Raises StorageError; an earlier file then stays as it was."""
+def write_file(path: Path, content: bytes, sync: bool = True) -> None:
+    """Replace `path` by `content`, whole or not at all. Raises StorageError; an earlier file then stays as it was.
+
+    Without `sync` it is whole or not at all when this process is killed, after a power loss only once `sync_files` has
+    been called: for what is written often and counts from a checkpoint on.
+    """
     temporary = temporary_beside(path)
     with storage_errors(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_and_sync(temporary, content)
+            write_new(temporary, content, sync)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        sync_directory(path.parent)
+        if sync:
+            sync_directory(path.parent)
+
+
+def sync_files(paths: Collection[Path]) -> None:
+    """Wait until files that were written without `sync`, and their names, are on the disk. Raises StorageError.
+
+    One that somebody has removed since is passed over.
+    """
+    for path in paths:
+        with storage_errors(path, 0), suppress(FileNotFoundError), open(path, "rb") as file:
+            os.fsync(file.fileno())
+    for folder in {path.parent for path in paths}:
+        with storage_errors(folder, 0), suppress(FileNotFoundError):
+            sync_directory(folder)
 
 
 def read_json(path: Path) -> Any:
@@ -104,12 +122,13 @@ def temporary_beside(path: Path) -> Path:
     return path.parent / f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def write_and_sync(path: Path, content: bytes) -> None:
-    """Create `path` with `content` and wait for the disk. Raises OSError."""
+def write_new(path: Path, content: bytes, sync: bool = True) -> None:
+    """Create `path` with `content` and, with `sync`, wait for the disk. Raises OSError."""
     with open(path, "xb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import add
 
 import torch
@@ -21,6 +21,7 @@ class Metrics:
         metrics.add("entropy", streams.entropy, micro.loss_mask)     # every trained token is an observation
         metrics.add("grad_norm", 0.7)                                # one observation
         metrics.add("reward", 12.0, count=32)                        # the sum of 32 observations
+        metrics.add_all("completion_length", [12.0, 7.0])            # two observations
         metrics.merge(metrics_of_another_micro_batch)
         metrics.result()["entropy"]
 
@@ -57,6 +58,18 @@ class Metrics:
             self._fold(key, tuple(total.tolist()))
         else:
             self._on_device.append((key, total))
+
+    def add_all(self, key: str, values: Sequence[float]) -> None:
+        """Adds every number of `values` as an observation of `key`: as many calls of `add`, in one.
+
+        Raises KeyError: `key` is not declared.
+        """
+        reduction = declared(key).reduction
+        usable = [value for value in values if math.isfinite(value)]
+        if usable:
+            self._fold(key, (_REDUCE_ALL[reduction](usable), float(len(usable)), 0.0))
+        if len(usable) < len(values):
+            self._fold(key, (0.0, 0.0, float(len(values) - len(usable))))
 
     def merge(self, other: Metrics) -> None:
         """Adds all observations of `other`; its "last" ones come after this one's."""
@@ -118,5 +131,15 @@ def _latter(old: float, new: float) -> float:
     return new
 
 
+def _final(values: Sequence[float]) -> float:
+    return values[-1]
+
+
 _REDUCE = {"mean": _sum, "sum": _sum, "max": _max, "last": _last}
+_REDUCE_ALL: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": math.fsum,
+    "sum": math.fsum,
+    "max": max,
+    "last": _final,
+}
 _JOIN: dict[str, Callable[[float, float], float]] = {"mean": add, "sum": add, "max": max, "last": _latter}

@@ -55,7 +55,7 @@ def _completion_record(completion: Completion, score: Score | None, advantages: 
     record: dict[str, Any] = {
         "text": completion.text,
         "ids": list(completion.ids),
-        "logprobs": [_plain(value) for value in completion.logprobs],
+        "logprobs": _plain_numbers(completion.logprobs),
         "ended": completion.ended,
         "sample_index": completion.sample_index,
         "policy_version": completion.policy_version,
@@ -82,7 +82,12 @@ def _advantage_record(completion: Completion, score: Score | None, advantages: A
     values = advantages[: len(completion.ids)] or [0.0]
     if min(values) == max(values):
         return {"advantage": _plain(values[0])}
-    return {"advantage": math.fsum(values) / len(values), "advantages": [_plain(value) for value in values]}
+    return {"advantage": math.fsum(values) / len(values), "advantages": _plain_numbers(values)}
+
+
+def _plain_numbers(values: Sequence[float]) -> list[float | None]:
+    """The same as `_plain`, for many at once: where the sum is finite, each of them is."""
+    return list(values) if math.isfinite(sum(values)) else [_plain(value) for value in values]
 
 
 def _plain(value: Any) -> Any:

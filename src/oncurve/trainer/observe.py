@@ -35,25 +35,26 @@ def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int) -> N
     """Rewards, lengths, endings and faults of all completions of a step, also of groups that are left out."""
     for group in groups:
         rewards = [score.reward for score in group.scores if score.valid]
-        for reward in rewards:
-            metrics.add("reward", reward)
+        metrics.add_all("reward", rewards)
         if len(rewards) > 1:
             mean = math.fsum(reward / len(rewards) for reward in rewards)
             deviation = math.hypot(*(reward - mean for reward in rewards))  # no square, which could overflow
             metrics.add("reward_std", deviation / math.sqrt(len(rewards) - 1))
             metrics.add("constant_groups", float(max(rewards) == min(rewards)))
-        for completion, score in zip(group.completions, group.scores, strict=True):
-            metrics.add("completion_length", float(len(completion.ids)))
-            metrics.add("completion_length_max", float(len(completion.ids)))
-            metrics.add("truncated_fraction", float(completion.ended == "length"))
-            metrics.add("invalid_completions", float(not score.valid))
-            metrics.add("faults", float(score.fault is not None))
-            if score.fault is not None:
-                metrics.add(f"faults/{score.fault.partition(':')[0]}", 1.0)
-            metrics.add("tokens", float(len(completion.ids)))
-            for name, value in score.parts.items():
-                if value is not None and math.isfinite(value):
-                    metrics.add(f"reward/{name}", value)
+    completions = [completion for group in groups for completion in group.completions]
+    scores = [score for group in groups for score in group.scores]
+    lengths = [float(len(completion.ids)) for completion in completions]
+    for key in ("completion_length", "completion_length_max", "tokens"):
+        metrics.add_all(key, lengths)
+    metrics.add_all("truncated_fraction", [float(completion.ended == "length") for completion in completions])
+    metrics.add_all("invalid_completions", [float(not score.valid) for score in scores])
+    faults = [score.fault for score in scores if score.fault is not None]
+    metrics.add("faults", float(len(faults)))
+    for fault in faults:
+        metrics.add(f"faults/{fault.partition(':')[0]}", 1.0)
+    for name in dict.fromkeys(name for score in scores for name in score.parts):
+        values = [score.parts.get(name) for score in scores]
+        metrics.add_all(f"reward/{name}", [v for v in values if v is not None and math.isfinite(v)])
     metrics.add("dropped_groups", float(dropped))
 
 

@@ -32,6 +32,7 @@ class Recorder:
             if int(path.stem.removeprefix("step-")) > state.step:
                 path.unlink()
         self._log = durable.AppendLog(directory / "metrics.jsonl", offset=state.metrics_bytes)
+        self._unsynced: list[Path] = []
 
     def rollouts(self, step: int, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
         """Write every group of a step, with the advantages of its completions; None where it was left out."""
@@ -40,7 +41,9 @@ class Recorder:
             for group, rows in zip(groups, advantages, strict=True)
         ]
         text = "".join(lines).encode("utf-8", "replace")
-        durable.write_file(self.directory / "rollouts" / f"step-{step:06d}.jsonl", text)
+        path = self.directory / "rollouts" / f"step-{step:06d}.jsonl"
+        durable.write_file(path, text, sync=False)  # waiting for the disk would cost a small model's step dearly
+        self._unsynced.append(path)
 
     def metrics(self, metrics: Mapping[str, float]) -> int:
         """Write one step's line; returns the length of `metrics.jsonl` in bytes."""
@@ -62,9 +65,13 @@ class Recorder:
         return path
 
     def sync(self) -> None:
-        """Wait until the metrics are on the disk: called before a checkpoint counts on their length."""
+        """Wait until all that was written is on the disk: called before a checkpoint counts on it."""
+        durable.sync_files(self._unsynced)
+        self._unsynced.clear()
         self._log.sync()
 
     def close(self) -> None:
-        """Close the log."""
+        """Sync, and close the log."""
+        durable.sync_files(self._unsynced)
+        self._unsynced.clear()
         self._log.close()
