@@ -1,0 +1,101 @@
+"""Decoding in a fixed grid of rows: the attention of one step, whoever sits where and however far each row has come."""
+
+import math
+
+import pytest
+import torch
+
+from oncurve.models.prefill import Prefixes
+from oncurve.models.static import Grid, StaticCache, StaticContext
+
+GRID = Grid(groups=3, copies=2, prompt_tokens=7, new_tokens=9)
+KV_HEADS, SHARED, SIZE = 2, 3, 4
+HEADS = KV_HEADS * SHARED
+
+
+def prefixes_of(*lengths, generator):
+    prefixes = Prefixes(torch.tensor(lengths))
+    shape = (len(lengths), KV_HEADS, max(lengths), SIZE)
+    prefixes.layers[0] = tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    return prefixes
+
+
+def one_by_one(query, keys, values, window):
+    """Attention `(h, d)` of one query over all keys `(k, h_kv, d)` before and at it, written out."""
+    keys, values = keys[-window:] if window else keys, values[-window:] if window else values
+    attended = torch.empty(HEADS, SIZE, dtype=torch.float64)
+    for head in range(HEADS):
+        scores = keys[:, head // SHARED] @ query[head] / math.sqrt(SIZE)
+        attended[head] = torch.softmax(scores, 0) @ values[:, head // SHARED]
+    return attended
+
+
+class Twin:
+    """Rows as lists of keys and values, by place and copy."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def seat(self, place, prefixes, prompt):
+        length = int(prefixes.lengths[prompt])
+        key, value = (x[prompt, :, :length].transpose(0, 1) for x in prefixes.layers[0])
+        for copy in range(GRID.copies):
+            self.rows[place, copy] = [key, value]
+
+    def attend(self, query, key, value, window):
+        attended = torch.zeros(len(query), HEADS, SIZE, dtype=torch.float64)
+        for (place, copy), written in self.rows.items():
+            row = place * GRID.copies + copy
+            written[:] = (torch.cat([old, new[row : row + 1]]) for old, new in zip(written, (key, value), strict=True))
+            attended[row] = one_by_one(query[row], *written, window)
+        return attended
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 12])
+@torch.no_grad()
+def test_attention_is_that_of_each_row_by_itself_whenever_groups_come_and_go(window):
+    generator = torch.Generator().manual_seed(0)
+    cache, twin = StaticCache(GRID, torch.device("cpu")), Twin()
+
+    def seat(place, prefixes, prompt):
+        cache.put(place, prefixes, prompt)
+        twin.seat(place, prefixes, prompt)
+
+    def step(places, width):
+        rows = places * GRID.copies
+        shapes = ((rows, HEADS, SIZE), (rows, KV_HEADS, SIZE), (rows, KV_HEADS, SIZE))
+        query, key, value = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        lengths = [len(twin.rows[place, copy][0]) for place in range(places) for copy in range(GRID.copies)]
+        assert cache.positions(places).tolist() == lengths
+        got = StaticContext(cache, places, width).attend(0, query, key, value, SIZE**-0.5, window)
+        wanted = twin.attend(query, key, value, window)
+        cache.steps[:rows] += 1
+        assert torch.allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+    first = prefixes_of(7, 2, 4, generator=generator)
+    for place in range(3):
+        seat(place, first, place)
+    for width in (1, 4, 4, 9):
+        step(3, width)
+    later = prefixes_of(3, 5, generator=generator)
+    seat(1, later, 1)  # the group of place 1 is done, another takes it
+    step(3, 9)
+    cache.move(2, 1)
+    twin.rows = {seat: row for seat, row in twin.rows.items() if seat[0] == 0} | {
+        (1, copy): twin.rows[2, copy] for copy in range(GRID.copies)
+    }
+    step(2, 6)  # the first places alone, and no more slots than are written
+    larger = cache.copied(GRID.joined(Grid(4, 2, 3, 20)))
+    assert larger.grid == Grid(4, 2, 7, 20)
+    cache = larger
+    step(2, 7)
+
+
+@torch.no_grad()
+def test_a_place_where_nobody_is_gives_numbers_all_the_same():
+    cache = StaticCache(GRID, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(1)
+    cache.put(0, prefixes_of(3, generator=generator), 0)
+    query = torch.randn(GRID.rows, HEADS, SIZE, dtype=torch.float64)
+    key = torch.randn(GRID.rows, KV_HEADS, SIZE, dtype=torch.float64)
+    assert StaticContext(cache, 3, 2).attend(0, query, key, key, 0.5, None).isfinite().all()
