@@ -93,7 +93,7 @@ def make_trainer(case: Case, reward: Callable[..., list[float]], callback: Train
     return trainer
 
 
-class _Steps(TrainerCallback):
+class _Steps(TrainerCallback):  # type: ignore[misc]  # types of transformers are not looked into
     """Waits before each step, answers after it."""
 
     def __init__(self, case: Case, channel: Channel, probe: Probe) -> None:
