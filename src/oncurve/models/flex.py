@@ -1,0 +1,156 @@
+"""Packed, prefix-shared attention in one kernel: FlexAttention over the flat row of tokens, for GPUs.
+
+`packed.PackedContext` pads rows for attention and puts each group's prefix before each of its completions. Here nothing
+is padded and nothing is copied: query i may see key j where
+
+    j ≤ i,  group_j = group_i,  and j is of the prompt or of i's own row,  and position_i - position_j < window
+
+All prompts stand before all completions, so `j ≤ i` is causality in every case. Which pairs of blocks hold any such
+pair, and which hold nothing else, follows from the smallest and largest group, row and position of each: `(N / 128)²`
+numbers, never `N²`. A pair of blocks that is kept in vain costs a little time; the mask itself is exact.
+
+One kernel forward and two backward, gradients included, with windows and grouped heads: attention over prompt and own
+past apart would need the gradient of a log-sum-exp, which no public kernel gives. FlexAttention has no backward on a
+CPU, where `packed.PackedContext` is used.
+
+The row is filled up to whole blocks with tokens of a group of their own, which predict nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from oncurve.models.packed import PackedContext
+
+__all__ = ["BLOCK", "FlexContext", "Kernel", "kernel_for"]
+
+BLOCK = 128
+"""Tokens of a block, the size FlexAttention is made for."""
+
+Kernel = Callable[..., Any]
+"""`flex_attention`, or what takes its arguments."""
+
+_PROMPT = -1
+
+_LEAST_SIZE = 16  # features of a head that the kernel needs; zeros add nothing to a score
+
+_COMPILED: list[Kernel] = []
+
+
+def kernel_for(device: torch.device) -> Kernel:
+    """`flex_attention`, compiled on CUDA; elsewhere as it is, which makes all scores and has no backward."""
+    if device.type != "cuda":
+        return flex_attention
+    if not _COMPILED:
+        # Sizes differ from micro-batch to micro-batch: compiled for the first, then once more for any.
+        _COMPILED.append(torch.compile(flex_attention))
+    return _COMPILED[0]
+
+
+class FlexContext(PackedContext):
+    """`PackedContext` with another attention: the same plan, filled up to whole blocks."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Tensor],
+        group_ids: Tensor,
+        completion_ids: Tensor,
+        lengths: Tensor,
+        kernel: Kernel | None = None,
+        block: int = BLOCK,
+    ) -> None:
+        super().__init__(prompts, group_ids, completion_ids, lengths)
+        self._kernel = kernel or kernel_for(completion_ids.device)
+        self._block = block
+        self._block_masks: dict[int | None, BlockMask] = {}
+        row = self._completions.row_of_token()
+        group = torch.cat([self._prompts.row_of_token(), group_ids[row]])
+        row = torch.cat([torch.full_like(self.ids[: self._prompt_tokens], _PROMPT), row])
+        missing = -len(self.ids) % block
+        self._group = nn.functional.pad(group, (0, missing), value=len(prompts))
+        self._row = nn.functional.pad(row, (0, missing), value=_PROMPT)
+        self.ids, self.positions = (nn.functional.pad(x, (0, missing)) for x in (self.ids, self.positions))
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """See `AttentionContext.attend`. Stores nothing, so any layer may be run again."""
+        if window not in self._block_masks:
+            self._block_masks[window] = self._block_mask(window)
+        missing = (max(0, _LEAST_SIZE - x.shape[2]) for x in (query, key, value))
+        asked = (nn.functional.pad(x, (0, m)) for x, m in zip((query, key, value), missing, strict=True))
+        attended: Tensor = self._kernel(
+            *(x.transpose(0, 1)[None] for x in asked),
+            block_mask=self._block_masks[window],
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return attended[0].transpose(0, 1)[..., : value.shape[2]]
+
+    def allowed(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """The mask as FlexAttention asks for it: of (batch, head, query, key), whether the query sees the key."""
+        group, row, position = self._group, self._row, self.positions
+
+        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            mine = (row[key] == _PROMPT) | (row[key] == row[query])
+            return (query >= key) & (group[query] == group[key]) & mine
+
+        if window is None:
+            return sees
+        reach = window
+
+        def sees_near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return sees(batch, head, query, key) & (position[query] - position[key] < reach)
+
+        return sees_near
+
+    def _block_mask(self, window: int | None) -> BlockMask:
+        some, all_of = self._blocks(window)
+        partial = some & ~all_of
+        return BlockMask.from_kv_blocks(
+            *_listed(partial),
+            *_listed(all_of),
+            BLOCK_SIZE=self._block,
+            mask_mod=self.allowed(window),
+            seq_lengths=(len(self.ids), len(self.ids)),
+        )
+
+    def _blocks(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """Pairs of blocks `(queries, keys)` that may hold a pair that is allowed, and those that hold nothing else."""
+        group, row, position = (_Range(x, self._block) for x in (self._group, self._row, self.positions))
+        number = torch.arange(len(self._group) // self._block, device=self._group.device)
+        mine = (row.low == _PROMPT)[None, :] | row.overlap()
+        some = (number[:, None] >= number[None, :]) & group.overlap() & mine
+        prompts = (row.high == _PROMPT)[None, :]
+        all_of = (number[:, None] > number[None, :]) & group.same() & (prompts | row.same())
+        if window is not None:
+            some &= position.low[:, None] - position.high[None, :] < window
+            all_of &= position.high[:, None] - position.low[None, :] < window
+        return some, all_of
+
+
+class _Range:
+    """Smallest and largest number `(blocks,)` of each block."""
+
+    def __init__(self, numbers: Tensor, block: int) -> None:
+        self.low, self.high = numbers.view(-1, block).aminmax(dim=1)
+
+    def overlap(self) -> Tensor:
+        """`(queries, keys)`: whether any number may stand in both."""
+        return (self.low[:, None] <= self.high[None, :]) & (self.low[None, :] <= self.high[:, None])
+
+    def same(self) -> Tensor:
+        """`(queries, keys)`: whether one number stands in both and no other in either."""
+        one = self.low == self.high
+        return one[:, None] & one[None, :] & (self.low[:, None] == self.low[None, :])
+
+
+def _listed(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Of `pairs (q, k)`, how many keys each query has, and their numbers first: int32 `(1, 1, q)`, `(1, 1, q, k)`."""
+    numbers = torch.argsort(pairs.to(torch.int8), dim=1, descending=True, stable=True)
+    return pairs.sum(1, dtype=torch.int32)[None, None], numbers.to(torch.int32)[None, None].contiguous()

@@ -1,0 +1,141 @@
+"""FlexAttention over the flat row: the same hidden states and gradients as the padded rows, and exact lists of blocks.
+
+On a CPU FlexAttention has no backward, so gradients go through the same mask written out.
+"""
+
+import pytest
+import torch
+
+from fakes.architectures import ARCHITECTURES, ROWS, architecture, token_rows
+from oncurve.models.attention import register, switched
+from oncurve.models.flex import BLOCK, FlexContext, kernel_for
+from oncurve.models.leaves import replace_norms
+from oncurve.models.packed import PackedContext
+from oracles.plain_flex import dense_flex_attention
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+UNFUSED = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+LONG = token_rows((50, 9, 33), (0, 0, 1, 2, 2, 2), (40, 6, 17, 64, 1, 23))
+
+
+def hidden_of(module, context):
+    register()
+    body = module.get_decoder()
+    with switched(body.config):
+        outputs = body(
+            input_ids=context.ids[None],
+            position_ids=context.positions[None],
+            use_cache=False,
+            oncurve_context=context,
+        )
+    return outputs[0][0].index_select(0, context.predictors)
+
+
+def arguments(rows, device="cpu"):
+    prompts = [prompt.to(device) for prompt in rows.prompts]
+    return prompts, rows.group_ids.to(device), rows.completion_ids.to(device), rows.lengths.to(device)
+
+
+def model_of(name, dtype=torch.float64):
+    module = architecture(name, dtype)
+    replace_norms(module)
+    return module
+
+
+def relative(ours, theirs):
+    return float((ours - theirs).double().norm() / theirs.double().norm())
+
+
+@UNFUSED
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.no_grad()
+def test_hidden_states_are_those_of_the_padded_rows(name, rows):
+    module = model_of(name)
+    ours = hidden_of(module, FlexContext(*arguments(ROWS[rows])))
+    assert relative(ours, hidden_of(module, PackedContext(*arguments(ROWS[rows])))) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral"])
+def test_gradients_are_those_of_the_padded_rows(name):
+    module = model_of(name)
+    contexts = [
+        FlexContext(*arguments(LONG), kernel=dense_flex_attention, block=16),
+        PackedContext(*arguments(LONG)),
+    ]
+    gradients = []
+    for context in contexts:
+        hidden = hidden_of(module, context)
+        weights = torch.cos(torch.arange(hidden.numel(), dtype=hidden.dtype)).view_as(hidden)
+        gradients.append(torch.autograd.grad((hidden * weights).sum(), list(module.get_decoder().parameters())))
+    for left, right in zip(*gradients, strict=True):
+        assert relative(left, right) < 1e-10
+
+
+@UNFUSED
+@torch.no_grad()
+def test_the_mask_written_out_is_the_mask():
+    generator = torch.Generator().manual_seed(0)
+    context = FlexContext(*arguments(LONG), block=16)
+    query, key, value = (torch.randn(len(context.ids), heads, 8, generator=generator) for heads in (4, 2, 2))
+    twin = FlexContext(*arguments(LONG), kernel=dense_flex_attention, block=16)
+    for window in (None, 5):
+        asked = (0, query, key, value, 0.3, window)
+        assert torch.allclose(context.attend(*asked), twin.attend(*asked), atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 30])
+@pytest.mark.parametrize("block", [1, 4, 16, BLOCK])
+@pytest.mark.parametrize("rows", [*ROWS.values(), LONG], ids=[*ROWS, "long"])
+def test_the_lists_of_blocks_leave_nothing_out_and_call_nothing_full_that_is_not(rows, block, window):
+    context = FlexContext(*arguments(rows), block=block)
+    tokens = torch.arange(len(context.ids))
+    zero = torch.zeros((), dtype=torch.int64)
+    dense = context.allowed(window)(zero, zero, tokens[:, None], tokens[None, :])
+    assert bool(dense.diagonal().all())  # nobody sees nothing
+    tiles = dense.unflatten(0, (-1, block)).unflatten(2, (-1, block)).transpose(1, 2).flatten(2)
+    mask = context._block_mask(window)
+    partial, full = (
+        listed(*lists)
+        for lists in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices))
+    )
+    assert not bool((partial & full).any())
+    assert bool((tiles.all(2) | ~full).all())
+    assert bool((partial | full | ~tiles.any(2)).all())
+    if block in (4, 16) and window is None:
+        kept = int((partial | full).sum())
+        assert kept <= 1.5 * int(tiles.any(2).sum()) + 4  # and little is kept in vain
+    if block == 1:
+        assert torch.equal(partial | full, tiles[..., 0])
+
+
+def listed(counts, numbers):
+    counts, numbers = counts[0, 0], numbers[0, 0].long()
+    chosen = torch.arange(numbers.shape[1])[None, :] < counts[:, None]
+    return torch.zeros(numbers.shape, dtype=torch.bool).scatter_(1, numbers, chosen)
+
+
+def test_whole_prompts_before_long_completions_are_full_blocks():
+    rows = token_rows((64,), (0, 0), (49, 49))
+    _, full = FlexContext(*arguments(rows), block=16)._blocks(None)
+    assert full.sum() == (0 + 1 + 2 + 3) + 2 * ((4 + 0) + (4 + 1) + (4 + 2))
+
+
+def test_elsewhere_than_on_cuda_the_kernel_is_not_compiled():
+    assert kernel_for(torch.device("cpu")) is torch.nn.attention.flex_attention.flex_attention
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_on_cuda_values_and_gradients_are_those_of_the_mask_written_out(name, dtype):
+    module = model_of(name, dtype).to("cuda")
+    close = 1e-3 if dtype == torch.float32 else 5e-2
+    results = []
+    for kernel in (None, dense_flex_attention):
+        hidden = hidden_of(module, FlexContext(*arguments(LONG, "cuda"), kernel=kernel))
+        weights = torch.cos(torch.arange(hidden.numel(), device="cuda")).view_as(hidden).to(dtype)
+        gradients = torch.autograd.grad((hidden * weights).sum(), list(module.get_decoder().parameters()))
+        results.append([hidden.detach(), torch.cat([gradient.flatten() for gradient in gradients])])
+    for left, right in zip(*results, strict=True):
+        assert relative(left, right) < close
