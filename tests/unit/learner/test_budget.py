@@ -97,3 +97,27 @@ def test_gradients_of_untied_embeddings_are_dense_when_they_are_stepped() -> Non
     found = learner.optimizer.gradients()
     assert not any(part.is_sparse for part in found.values())
     assert found["embedding.weight"].dtype == torch.float32
+
+
+def test_a_tied_weight_has_the_sum_of_both_gradients_and_is_itself_again() -> None:
+    learner = make_learner(tied=True, tokens_per_micro_batch=15)
+    module = learner.policy().module
+    weight = module.embedding.weight
+    batch = finished(learner, GROUPS)
+    given = gradient(learner, batch)
+    assert module.embedding.weight is weight is module.out.weight
+    assert not weight.grad.is_sparse
+    module.embedding.sparse = True  # so that `sparse_embeddings` leaves it alone: torch's own sum is the judge
+    judge = gradient(learner, batch)
+    torch.testing.assert_close(given, judge, rtol=1e-12, atol=1e-14)
+
+
+def test_an_interrupted_pass_leaves_the_embedding_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner(tied=True)
+    weight = learner.policy().module.embedding.weight
+    batch = finished(learner, GROUPS)
+    monkeypatch.setattr(learner, "objective", lambda streams, micro: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learner.accumulate(batch)
+    assert learner.policy().module.embedding.weight is weight
+    assert not learner.policy().module.embedding.sparse
