@@ -14,10 +14,15 @@ past apart would need the gradient of a log-sum-exp, which no public kernel give
 CPU, where `packed.PackedContext` is used.
 
 The row is filled up to whole blocks with tokens of a group of their own, which predict nothing.
+
+A compiled kernel is tried before it is believed: for each shape of heads, values and gradients of two small rows are
+compared with those of the padded rows. Where it cannot be compiled, or differs, the padded rows are used, and a warning
+says so once.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +32,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from oncurve.models.packed import PackedContext
 
-__all__ = ["BLOCK", "FlexContext", "Kernel", "kernel_for"]
+__all__ = ["BLOCK", "FlexContext", "Kernel", "kernel_for", "trial"]
 
 BLOCK = 128
 """Tokens of a block, the size FlexAttention is made for."""
@@ -40,6 +45,12 @@ _PROMPT = -1
 _LEAST_SIZE = 16  # features of a head that the kernel needs; zeros add nothing to a score
 
 _COMPILED: list[Kernel] = []
+
+_TRIED: dict[tuple[Any, ...], str | None] = {}
+"""What speaks against the compiled kernel, by shape of heads, dtype and window or none."""
+
+_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-6}
+_HALF_CLOSE = 5e-2
 
 
 def kernel_for(device: torch.device) -> Kernel:
@@ -71,7 +82,7 @@ class FlexContext(PackedContext):
         row = self._completions.row_of_token()
         group = torch.cat([self._prompts.row_of_token(), group_ids[row]])
         row = torch.cat([torch.full_like(self.ids[: self._prompt_tokens], _PROMPT), row])
-        missing = -len(self.ids) % block
+        self._missing = missing = -len(self.ids) % block
         self._group = nn.functional.pad(group, (0, missing), value=len(prompts))
         self._row = nn.functional.pad(row, (0, missing), value=_PROMPT)
         self.ids, self.positions = (nn.functional.pad(x, (0, missing)) for x in (self.ids, self.positions))
@@ -80,6 +91,13 @@ class FlexContext(PackedContext):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
         """See `AttentionContext.attend`. Stores nothing, so any layer may be run again."""
+        if self._kernel in _COMPILED and _tried(self._kernel, query, key, value, window) is not None:
+            return self._by_rows(layer, query, key, value, scaling, window)
+        return self._in_blocks(layer, query, key, value, scaling, window)
+
+    def _in_blocks(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
         if window not in self._block_masks:
             self._block_masks[window] = self._block_mask(window)
         missing = (max(0, _LEAST_SIZE - x.shape[2]) for x in (query, key, value))
@@ -91,6 +109,14 @@ class FlexContext(PackedContext):
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return attended[0].transpose(0, 1)[..., : value.shape[2]]
+
+    def _by_rows(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """The padded rows' attention; nothing for the tokens that fill up the last block."""
+        count = len(self.ids) - self._missing
+        attended = super().attend(layer, query[:count], key[:count], value[:count], scaling, window)
+        return nn.functional.pad(attended, (0, 0, 0, 0, 0, self._missing))
 
     def allowed(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The mask as FlexAttention asks for it: of (batch, head, query, key), whether the query sees the key."""
@@ -154,3 +180,49 @@ def _listed(pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Of `pairs (q, k)`, how many keys each query has, and their numbers first: int32 `(1, 1, q)`, `(1, 1, q, k)`."""
     numbers = torch.argsort(pairs.to(torch.int8), dim=1, descending=True, stable=True)
     return pairs.sum(1, dtype=torch.int32)[None, None], numbers.to(torch.int32)[None, None].contiguous()
+
+
+def _tried(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> str | None:
+    heads = query.shape[1], key.shape[1], query.shape[2], value.shape[2]
+    case = (*heads, query.dtype, query.device, window is None)
+    if case not in _TRIED:
+        _TRIED[case] = reason = trial(kernel, heads, query.dtype, query.device, window is not None)
+        if reason is not None:
+            warnings.warn(f"FlexAttention is not used, attention runs on padded rows: {reason}", stacklevel=2)
+    return _TRIED[case]
+
+
+def trial(
+    kernel: Kernel, heads: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, windowed: bool
+) -> str | None:
+    """What speaks against a kernel, or None: it fails, or differs from the padded rows in value or gradient.
+
+    `heads` are numbers of query and key heads, and their features in keys and values. Rows of two lengths are tried,
+    for a compiler makes another kernel once lengths differ.
+    """
+    query_heads, kv_heads, size, value_size = heads
+    generator = torch.Generator().manual_seed(0)
+    for tokens in (2 * BLOCK, 3 * BLOCK):
+        lengths = torch.tensor([tokens // 4 + 1, tokens // 4 + 9], device=device)
+        prompts = [torch.zeros(tokens // 4, dtype=torch.int64, device=device) for _ in range(2)]
+        completions = torch.zeros(2, tokens // 4 + 9, dtype=torch.int64, device=device)
+        context = FlexContext(prompts, torch.arange(2, device=device), completions, lengths, kernel)
+        inputs = [
+            torch.randn(len(context.ids), *shape, generator=generator).to(device, dtype).requires_grad_()
+            for shape in ((query_heads, size), (kv_heads, size), (kv_heads, value_size))
+        ]
+        asked = (0, *inputs, size**-0.5, BLOCK // 2 if windowed else None)
+        real = slice(len(context.ids) - context._missing)
+        try:
+            with torch.enable_grad():
+                results = [attend(*asked)[real] for attend in (context._in_blocks, context._by_rows)]
+                gradients = [torch.autograd.grad(result.square().sum(), inputs) for result in results]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler's errors have no common base
+            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        for ours, theirs in (results, *zip(*gradients, strict=True)):
+            difference = float((ours - theirs).detach().float().norm() / theirs.detach().float().norm())
+            if not difference <= _CLOSE.get(dtype, _HALF_CLOSE):
+                return f"it differs from the padded rows by {difference:.1e}"
+    return None

@@ -111,6 +111,8 @@ class Room:
         self.run = run
         self.device = device
         self.graphs = Graphs(capture)
+        self.tenant: tuple[Hashable, Any] | None = None
+        """What a rollout leaves for the next, and by which settings that knows it."""
         self._module = module
         self._addresses: tuple[int, ...] = ()
         self._set(Grid(0, 0, 0, 0))
@@ -148,6 +150,7 @@ class Room:
 
     def release(self) -> None:
         """Give all memory back."""
+        self.tenant = None
         self._set(Grid(0, 0, 0, 0))
 
     def seat(self, place: int, prefixes: Prefixes, prompt: int, hidden: Tensor) -> None:

@@ -10,20 +10,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from oncurve.errors import ModelError
+from oncurve.models.causal import Head
+from oncurve.models.graphs import Room
 from oncurve.models.stepping import EOS, GROWING, GraphRows
 from oncurve.rollout.rows import Ended
+from oncurve.rollout.sampler import sample
 from oncurve.rollout.stopping import StopSearch
 from oncurve.types import Ending
 
-__all__ = ["STEPS_AT_ONCE", "decode_graphed"]
+__all__ = ["STEPS_AT_ONCE", "decode_graphed", "engine_in"]
 
 STEPS_AT_ONCE = 16
 """Steps between two looks: a row that has ended is computed for nothing until the next."""
+
+
+def engine_in(room: Room, logits: Head, copies: int, temperature: float, eos_ids: Sequence[int]) -> GraphRows:
+    """Rows of groups of `copies` in a room: those of the last rollout, with their graphs, if nothing is otherwise."""
+    settings = (copies, temperature, tuple(sorted(set(eos_ids))))
+    if room.tenant is None or room.tenant[0] != settings:
+        room.tenant = settings, GraphRows(room, copies, logits, partial(sample, temperature=temperature), eos_ids)
+    engine: GraphRows = room.tenant[1]
+    return engine
 
 
 def decode_graphed(

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fakes.architectures import ARCHITECTURES, ROWS, architecture, token_rows
+from oncurve.models import flex
 from oncurve.models.attention import register, switched
-from oncurve.models.flex import BLOCK, FlexContext, kernel_for
+from oncurve.models.flex import BLOCK, FlexContext, kernel_for, trial
 from oncurve.models.leaves import replace_norms
 from oncurve.models.packed import PackedContext
 from oracles.plain_flex import dense_flex_attention
@@ -125,6 +126,31 @@ def test_elsewhere_than_on_cuda_the_kernel_is_not_compiled():
     assert kernel_for(torch.device("cpu")) is torch.nn.attention.flex_attention.flex_attention
 
 
+def broken(*args, **kwargs):
+    raise RuntimeError("no compiler\nfor miles")
+
+
+def a_little_off(*args, **kwargs):
+    return 1.01 * dense_flex_attention(*args, **kwargs)
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+def test_a_kernel_is_tried_before_it_is_believed(windowed):
+    asked = ((4, 2, 8, 8), torch.float32, torch.device("cpu"), windowed)
+    assert trial(dense_flex_attention, *asked) is None
+    assert trial(broken, *asked) == "RuntimeError: no compiler"
+    assert trial(a_little_off, *asked).startswith("it differs from the padded rows by 1.0e-02")
+
+
+def test_padded_rows_step_in_for_a_kernel_that_failed_its_trial(monkeypatch):
+    monkeypatch.setattr(flex, "_COMPILED", [broken])
+    monkeypatch.setattr(flex, "_TRIED", {})
+    module = model_of("mistral")
+    with pytest.warns(UserWarning, match="attention runs on padded rows: RuntimeError: no compiler"):
+        ours = hidden_of(module, FlexContext(*arguments(LONG), kernel=broken))
+    assert torch.equal(ours, hidden_of(module, PackedContext(*arguments(LONG))))
+
+
 @NEEDS_CUDA
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -139,3 +165,4 @@ def test_on_cuda_values_and_gradients_are_those_of_the_mask_written_out(name, dt
         results.append([hidden.detach(), torch.cat([gradient.flatten() for gradient in gradients])])
     for left, right in zip(*results, strict=True):
         assert relative(left, right) < close
+    assert set(flex._TRIED.values()) == {None}

@@ -13,8 +13,10 @@ import torch
 from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
 from fakes.recorder import record
 from oncurve.models import TransformersModel
+from oncurve.models.device import decoding_room, packed_context
 from oncurve.models.graphs import GraphDecoder, Graphs, Room, capture_on
 from oncurve.models.leaves import replace_norms
+from oncurve.models.packed import PackedContext
 from oncurve.models.stepping import GraphRows
 from oncurve.rollout.sampler import sample
 
@@ -163,6 +165,13 @@ def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
     with pytest.raises((RuntimeError, NotImplementedError)):
         rows.look()
     assert capture_on(meta) is None
+
+
+def test_a_cpu_gets_none_of_this():
+    model = model_of()
+    assert packed_context(CPU) is PackedContext
+    assert decoding_room(model._run, model.module, CPU) is None
+    assert packed_context(torch.device("cuda")).__name__ == "FlexContext"
 
 
 @NEEDS_CUDA

@@ -14,7 +14,7 @@ from oncurve.models.leaves import replace_norms
 from oncurve.models.stepping import GraphRows
 from oncurve.randomness import row_keys
 from oncurve.rollout.decoding import decode_rows
-from oncurve.rollout.graphed import decode_graphed
+from oncurve.rollout.graphed import decode_graphed, engine_in
 from oncurve.rollout.sampler import sample
 from oncurve.rollout.stopping import StopSearch, StopTable
 
@@ -97,6 +97,20 @@ def test_numbers_that_are_none_are_refused():
         model.module.lm_head.weight.fill_(float("nan"))
     with pytest.raises(ModelError, match="not finite"):
         decode_graphed(rows_of(model), PROMPTS, KEYS, LONGEST)
+
+
+def test_a_rooms_rows_are_those_of_the_last_rollout_unless_something_is_otherwise():
+    model = model_of()
+    room = Room(model._run, model.module, torch.device("cpu"), record)
+    engine = engine_in(room, model.raw_logits, COPIES, 0.8, ENDS)
+    assert engine_in(room, model.raw_logits, COPIES, 0.8, ENDS[::-1]) is engine
+    same(
+        decode_graphed(engine, PROMPTS, KEYS, LONGEST, limits=LIMITS),
+        decode_rows(model, PROMPTS, KEYS, ENDS, LONGEST, 0.8, limits=LIMITS),
+    )
+    greedy = engine_in(room, model.raw_logits, COPIES, 0.0, ENDS)
+    assert greedy is not engine
+    same(decode_graphed(greedy, PROMPTS, KEYS, LONGEST), decode_rows(model, PROMPTS, KEYS, ENDS, LONGEST, 0.0))
 
 
 @NEEDS_CUDA
