@@ -15,6 +15,7 @@ anew). Not covered: modules whose forward waits for the device or draws random n
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -52,7 +53,7 @@ class Graphs:
         return len(self._replays)
 
     def run(self, key: Hashable, step: Callable[[], None], changed: Sequence[Tensor]) -> None:
-        """Run the step, or replay what was captured under `key`.
+        """Run the step, or replay what was captured under `key`. What cannot be captured is called from then on.
 
         step      reads and changes tensors in place, gives back nothing, and never looks at a number on the host
         changed   what a second run of it would change again: put back after the runs before the capture
@@ -62,10 +63,22 @@ class Graphs:
             return
         if key not in self._replays:
             before = [tensor.clone() for tensor in changed]
-            self._replays[key] = self._capture(step)
+            replay = self._captured(self._capture, step)
             for tensor, value in zip(changed, before, strict=True):
                 tensor.copy_(value)
+            self._replays[key] = replay
         self._replays[key]()
+
+    def _captured(self, capture: Capture, step: Callable[[], None]) -> Callable[[], None]:
+        try:
+            return capture(step)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a module does that a graph cannot hold
+            reason = str(error).strip().partition("\n")[0]
+            warnings.warn(f"decoding without CUDA graphs, which is slower: {reason}", stacklevel=2)
+            self._capture = None
+            return step
 
     def forget(self) -> None:
         """Give the captured steps back, and the memory they hold."""
@@ -116,6 +129,9 @@ class Room:
         self._module = module
         self._addresses: tuple[int, ...] = ()
         self._set(Grid(0, 0, 0, 0))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a model has no room: graphs read the weights of the one they were captured of."""
 
     def _set(self, grid: Grid) -> None:
         self.graphs.forget()
