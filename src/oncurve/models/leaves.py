@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from oncurve.ops import at_least_float32
 
-__all__ = ["RMSNorm", "replace_norms"]
+__all__ = ["RMSNorm", "keeps_a_wide_residual", "narrow_positions", "replace_norms"]
 
 
 _AT_ONCE = 1 << 18
@@ -29,7 +29,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
-        return nn.functional.rms_norm(x, weight.shape, weight, eps)
+        return _rms_norm(x, weight, eps)
 
     @staticmethod
     @once_differentiable
@@ -52,12 +52,18 @@ class _RMSNorm(torch.autograd.Function):
         return by_x, by_weight.to(weight.dtype), None
 
 
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if x.dtype == weight.dtype:
+        return nn.functional.rms_norm(x, weight.shape, weight, eps)
+    return nn.functional.rms_norm(x, weight.shape, None, eps).to(weight.dtype).mul_(weight)
+
+
 def _raised_copy(x: Tensor) -> Tensor:
     return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32, copy=True)
 
 
 class RMSNorm(nn.Module):
-    """`x / sqrt(mean(x²) + eps) · weight`, over the last dimension."""
+    """`x / sqrt(mean(x²) + eps) · weight`, over the last dimension, in the weight's dtype whatever `x` comes in."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
@@ -67,9 +73,32 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(..., H)` -> `(..., H)`."""
         if not torch.is_grad_enabled():  # a decode step has many norms of few rows, and calling a Function costs more
-            return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            return _rms_norm(x, self.weight, self.eps)
         normed: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return normed
+
+
+def keeps_a_wide_residual(body: nn.Module) -> bool:
+    """Whether `body` may be given float32 embeddings though its weights are half precision.
+
+    All its norms are ours then: they take the float32 sum of all layers so far, and hand on half precision.
+    """
+    norms = [part for part in body.modules() if "Norm" in type(part).__name__]
+    return bool(norms) and all(isinstance(part, RMSNorm) for part in norms)
+
+
+def narrow_positions(body: nn.Module) -> None:
+    """Rotary tables come in the weights' dtype, not in that of a wide residual; else queries and keys would be wide."""
+    dtype_of = next(body.parameters())
+
+    def narrowed(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if arguments and isinstance(arguments[0], Tensor) and arguments[0].dtype != dtype_of.dtype:
+            return arguments[0][:0].to(dtype_of.dtype), *arguments[1:]
+        return None
+
+    for name, part in body.named_modules():
+        if name.endswith("rotary_emb") and not part._forward_pre_hooks:
+            part.register_forward_pre_hook(narrowed)
 
 
 def replace_norms(module: nn.Module) -> int:

@@ -16,6 +16,7 @@ from oncurve.models.attention import AttentionContext, register, switched
 from oncurve.models.causal import Head, check_rows, module_device
 from oncurve.models.decoding import CachedDecoder
 from oncurve.models.fused_head import matrix_of
+from oncurve.models.leaves import keeps_a_wide_residual, narrow_positions
 from oncurve.models.packed import PackedContext
 from oncurve.ops import at_least_float32
 
@@ -39,17 +40,30 @@ class TransformersModel:
         self.path_reason = path_reason
         self._body: Any = network.get_decoder()
         self._head: Any = network.get_output_embeddings()
+        self._embedding: Any = network.get_input_embeddings()
+        self._wide = keeps_a_wide_residual(self._body)
+        if self._wide:
+            narrow_positions(self._body)
 
     def _run(self, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """The body over one flat row: `(N,)` ids and positions -> `(N, H)` after the final norm."""
+        """The body over one flat row: `(N,)` ids and positions -> `(N, H)` after the final norm.
+
+        Where the weights are half precision the sum of the layers is kept in float32: rounded after every layer, it is
+        what makes sampler and learner, who add up in another order, differ.
+        """
         if self.module.training:  # somebody called train(): dropout would make sampler and learner disagree
             self.module.eval()
         with switched(self._body.config):
             outputs = self._body(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, oncurve_context=context
+                **self._inputs(ids), position_ids=positions[None], use_cache=False, oncurve_context=context
             )
         hidden: Tensor = outputs[0][0]
         return hidden
+
+    def _inputs(self, ids: Tensor) -> dict[str, Tensor]:
+        if not self._wide or self._embedding.weight.dtype.itemsize >= 4:
+            return {"input_ids": ids[None]}
+        return {"inputs_embeds": self._embedding(ids[None]).float()}
 
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
