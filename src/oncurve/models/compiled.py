@@ -14,10 +14,22 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["compiled"]
+__all__ = ["allow_many_forms", "compiled"]
+
+_FORMS = 64
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def allow_many_forms() -> None:
+    """Let one function be compiled for many dtypes and settings.
+
+    After eight, torch by itself runs it uncompiled without a word, which for attention means all scores at once.
+    """
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FORMS)
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -30,6 +42,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
         if not (isinstance(first, Tensor) and first.device.type == "cuda"):
             return function(*args, **kwargs)
         if not ready:
+            allow_many_forms()
             ready.append(torch.compile(function, dynamic=True))
         try:
             result: R = ready[0](*args, **kwargs)

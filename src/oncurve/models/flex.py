@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from oncurve.models.compiled import allow_many_forms
 from oncurve.models.packed import PackedContext
 
 __all__ = ["BLOCK", "FlexContext", "Kernel", "kernel_for", "trial"]
@@ -58,6 +59,7 @@ def kernel_for(device: torch.device) -> Kernel:
     if device.type != "cuda":
         return flex_attention
     if not _COMPILED:
+        allow_many_forms()
         # Sizes differ from micro-batch to micro-batch: compiled for the first, then once more for any.
         _COMPILED.append(torch.compile(flex_attention))
     return _COMPILED[0]

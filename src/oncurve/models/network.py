@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.models.attention import AttentionContext, register, switched
-from oncurve.models.causal import Head, check_rows, module_device
+from oncurve.models.causal import Decoder, Head, check_rows, module_device
 from oncurve.models.decoding import CachedDecoder
+from oncurve.models.device import decoding_room, packed_context
 from oncurve.models.fused_head import matrix_of
+from oncurve.models.graphs import GraphDecoder, Room
 from oncurve.models.leaves import keeps_a_wide_residual, narrow_positions
-from oncurve.models.packed import PackedContext
 from oncurve.ops import at_least_float32
 
 __all__ = ["TransformersModel"]
@@ -41,6 +42,7 @@ class TransformersModel:
         self._body: Any = network.get_decoder()
         self._head: Any = network.get_output_embeddings()
         self._embedding: Any = network.get_input_embeddings()
+        self._room: Room | None = None
         self._wide = keeps_a_wide_residual(self._body)
         if self._wide:
             narrow_positions(self._body)
@@ -71,7 +73,7 @@ class TransformersModel:
         """See `CausalModel.completion_hidden`."""
         check_rows(prompts, group_ids, completion_ids, lengths)
         device = module_device(self.module)
-        context = PackedContext(
+        context = packed_context(device)(
             [prompt.to(device) for prompt in prompts],
             group_ids.to(device),
             completion_ids.to(device),
@@ -96,6 +98,15 @@ class TransformersModel:
         """See `CausalModel.head`: this module's own head, without a gradient."""
         return torch.no_grad()(self.logits)
 
-    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> CachedDecoder:
+    def decoding_room(self) -> Room | None:
+        """Where rows are decoded in graphs, kept from rollout to rollout; None where they are decoded otherwise."""
+        if self._room is None:
+            self._room = decoding_room(self._run, self.module, module_device(self.module))
+        return self._room
+
+    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
         """See `CausalModel.decoder`."""
+        room = self.decoding_room()
+        if room is not None:
+            return GraphDecoder(room, prompts, copies, max_new_tokens)
         return CachedDecoder(self._run, prompts, copies, max_new_tokens, module_device(self.module))

@@ -6,7 +6,8 @@ Groups wait in a queue and are admitted whole, in its order. Finished rows go on
 have gathered, then the batch is compacted; what they draw in the meantime is never read. No number that is drawn
 depends on any of this: a row's uniforms are its own (`randomness.row_keys`).
 
-rows.py   what is known of the rows that are decoded
+rows.py      what is known of the rows that are decoded
+graphed.py   the loop on CUDA, which looks at the rows once in many steps
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from oncurve.models.causal import CausalModel, Decoder, module_device
+from oncurve.models.network import TransformersModel
+from oncurve.rollout.graphed import decode_graphed, engine_in
 from oncurve.rollout.rows import Ended, Rows
 from oncurve.rollout.sampler import sample
 from oncurve.rollout.stopping import StopSearch
@@ -62,6 +65,10 @@ def decode_rows(
     tables, masks), and a tensor made under inference mode can never take part in a gradient.
     """
     copies = len(keys) // len(prompts)
+    room = model.decoding_room() if isinstance(model, TransformersModel) else None
+    if room is not None:
+        engine = engine_in(room, model.raw_logits, copies, temperature, eos_ids)
+        return decode_graphed(engine, prompts, keys, max_new_tokens, search, limits, on_group, rows)
     if limits is None:
         limits = torch.full_like(keys, max_new_tokens)
     asked = _Asked(model, prompts, keys.view(-1, copies), limits.view(-1, copies), max_new_tokens, temperature)

@@ -14,6 +14,7 @@ import torch
 from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
 from fakes.recorder import record
 from oncurve.models import TransformersModel
+from oncurve.models.decoding import CachedDecoder
 from oncurve.models.device import decoding_room, packed_context
 from oncurve.models.graphs import GraphDecoder, Graphs, Room, capture_on
 from oncurve.models.leaves import replace_norms
@@ -185,6 +186,18 @@ def test_a_cpu_gets_none_of_this():
     assert packed_context(CPU) is PackedContext
     assert decoding_room(model._run, model.module, CPU) is None
     assert packed_context(torch.device("cuda")).__name__ == "FlexContext"
+    assert isinstance(model.decoder(prompts_of(3), [1], 4), CachedDecoder)
+
+
+def test_a_model_with_a_room_decodes_in_it_and_keeps_it():
+    model = model_of()
+    model._room = room = room_of(model, record)
+    asked = (prompts_of(4, 2), [2, 1], 6)
+    decoder = model.decoder(*asked)
+    assert isinstance(decoder, GraphDecoder)
+    assert worst_difference(decoder, CachedDecoder(model._run, *asked, CPU), 5, {}) <= 1e-12
+    assert model.decoding_room() is room
+    assert copy.deepcopy(model).decoding_room() is None
 
 
 @NEEDS_CUDA
@@ -197,5 +210,7 @@ def test_cuda_graphs_decode_what_the_cached_decoder_decodes(name, dtype):
     asked = (prompts_of(2, 9, 1), [3, 2, 3], 9)
     close = 1e-4 if dtype == torch.float32 else 5e-2
     for _ in range(2):  # captured, then replayed from the first step on
-        assert worst_difference(GraphDecoder(room, *asked), model.decoder(*asked), 8, KEPT) <= close
+        theirs = CachedDecoder(model._run, *asked, device)
+        assert worst_difference(GraphDecoder(room, *asked), theirs, 8, KEPT) <= close
     assert len(room.graphs) > 0
+    assert isinstance(model.decoder(*asked), GraphDecoder)

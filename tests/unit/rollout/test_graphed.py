@@ -91,6 +91,17 @@ def test_stop_strings_end_rows_where_they_would_have_ended(steps, monkeypatch):
     same(decode_graphed(rows_of(model), PROMPTS, KEYS, LONGEST, search(), LIMITS), wanted)
 
 
+def test_a_model_with_a_room_is_decoded_in_it():
+    model = model_of()
+    wanted = decode_rows(model, PROMPTS, KEYS, ENDS, LONGEST, 0.8, limits=LIMITS, rows=9)
+    model._room = Room(model._run, model.module, torch.device("cpu"), record)
+    order = {}
+    got = decode_rows(model, PROMPTS, KEYS, ENDS, LONGEST, 0.8, limits=LIMITS, on_group=order.__setitem__, rows=9)
+    same(got, wanted)
+    assert model._room.grid.groups == 3
+    assert sorted(order) == list(range(5))
+
+
 def test_numbers_that_are_none_are_refused():
     model = model_of()
     with torch.no_grad():
@@ -117,6 +128,7 @@ def test_a_rooms_rows_are_those_of_the_last_rollout_unless_something_is_otherwis
 def test_cuda_graphs_give_the_completions_of_the_other_loop():
     model = model_of("qwen2", torch.float32, "cuda")
     engine = rows_of(model, capture_on(torch.device("cuda")), device="cuda")
+    model.decoding_room = lambda: None
     wanted = decode_rows(model, PROMPTS, KEYS, ENDS, LONGEST, 0.8, limits=LIMITS)
     for _ in range(2):
         got = decode_graphed(engine, PROMPTS, KEYS, LONGEST, limits=LIMITS)

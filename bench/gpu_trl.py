@@ -1,0 +1,95 @@
+"""TRL's `GRPOTrainer` on the same card, shape and lengths, where TRL is installed. Part of `bench.gpu`.
+
+bf16 weights, no KL, prompts as ready token ids, every completion forced to C tokens; micro-batches of `MICRO_ROWS`
+rows, the whole step generated at once. Gradient checkpointing, its default, is off.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+MICRO_ROWS = 16
+
+
+def measure(
+    module: Any, plan: Any, device: torch.device, finish: Callable[[torch.device], None]
+) -> dict[str, Any] | None:
+    """Seconds of a step (median, the first left out) and peak memory; None without TRL, the error where it fails."""
+    if find_spec("trl") is None or find_spec("datasets") is None:
+        return None
+    try:
+        return _measure(module, plan, device, finish)
+    except Exception as error:  # a peer's failure is a result, not the benchmark's end
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _measure(module: Any, plan: Any, device: torch.device, finish: Callable[[torch.device], None]) -> dict[str, Any]:
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from bench.models import load_tokenizer
+
+    class Clock(TrainerCallback):  # type: ignore[misc]  # types of transformers are not looked into
+        """Notes how long each step takes."""
+
+        def __init__(self) -> None:
+            self.seconds: list[float] = []
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            """The step begins."""
+            finish(device)
+            self.started = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            """The step ends."""
+            finish(device)
+            self.seconds.append(time.perf_counter() - self.started)
+
+    rows, clock, steps = plan.prompts * plan.group_size, Clock(), plan.steps + 1
+    micro = min(rows, max(plan.group_size, MICRO_ROWS))
+    generator = torch.Generator().manual_seed(0)
+    shape = (steps * plan.prompts, plan.prompt_tokens)
+    prompts = torch.randint(256, shape, generator=generator).tolist()
+    arguments = GRPOConfig(
+        output_dir=tempfile.mkdtemp(prefix="bench-trl-"),
+        use_cpu=device.type == "cpu",
+        bf16=False,  # the weights are bf16
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rows // micro,
+        gradient_checkpointing=False,
+        num_generations=plan.group_size,
+        max_completion_length=plan.completion,
+        generation_kwargs={"min_new_tokens": plan.completion},
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        beta=0.0,
+        learning_rate=1e-6,
+        max_steps=steps,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = GRPOTrainer(
+        model=module,
+        reward_funcs=lambda completion_ids, **_: [float(len(ids) + ids[-1] % 7) for ids in completion_ids],
+        args=arguments,
+        train_dataset=Dataset.from_list([{"prompt": str(index)} for index in range(len(prompts))]),
+        processing_class=load_tokenizer(),
+        callbacks=[clock],
+    )
+    trainer._tokenize_prompts = lambda asked: ([prompts[int(prompt)] for prompt in asked], None, {})
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    trainer.train()
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return {"step_seconds": statistics.median(clock.seconds[1:]), "peak_bytes": peak}

@@ -1,0 +1,74 @@
+"""Compiled on CUDA, as they are elsewhere; what cannot be compiled runs as it is."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from oncurve.models import compiled as module
+from oncurve.models.compiled import allow_many_forms, compiled
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    @property
+    def device(self):
+        return SimpleNamespace(type="cuda")
+
+
+def doubled(x, times=2):
+    return x * times
+
+
+def test_on_a_cpu_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(module.torch, "compile", lambda *args, **kwargs: pytest.fail("compiled"))
+    assert compiled(doubled)(torch.tensor(3.0), times=4) == 12
+    assert compiled(doubled).__name__ == "doubled"
+
+
+def test_on_a_gpu_it_is_compiled_once(monkeypatch):
+    made = []
+
+    def compiler(function, dynamic):
+        made.append((function, dynamic))
+        return lambda *args, **kwargs: "compiled"
+
+    monkeypatch.setattr(module.torch, "compile", compiler)
+    function, given = compiled(doubled), torch.ones(1).as_subclass(OnCuda)
+    assert [function(given), function(given)] == ["compiled", "compiled"]
+    assert made == [(doubled, True)]
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
+    def compiler(function, dynamic):
+        def fail(*args, **kwargs):
+            raise RuntimeError("no compiler\nanywhere")
+
+        return fail
+
+    monkeypatch.setattr(module.torch, "compile", compiler)
+    function, given = compiled(doubled), torch.ones(1).as_subclass(OnCuda)
+    with pytest.warns(UserWarning, match="doubled could not be compiled and runs as it is: no compiler$"):
+        assert float(function(given)) == 2
+    assert float(function(given)) == 2
+
+
+def test_no_memory_is_not_taken_for_no_compiler(monkeypatch):
+    def compiler(function, dynamic):
+        def fail(*args, **kwargs):
+            raise torch.OutOfMemoryError("too much")
+
+        return fail
+
+    monkeypatch.setattr(module.torch, "compile", compiler)
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled(doubled)(torch.ones(1).as_subclass(OnCuda))
+
+
+def test_a_function_may_have_many_forms(monkeypatch):
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    allow_many_forms()
+    assert torch._dynamo.config.recompile_limit == 64
