@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,10 +33,32 @@ def measure(
 
 def _measure(module: Any, plan: Any, device: torch.device, finish: Callable[[torch.device], None]) -> dict[str, Any]:
     from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     from bench.models import load_tokenizer
+
+    clock = _clock(partial(finish, device))
+    generator = torch.Generator().manual_seed(0)
+    shape = ((plan.steps + 1) * plan.prompts, plan.prompt_tokens)
+    prompts = torch.randint(256, shape, generator=generator).tolist()
+    trainer = GRPOTrainer(
+        model=module,
+        reward_funcs=lambda completion_ids, **_: [float(len(ids) + ids[-1] % 7) for ids in completion_ids],
+        args=_arguments(plan, device),
+        train_dataset=Dataset.from_list([{"prompt": str(index)} for index in range(len(prompts))]),
+        processing_class=load_tokenizer(),
+        callbacks=[clock],
+    )
+    trainer._tokenize_prompts = lambda asked: ([prompts[int(prompt)] for prompt in asked], None, {})
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    trainer.train()
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return {"step_seconds": statistics.median(clock.seconds[1:]), "peak_bytes": peak}
+
+
+def _clock(finish: Callable[[], None]) -> Any:
+    from transformers import TrainerCallback
 
     class Clock(TrainerCallback):  # type: ignore[misc]  # types of transformers are not looked into
         """Notes how long each step takes."""
@@ -45,20 +68,23 @@ def _measure(module: Any, plan: Any, device: torch.device, finish: Callable[[tor
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             """The step begins."""
-            finish(device)
+            finish()
             self.started = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             """The step ends."""
-            finish(device)
+            finish()
             self.seconds.append(time.perf_counter() - self.started)
 
-    rows, clock, steps = plan.prompts * plan.group_size, Clock(), plan.steps + 1
+    return Clock()
+
+
+def _arguments(plan: Any, device: torch.device) -> Any:
+    from trl import GRPOConfig
+
+    rows = plan.prompts * plan.group_size
     micro = min(rows, max(plan.group_size, MICRO_ROWS))
-    generator = torch.Generator().manual_seed(0)
-    shape = (steps * plan.prompts, plan.prompt_tokens)
-    prompts = torch.randint(256, shape, generator=generator).tolist()
-    arguments = GRPOConfig(
+    return GRPOConfig(
         output_dir=tempfile.mkdtemp(prefix="bench-trl-"),
         use_cpu=device.type == "cpu",
         bf16=False,  # the weights are bf16
@@ -73,23 +99,9 @@ def _measure(module: Any, plan: Any, device: torch.device, finish: Callable[[tor
         top_p=1.0,
         beta=0.0,
         learning_rate=1e-6,
-        max_steps=steps,
+        max_steps=plan.steps + 1,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    trainer = GRPOTrainer(
-        model=module,
-        reward_funcs=lambda completion_ids, **_: [float(len(ids) + ids[-1] % 7) for ids in completion_ids],
-        args=arguments,
-        train_dataset=Dataset.from_list([{"prompt": str(index)} for index in range(len(prompts))]),
-        processing_class=load_tokenizer(),
-        callbacks=[clock],
-    )
-    trainer._tokenize_prompts = lambda asked: ([prompts[int(prompt)] for prompt in asked], None, {})
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    trainer.train()
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return {"step_seconds": statistics.median(clock.seconds[1:]), "peak_bytes": peak}
