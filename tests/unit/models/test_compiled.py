@@ -66,9 +66,9 @@ def test_no_memory_is_not_taken_for_no_compiler(monkeypatch):
         compiled(doubled)(torch.ones(1).as_subclass(OnCuda))
 
 
-def test_a_function_may_have_many_forms(monkeypatch):
+def test_a_function_may_have_many_forms():
     import torch._dynamo
 
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    allow_many_forms()
-    assert torch._dynamo.config.recompile_limit == 64
+    with torch._dynamo.config.patch(recompile_limit=8):
+        allow_many_forms()
+        assert torch._dynamo.config.recompile_limit == 64
