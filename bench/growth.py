@@ -2,7 +2,7 @@
 
 Each curve isolates what it speaks of. Training time is that of forward, loss and backward on the same random tokens
 (`LocalLearner.accumulate`; `GRPOTrainer.compute_loss` and `backward`), both in bf16, in turn in one process. Memory is
-what two updates add to a fresh process. The sampler is the drawing of one token a row from float32 logits.
+what an update adds to a fresh process. The sampler is the drawing of one token a row from float32 logits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYSTEMS = {"oncurve": "oncurve", "trl": "TRL"}
 COLOURS = {"oncurve": "tab:blue", "trl": "tab:orange"}
 GROUP_SIZE, VOCABULARY = 8, 8192  # where they are not swept
 TRL_TOKENS = 50_000  # TRL is not put to batches of more padded tokens than this
-MEMORY_BASE = {"prompts": 4, "prompt_tokens": 256, "completion": 64, "tokens_per_micro_batch": 1024}
+MEMORY_BASE = {"prompts": 2, "prompt_tokens": 256, "completion": 256, "tokens_per_micro_batch": 4096}
 MEMORY_VALUES = {"G": ("group_size", (2, 4, 8, 16, 32, 64)), "M": ("prompts", (1, 4, 8, 16, 32))}
 VOCABULARIES = (4096, 16384, 65536, 151936)
 SAMPLER_ROWS = 32
@@ -101,22 +101,25 @@ def _memory(name: str, values: tuple[int, ...], threads: int) -> dict[str, Any]:
     found: dict[str, Any] = {"axis": name, "base": MEMORY_BASE}
     points = [{"group_size": GROUP_SIZE, **MEMORY_BASE, name: value} for value in values]
     for system in SYSTEMS:
-        answer = _worker("memory", {"system": system, "points": points, "threads": threads})
+        own = [point for point in points if system == "oncurve" or _tokens("trl", point) <= TRL_TOKENS]
+        answer = _worker("memory", {"system": system, "points": own, "threads": threads})
         found[system] = [
             {"value": point[name], "beyond": _is_beyond(system, name, point), **held}
-            for point, held in zip(points, answer["points"], strict=True)
+            for point, held in zip(own, answer["points"], strict=True)
         ]
     return found
 
 
-def _is_beyond(system: str, swept: str, point: dict[str, int]) -> bool:
-    """Whether the batch is more than a micro-batch; over G: whether a group is, for it is groups that grow there.
-
-    oncurve has a prompt once a group, TRL once a completion.
-    """
+def _tokens(system: str, point: dict[str, int], prompts: int | None = None) -> int:
+    """Token positions of the batch, or of so many of its groups: oncurve has a prompt once a group, TRL G times."""
     copies = point["group_size"] if system == "trl" else 1
     group = copies * point["prompt_tokens"] + point["group_size"] * point["completion"]
-    return (group if swept == "group_size" else point["prompts"] * group) > point["tokens_per_micro_batch"]
+    return (prompts or point["prompts"]) * group
+
+
+def _is_beyond(system: str, swept: str, point: dict[str, int]) -> bool:
+    """Whether the batch is more than a micro-batch; over G: whether a group is, for it is groups that grow there."""
+    return _tokens(system, point, 1 if swept == "group_size" else None) > point["tokens_per_micro_batch"]
 
 
 def table(results: dict[str, Any]) -> str:
@@ -133,16 +136,22 @@ def table(results: dict[str, Any]) -> str:
         lines.append(_curve_line(name, curve))
     lines += ["", "| memory of an update, MB | " + " | ".join(SYSTEMS.values()) + " |", "|---|---|---|"]
     for axis, curve in results["memory"].items():
-        for ours, theirs in zip(curve["oncurve"], curve["trl"], strict=True):
-            added = [f"{(point['peak'] - point['before']) / 1e6:.0f}" for point in (ours, theirs)]
-            lines.append(f"| {axis} = {ours['value']} | {added[0]} | {added[1]} |")
+        theirs = {point["value"]: _added(point) for point in curve["trl"]}
+        for point in curve["oncurve"]:
+            value = point["value"]
+            mark = "" if point["beyond"] else " (within a micro-batch)"
+            lines.append(f"| {axis} = {value}{mark} | {_added(point)} | {theirs.get(value, '-')} |")
     note = (
         f"{results['threads']} threads, bf16 in both, a Qwen2 of 2 layers and hidden size 256. Slopes are microseconds "
         "per unit of the axis, by least squares through the medians; the exponent is that between the last two points. "
         f"The two gradients are the same work: their cosine is {results['gradient_cosine']:.5f} at the least. "
-        f"Memory is what two updates add, in passes of {MEMORY_BASE['tokens_per_micro_batch']} tokens in both."
+        f"Memory is what an update adds, in passes of {MEMORY_BASE['tokens_per_micro_batch']} tokens in both."
     )
     return "\n".join([*lines, "", note])
+
+
+def _added(point: dict[str, Any]) -> str:
+    return f"{(point['peak'] - point['before']) / 1e6:.0f}"
 
 
 def _interval(value: list[float]) -> str:

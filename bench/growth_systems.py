@@ -100,9 +100,8 @@ class Ours:
             settings = LearnerConfig(tokens_per_micro_batch=point.tokens_per_micro_batch, learning_rate=1e-6)
             model = loaded_from(self._module).model
             self._learner = settings.build(model, Clipped(), Regularizer(KLPenalty(coef=0.0)), dtype=self._dtype)
-        self._learner.config = self._learner.config.model_copy(
-            update={"tokens_per_micro_batch": point.tokens_per_micro_batch}
-        )
+        if self._learner.config.tokens_per_micro_batch != point.tokens_per_micro_batch:
+            raise ValueError("a learner keeps its tokens_per_micro_batch: give all its points the same")
         ids = point.completion_ids()
         batch = TrainBatch(
             completion_ids=ids,

@@ -1,7 +1,7 @@
 """Parts of the growth curves that want a process of their own: `python -m bench.growth_worker PART JSON`.
 
     train     {"points": [...], "trl_tokens": n, ...}     seconds of the training pass at each point, both in turn
-    memory    {"system": ..., "points": [...]}            bytes held before, and at the most, in two updates
+    memory    {"system": ..., "points": [...]}            bytes held before an update, and at the most during it
     sampler   {"vocabularies": [...], ...}                seconds of drawing one token a row
 
 The answer is one line of JSON.
@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def memory(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory_of(system: str, told: dict[str, Any], threads: int, answer: Any) -> None:
-    """Sends the bytes of the process before the first update (`before`), and the most during two of them (`peak`)."""
+    """Sends the bytes of the process before the first update (`before`), and the most during it (`peak`)."""
     import torch
 
     from bench.growth_systems import Ours, Point, Trl
@@ -83,13 +84,12 @@ def _memory_of(system: str, told: dict[str, Any], threads: int, answer: Any) -> 
     torch.set_num_threads(threads)
     point = Point(**told)
     trained = (Ours if system == "oncurve" else Trl)(point.vocabulary)
-    trained.take(Point(1, 2, 8, 8, point.vocabulary))
+    trained.take(replace(point, prompts=1, group_size=2, prompt_tokens=8, completion=8))
     trained.update()  # optimizer states, and what libraries set up once
     trained.take(point)
     forgotten = forget_peak()
     before = resident()
-    for _ in range(2):
-        trained.update()
+    trained.update()
     answer.send({"before": before, "peak": peak_bytes(forgotten)})
     os._exit(0)
 
