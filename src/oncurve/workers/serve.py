@@ -51,10 +51,12 @@ def serve(request: int, reply: int, parent: int) -> NoReturn:
         # parent died, when no thread and no signal handler of ours can run.
         faulthandler.dump_traceback_later(chunk["seconds"] + _PATIENCE_SECONDS, exit=True, file=nowhere)
         for item in chunk["items"]:
-            line = _answer(function, item)
+            line, spent = _answer(function, item)
             if os.getpid() != process:
                 os._exit(0)  # a child that user code forked and let return: it must not answer in our name
             _send(reply, line)
+            if spent:
+                requests.get()  # nothing more is answered here: the parent replaces this worker when it reads that
         faulthandler.cancel_dump_traceback_later()
 
 
@@ -109,22 +111,23 @@ def _limit_memory(limit: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 
 
-def _answer(function: Callable[[Any], Any], item: Any) -> str:
+def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:
+    """The line that answers `item`, and whether the memory ran out: what is kept would count against the next item."""
     try:
         value = function(item)
     except MemoryError as error:
-        return _fault("memory", error)
+        return _fault("memory", error), True
     except SystemExit as error:
-        return _fault("exit", error)
+        return _fault("exit", error), False
     except BaseException as error:  # user code may raise anything; none of it may end the worker
-        return _fault("exception", error)
+        return _fault("exception", error), False
     try:
         line = json.dumps({"value": value}, default=plain)
     except BaseException as error:
-        return _fault("type", error)
+        return _fault("type", error), False
     if len(line) > LARGEST_REPLY_BYTES:
-        return json.dumps({"fault": "type", "message": f"the value is too large: {len(line)} bytes as JSON"})
-    return line
+        line = json.dumps({"fault": "type", "message": f"the value is too large: {len(line)} bytes as JSON"})
+    return line, False
 
 
 def _fault(kind: str, error: BaseException) -> str:
