@@ -3,7 +3,8 @@
 A run holds its state throughout, and one phase's own memory at a time:
 
     state        N·(weight + master + moments + reference)
-    rollout      K/V of the prompts once and of every completion in flight, and the sampler's logits
+    rollout      weights packed for decoding; K/V of the prompts once and of every completion in flight; the sampler's
+                 logits
     training     gradients and activations: at the start of a backward pass all layers' activations (and the gradients
                  of earlier micro-batches), at its end all gradients and one layer's activations; the larger counts
     export       the largest tensor in float32: the files are written a tensor at a time
@@ -136,8 +137,13 @@ def memory_of(
     activations: Activations,
     process: float = 0.0,
     training: float | None = None,
+    packed: float = 0.0,
 ) -> Memory:
-    """The whole forecast. `training`: what a training pass was seen to hold over the state, where that is known."""
+    """The whole forecast.
+
+    training    what a training pass was seen to hold over the state, where that is known
+    packed      bytes of weights that are put in order for decoding
+    """
     number, width = shape.parameters, footprint.weight
     micro_tokens, _ = work.largest_micro
     kept = activations.heap * shape.layers * activations.token * micro_tokens
@@ -160,7 +166,7 @@ def memory_of(
         "head_and_workspace": beside,
     }
     phases = {
-        "rollout": state + 1.25 * cache + sampler,
+        "rollout": state + packed + 1.25 * cache + sampler,
         "training": state + (training if training is not None else passing),
         "export": state + 4.0 * shape.head,
     }

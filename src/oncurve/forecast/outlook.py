@@ -9,6 +9,7 @@ from typing import Any
 from oncurve.forecast.machines import Machine, Room
 from oncurve.forecast.memory import Activations, Footprint, Memory, activations_of, memory_of
 from oncurve.forecast.shapes import ModelShape, Work
+from oncurve.models.packing import packed_bytes
 
 __all__ = ["Forecast", "Mend", "Variant", "mends"]
 
@@ -175,7 +176,9 @@ class Variant:
     def memory(self, activations: Activations | None = None, training: float | None = None) -> Memory:
         """The forecast, with measured activations where they are given."""
         found = activations or self.activations()
-        return memory_of(self.shape, self.work, self.footprint, found, self.process, training)
+        width = self.footprint.weight
+        packed = packed_bytes(width * (self.shape.body + self.shape.head), width == 2) if self.on_cpu else 0
+        return memory_of(self.shape, self.work, self.footprint, found, self.process, training, packed)
 
 
 def mends(variant: Variant, factor: float = 1.0) -> list[Mend]:

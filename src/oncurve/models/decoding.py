@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oncurve.models.causal import check_decoder
+from oncurve.models.causal import Head, check_decoder
 from oncurve.models.cohorts import Cohort, DecodeContext
 from oncurve.models.prefill import Run, prefill
 
@@ -24,9 +24,17 @@ class CachedDecoder:
     """A `Decoder` with a cache. Never records a gradient."""
 
     def __init__(
-        self, run: Run, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int, device: torch.device
+        self,
+        run: Run,
+        prompts: Sequence[Tensor],
+        copies: Sequence[int],
+        max_new_tokens: int,
+        device: torch.device,
+        logits: Head | None = None,
     ) -> None:
         self._run = run
+        self.logits = logits
+        """`CausalModel.raw_logits`, faster, for as long as the weights stay as they are; None: nothing is prepared."""
         self._limit = max_new_tokens
         self._cohorts: list[Cohort] = []
         self._group_count = 0

@@ -7,18 +7,21 @@ is; its attention is switched for the length of a call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from oncurve.models.attention import AttentionContext, register, switched
+from oncurve.models.blocks import Block, Shared, blocks_of, keeps_nothing
 from oncurve.models.causal import Decoder, Head, check_rows, module_device
 from oncurve.models.decoding import CachedDecoder
 from oncurve.models.device import decoding_room, packed_context
 from oncurve.models.fused_head import matrix_of
 from oncurve.models.graphs import GraphDecoder, Room
 from oncurve.models.leaves import keeps_a_wide_residual, narrow_positions
+from oncurve.models.packing import Packed, Packs, pack
 from oncurve.ops import at_least_float32
 
 __all__ = ["TransformersModel"]
@@ -43,11 +46,14 @@ class TransformersModel:
         self._head: Any = network.get_output_embeddings()
         self._embedding: Any = network.get_input_embeddings()
         self._room: Room | None = None
+        self._blocks: list[Block] = blocks_of(self._body)
+        self._shared = self._blocks[0].shared if self._blocks else Shared()
+        self._keeps_nothing = keeps_nothing(self._body)
         self._wide = keeps_a_wide_residual(self._body)
         if self._wide:
             narrow_positions(self._body)
 
-    def _run(self, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+    def _run(self, ids: Tensor, positions: Tensor, context: AttentionContext, packs: Packs | None = None) -> Tensor:
         """The body over one flat row: `(N,)` ids and positions -> `(N, H)` after the final norm.
 
         Where the weights are half precision the sum of the layers is kept in float32: rounded after every layer, it is
@@ -55,12 +61,18 @@ class TransformersModel:
         """
         if self.module.training:  # somebody called train(): dropout would make sampler and learner disagree
             self.module.eval()
-        with switched(self._body.config):
+        with switched(self._body.config), self._shared.using(packs or {}):
             outputs = self._body(
                 **self._inputs(ids), position_ids=positions[None], use_cache=False, oncurve_context=context
             )
         hidden: Tensor = outputs[0][0]
         return hidden
+
+    def _run_apart(self, ids: Tensor, positions: Tensor, context: AttentionContext, packs: Packs | None) -> Tensor:
+        """`_run` under inference mode: an eighth off the step of a small model. What leaves is a usual tensor."""
+        with torch.inference_mode():
+            hidden = self._run(ids, positions, context, packs)
+        return hidden.clone()
 
     def _inputs(self, ids: Tensor) -> dict[str, Tensor]:
         if not self._wide or self._embedding.weight.dtype.itemsize >= 4:
@@ -109,4 +121,14 @@ class TransformersModel:
         room = self.decoding_room()
         if room is not None:
             return GraphDecoder(room, prompts, copies, max_new_tokens)
-        return CachedDecoder(self._run, prompts, copies, max_new_tokens, module_device(self.module))
+        products: dict[nn.Module, list[list[nn.Module]]] = {block: block.groups() for block in self._blocks}
+        packs = pack(products | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
+        head: Sequence[Packed] = packs.get(self._head, ())
+        return CachedDecoder(
+            partial(self._run_apart if self._keeps_nothing else self._run, packs=packs),
+            prompts,
+            copies,
+            max_new_tokens,
+            module_device(self.module),
+            head[0] if head else None,
+        )

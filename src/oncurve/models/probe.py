@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.errors import ModelError
+from oncurve.models.blocks import replace_blocks
 from oncurve.models.causal import CausalModel
 from oncurve.models.generic import GenericModel
 from oncurve.models.leaves import replace_norms
@@ -49,6 +50,7 @@ def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> C
     obstacle = _declared_obstacle(module)
     if obstacle is None:
         replace_norms(module)
+        replace_blocks(module)
         obstacle = _probe(module)
     if obstacle is not None:
         return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"))

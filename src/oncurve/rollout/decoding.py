@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from oncurve.models.causal import CausalModel, Decoder, module_device
+from oncurve.models.decoding import CachedDecoder
 from oncurve.models.network import TransformersModel
 from oncurve.rollout.graphed import decode_graphed, engine_in
 from oncurve.rollout.rows import Ended, Rows
@@ -61,8 +62,8 @@ def decode_rows(
     on_group     called with a prompt's index and its completions as soon as the last of them has ended
     rows         at most so many are decoded side by side (but never less than a group); None: all
 
-    A row's ids include the token that ended it. Not under inference mode: a module may keep what it makes here (rotary
-    tables, masks), and a tensor made under inference mode can never take part in a gradient.
+    A row's ids include the token that ended it. Not under inference mode as a whole: a module may keep what it makes
+    here (rotary tables, masks), and a tensor made under inference mode can never take part in a gradient.
     """
     copies = len(keys) // len(prompts)
     room = model.decoding_room() if isinstance(model, TransformersModel) else None
@@ -165,10 +166,12 @@ class _Loop:
     def _draw(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and log-probabilities `(n,)` of the next tokens, from hidden states `(n, H)`: head and sampler."""
         model, temperature, uniforms = self._asked.model, self._asked.temperature, self._rows.uniforms()
+        prepared = self._decoder.logits if isinstance(self._decoder, CachedDecoder) else None
+        make = prepared or model.raw_logits
         pieces = []
         start = 0
         while start < len(hidden):
-            logits = model.raw_logits(hidden[start : start + self._at_once])
+            logits = make(hidden[start : start + self._at_once])
             pieces.append(sample(logits, uniforms[start : start + self._at_once], temperature))
             start += len(logits)
             self._at_once = max(1, _LOGITS_AT_ONCE // logits.shape[1])

@@ -20,6 +20,7 @@ from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Policy
 from oncurve.run.config import RunConfig
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
+from oncurve.run.heap import keep_freed_memory
 from oncurve.run.plan import Facts
 from oncurve.trainer import Checkpoints, Recorder, StepResult, Trainer, TrainerConfig, TrainerState
 
@@ -126,6 +127,7 @@ def assemble(config: RunConfig, base: Path | None = None, given: Given | None = 
     `[model]` would load. Nothing is written: see `Run.open_directory`. Raises UserError for what the user can mend.
     """
     given = given or Given()
+    keep_freed_memory()
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base, config.eval.limit)

@@ -39,6 +39,7 @@ from oncurve.forecast import (
 from oncurve.losses import Regularizer
 from oncurve.run.checks import check_config
 from oncurve.run.config import RunConfig
+from oncurve.run.heap import keep_freed_memory
 from oncurve.run.loading import load_config
 from oncurve.run.unloaded import ASSUMED_PROMPT, prompt_lengths, read_model_config
 
@@ -197,6 +198,7 @@ def _here(
     say: Callable[[str], None],
 ) -> Forecast:
     """On this machine: measured."""
+    keep_freed_memory()
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     dtype, _ = config.model.precision()
