@@ -56,6 +56,8 @@ class Turns:
 def run(results: Results, quick: bool, only: str | None = None, started: float | None = None) -> None:
     """Measure every pair that the present code has not measured; the machine's limits before and after each.
 
+    One system beside oncurve in every cell, then the next, so that a run that is stopped has seen all cells.
+
     Raises BenchError at the end where a system failed; a pair that there is no memory for is left out, and says so.
     """
     begun = time.monotonic() if started is None else started
@@ -64,19 +66,24 @@ def run(results: Results, quick: bool, only: str | None = None, started: float |
         raise BenchError(f"no cell begins with {only!r}; there are: {', '.join(PAIRS)}")
     limits: dict[str, dict[str, Any]] = {}
     failed: list[str] = []
-    for name in names:
-        for other in (best_peer(results, name),) if quick else PAIRS[name]:
-            if not results.has("cells", name, other):
-                steps = QUICK[name] if quick else STEPS[CELLS[name].model]
-                until = begun + QUICK_SECONDS if quick else None
-                try:
-                    _keep_pair(results, name, other, steps, until, limits)
-                except BenchError as error:
-                    print(f"  skipped: {error}", flush=True)
-                    results.put({"skipped": str(error)}, "cells", name, other)
-                    failed += [] if isinstance(error, NoRoomError) else [f"{name}, {other}"]
+    for name, other in [(name, best_peer(results, name)) for name in names] if quick else in_rounds(names):
+        if not results.has("cells", name, other):
+            steps = QUICK[name] if quick else STEPS[CELLS[name].model]
+            until = begun + QUICK_SECONDS if quick else None
+            try:
+                _keep_pair(results, name, other, steps, until, limits)
+            except BenchError as error:
+                print(f"  skipped: {error}", flush=True)
+                results.put({"skipped": str(error)}, "cells", name, other)
+                failed += [] if isinstance(error, NoRoomError) else [f"{name}, {other}"]
     if failed:
         raise BenchError(f"{'; '.join(failed)}: failed, see above")
+
+
+def in_rounds(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Cells and what stands beside oncurve in them: the first of every cell, the second of every cell, ..."""
+    pairs = [(name, other) for name in names for other in PAIRS[name]]
+    return sorted(pairs, key=lambda pair: PAIRS[pair[0]].index(pair[1]))
 
 
 def best_peer(results: Results, name: str) -> str:
@@ -92,11 +99,12 @@ def best_peer(results: Results, name: str) -> str:
 def _keep_pair(
     results: Results, name: str, other: str, steps: int, until: float | None, limits: dict[str, dict[str, Any]]
 ) -> None:
-    """Measure a pair and keep it. `limits`: the machine's by model, as last measured."""
+    """Measure a pair and keep it. `limits`: the machine's for the model of the pair before, as measured after it."""
     case = CELLS[name] if other != "rlox" else replace(CELLS[name], prompt_tokens=RLOX_PROMPT_TOKENS)
     alone = other.startswith("oncurve")
     print(f"{name}: {other if alone else f'oncurve beside {other}'} ...", flush=True)
-    before = limits.pop(case.model, None) or roofline.measure(case.model, case.threads)
+    before = limits.get(case.model) or roofline.measure(case.model, case.threads)
+    limits.clear()
     if alone:
         turns, order = [_alone(case.under(other), steps, until)], "alone"
     else:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from bench.__main__ import PARTS, parse
 from bench.cases import CELLS, SYSTEMS
-from bench.cells import PAIRS, TRL, best_peer, needed_bytes
+from bench.cells import PAIRS, TRL, best_peer, in_rounds, needed_bytes
 from bench.goals import GOALS, goals_table
 from bench.results import Results, void_reasons
 from bench.tables import best_pair, cells_table, efficiency_table, limits_table, phases_table, tokens_table
@@ -112,3 +112,10 @@ def test_every_part_is_parsed() -> None:
     with pytest.raises(SystemExit) as exit_:
         parse(["grwoth"])
     assert exit_.value.code == 2
+
+
+def test_every_cell_is_seen_beside_one_system_before_any_is_beside_two():
+    rounds = in_rounds(PAIRS)
+    assert sorted(rounds) == sorted((name, other) for name in PAIRS for other in PAIRS[name])
+    assert rounds[: len(PAIRS)] == [(name, PAIRS[name][0]) for name in PAIRS]
+    assert [name for name, _ in rounds[len(PAIRS) : 2 * len(PAIRS)]] == list(PAIRS)
