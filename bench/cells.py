@@ -18,6 +18,7 @@ from bench.counting import ideal_seconds, size_of, tokens_of, train_flops, work_
 from bench.process import BenchError, NoRoomError, Worker
 from bench.results import Results
 from bench.timing import ratio_interval
+from oncurve.models.packing import packed_bytes
 
 __all__ = ["PAIRS", "STEPS", "best_peer", "run"]
 
@@ -132,15 +133,17 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def needed_bytes(case: Case) -> float:
-    """What a worker will hold at its most, roughly: by parameter, and 3 copies of all completions' float32 logits.
+    """What a worker will hold at its most, roughly: by parameter, and 10 copies of all completions' float32 logits.
 
-    oncurve never has those logits; its activations are taken as a twentieth of what it holds by parameter.
+    oncurve never has those logits; its activations are taken as a twentieth of what it holds by parameter, and there are
+    the weights packed for decoding.
     """
     size = size_of(case)
-    held = SYSTEMS[case.system].bytes_per_parameter * (size.body_parameters + size.head_parameters)
+    parameters = size.body_parameters + size.head_parameters
+    held = SYSTEMS[case.system].bytes_per_parameter * parameters
     if case.system.startswith("oncurve"):
-        return 0.5e9 + 1.05 * held
-    return 0.8e9 + held + 3 * 4.0 * case.rows * case.completion * size.vocabulary
+        return 1e9 + 1.05 * held + packed_bytes(2 * parameters, half=True)
+    return 0.8e9 + held + 10 * 4.0 * case.rows * case.completion * size.vocabulary
 
 
 def _check_room(case: Case) -> None:
