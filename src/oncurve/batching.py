@@ -31,8 +31,9 @@ _TOKEN_FIELDS = (
     "advantages",
     "returns",
     "token_weights",
+    "kl_rewards",
 )
-_ROW_FIELDS = ("lengths", "valid", "rewards", "step_counts")
+_ROW_FIELDS = ("lengths", "valid", "rewards", "step_counts", "truncated", "values_beyond")
 _STEP_FIELDS = ("step_ends", "step_rewards")
 
 _PASSES_LIMIT = 1 << 20
@@ -60,7 +61,8 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     if int(lengths.max()) > width:
         raise ValueError(f"pad_length {pad_length} is shorter than a completion of {int(lengths.max())} tokens")
     valid = torch.tensor([score.valid for _, score in rows])
-    trained = valid & ~torch.tensor([mask_truncated and completion.ended == "length" for completion in completions])
+    truncated = torch.tensor([completion.ended == "length" for completion in completions])
+    trained = valid & ~truncated if mask_truncated else valid
     steps: dict[str, Tensor] = {}
     if any(score.step_ends for _, score in rows):
         steps = {
@@ -76,6 +78,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
         group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.completions]),
         prompts=tuple(torch.tensor(group.prompt.ids, dtype=torch.int64) for group in groups),
         rewards=torch.tensor([score.reward if score.valid else 0.0 for _, score in rows], dtype=torch.float64),
+        truncated=truncated,
         rollout_logprobs=_pad([completion.logprobs for completion in completions], torch.float64, width),
         **steps,
     )

@@ -110,12 +110,18 @@ def evaluate_command(
 def demo(
     seed: Annotated[int, typer.Option("--seed", help="Another seed, another run.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    process: Annotated[bool, typer.Option("--process", help="Grade every line of working by itself.")] = False,
+    ppo: Annotated[bool, typer.Option("--ppo", help="With a critic in the place of the group's mean.")] = False,
     as_json: Json = False,
 ) -> None:
     """Watch GRPO teach the shipped tiny model to reason, in minutes, on this machine."""
     from oncurve.demo import run_demo
+    from oncurve.errors import ConfigError
 
-    _exit_with(run_demo(seed=seed, out=out, as_json=as_json))
+    if process and ppo:
+        raise ConfigError("--process and --ppo are two demos; ask for one of them")
+    kind = "process" if process else "ppo" if ppo else "recipe"
+    _exit_with(run_demo(seed=seed, out=out, as_json=as_json, kind=kind))
 
 
 @app.command("plan")

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Completion", "Ending", "Group", "Prompt", "Score", "Streams", "TokenLoss", "TrainBatch"]
+__all__ = ["Completion", "Ending", "Graded", "Group", "Prompt", "Score", "Streams", "TokenLoss", "TrainBatch"]
 
 Ending = Literal["eos", "stop", "length"]
 
@@ -67,7 +67,8 @@ class Score:
     """The reward of one completion. Where not `valid` it takes no part in statistics or loss, and `fault` says why.
 
     `parts` are the weighted rewards' raw values by name (None: did not apply). `step_ends[j]` is the index of
-    the last token of step j, `step_rewards[j]` its reward. `extras` is what the rewards noted about the completion
+    the last token of step j, `step_rewards[j]` its reward, `step_offsets[j]` where in the text it ends (the offset
+    just behind it; for people, and empty where nobody knows). `extras` is what the rewards noted about the completion
     beside their value, as JSON can hold it, by "part/name".
     """
 
@@ -78,6 +79,7 @@ class Score:
     step_ends: tuple[int, ...] = ()
     step_rewards: tuple[float, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
+    step_offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Streams:
     logprobs: Tensor
     entropy: Tensor | None = None
     full_kl: Tensor | None = None
+    values: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,14 @@ class TokenLoss:
 
 
 @dataclass(frozen=True)
+class Graded:
+    """Advantages `(B, T)`, and the returns `(B, T)` that a critic's values are trained towards."""
+
+    advantages: Tensor
+    returns: Tensor
+
+
+@dataclass(frozen=True)
 class TrainBatch:
     """Everything a learner needs and nothing else. Shapes: `(B, T)` over completion tokens, padded on the right.
 
@@ -121,7 +132,9 @@ class TrainBatch:
     group_ids      (B,)   int64     index into `prompts`; rows of a group are adjacent
     prompts        tuple of (P_g,) int64, one a group
     rewards        (B,)   float64   0 where not valid
+    truncated      (B,)   bool      the completion was cut off at the limit
     rollout_logprobs, old_logprobs, ref_logprobs, values, advantages, returns, token_weights   (B, T) or absent
+    kl_rewards     (B, T)           -β KL(t), where the KL is a part of the reward; values_beyond (B,): V behind the end
     ref_hidden     (N, H)           reference hidden states of all completion tokens, row after row (`full` KL only)
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
     """
@@ -144,6 +157,9 @@ class TrainBatch:
     step_ends: Tensor | None = None
     step_rewards: Tensor | None = None
     step_counts: Tensor | None = None
+    truncated: Tensor | None = None
+    kl_rewards: Tensor | None = None
+    values_beyond: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -159,8 +175,10 @@ class TrainBatch:
         """This batch with the named fields replaced."""
         return replace(self, **streams)
 
-    def with_advantages(self, advantages: Tensor) -> TrainBatch:
-        """This batch with `advantages` `(B, T)`."""
+    def with_advantages(self, advantages: Tensor | Graded) -> TrainBatch:
+        """This batch with `advantages` `(B, T)`, and with `returns` where they come with them."""
+        if isinstance(advantages, Graded):
+            return replace(self, advantages=advantages.advantages, returns=advantages.returns)
         return replace(self, advantages=advantages)
 
     def with_weights(self, token_weights: Tensor) -> TrainBatch:

@@ -23,12 +23,26 @@ STEPS_PER_KILL = 4
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
 
-LEAN = ["model.dtype=bfloat16", "learner.masters=split", "learner.moments=bfloat16"]
+VARIANTS = {
+    "float32": ["model.dtype=float32"],
+    "bfloat16": ["model.dtype=bfloat16"],
+    "lean": ["model.dtype=bfloat16", "learner.masters=split", "learner.moments=bfloat16"],
+    "ppo": [
+        "model.dtype=float32",
+        "advantage.kind=gae",
+        "critic.kind=own",
+        "critic.learning_rate=1e-3",
+        "critic.warmup_steps=3",
+        "kl.where=reward",
+        "kl.target=0.05",
+    ],
+    "process": ["model.dtype=float32", "advantage.kind=process", "rewards=[{kind='task_steps'}]"],
+}
 
 
-def settings(dtype: str, steps: int) -> list[str]:
+def settings(variant: str, steps: int) -> list[str]:
     return [
-        *(LEAN if dtype == "lean" else [f"model.dtype={dtype}"]),
+        *VARIANTS[variant],
         f"run.steps={steps}",
         "run.seed=11",
         "data.prompts_per_step=3",
@@ -65,14 +79,14 @@ def steps_done(out: Path) -> int:
     return numbers[-1][0] if numbers else 0
 
 
-def run_killed(recipe: Path, out: Path, dtype: str, steps: int, log: Path) -> int:
+def run_killed(recipe: Path, out: Path, variant: str, steps: int, log: Path) -> int:
     """Train `out` to its end under kills; returns how many there were while it ran."""
-    chance = random.Random(dtype)
+    chance = random.Random(variant)
     kills = 0
     while kills < KILLS and steps_done(out) < steps:
         fresh = not (out / "config.toml").exists()
         arguments = (
-            ["train", str(recipe), *settings(dtype, steps), "--out", str(out)] if fresh else ["resume", str(out)]
+            ["train", str(recipe), *settings(variant, steps), "--out", str(out)] if fresh else ["resume", str(out)]
         )
         before, process = steps_done(out), start(arguments, log)
         deadline = time.monotonic() + 120
@@ -118,13 +132,13 @@ def compare(first: Path, second: Path, steps: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "lean"])
-def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "task.toml"
     steps = KILLS * STEPS_PER_KILL
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
-    finish(["train", str(recipe), *settings(dtype, steps), "--out", str(whole)], log)
-    kills = run_killed(recipe, killed, dtype, steps, log)
+    finish(["train", str(recipe), *settings(variant, steps), "--out", str(whole)], log)
+    kills = run_killed(recipe, killed, variant, steps, log)
     assert kills >= KILLS // 2, f"only {kills} kills fell into the run"
     compare(whole, killed, steps)
 

@@ -19,7 +19,13 @@ import typer
 from torch import Tensor
 
 import oncurve
-from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, group_advantages
+from oncurve.advantages import (
+    ADVANTAGE_KINDS,
+    GroupAdvantage,
+    ProcessAdvantage,
+    group_advantages,
+    process_advantages,
+)
 from oncurve.cli import app
 from oncurve.kl import KL_KINDS, k1, k2, k3, kl_value, ratio_k3
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS
@@ -237,6 +243,17 @@ def test_enumerated_kl() -> None:
         assert "[" + ", ".join(f"{round(x, 8) + 0.0:.8g}" for x in gradient.tolist()) + "]" in ALGORITHM
 
 
+def test_worked_process_supervision() -> None:
+    rewards = torch.tensor([[0.2, 0.8, 0], [0.6, 0, 0], [0.1, 0.9, 0.5]], dtype=torch.float64)
+    counts, groups = torch.tensor([2, 1, 3]), torch.zeros(3, dtype=torch.int64)
+    ends = torch.arange(3).expand(3, 3)
+    for keys, *columns in table("process"):
+        settings = ProcessAdvantage(**arguments(keys, "advantage"))
+        got = process_advantages(rewards, ends, counts, counts > 0, groups, 3, ddof=settings.ddof, eps=settings.eps)
+        for step, shown in enumerate(columns):
+            assert got[counts > step, step].tolist() == pytest.approx(numbers(shown), abs=1e-8)
+
+
 def test_worked_aggregations() -> None:
     batch, losses = batch_of([[1, 1, 1], [1, 0, 0]]), torch.tensor([[1.0, 2, 3], [4, 0, 0]])
     for keys, _, example, _ in table("aggregations"):
@@ -246,7 +263,7 @@ def test_worked_aggregations() -> None:
 
 def test_a_presets_block_is_the_preset() -> None:
     shown = re.findall(r"\*\*Preset `(\w+)`\*\*[^`]*?```toml\n(.*?)```", PAPERS, re.DOTALL)
-    assert {name for name, _ in shown} == {"grpo_paper", "dr_grpo", "rlox"}
+    assert {name for name, _ in shown} == {"grpo_paper", "grpo_process", "dr_grpo", "ppo", "rlox"}
     for name, block in shown:
         config, _ = load_config(name)
         for section, keys in tomllib.loads(block).items():

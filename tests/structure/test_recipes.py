@@ -19,6 +19,9 @@ from oncurve.spec import locate
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml")) + sorted((ROOT / "recipes").glob("*.y*ml"))
 LEAVES_CAP = 90
+OPTIONAL = {"critic"}
+"""Sections that a GRPO run does without; see docs/decisions/003-leaves.md."""
+OPTIONAL_CAP = 8
 
 
 def page_maker() -> ModuleType:
@@ -76,7 +79,10 @@ def test_the_configuration_has_no_more_leaves_than_a_person_can_know() -> None:
     for name, section in SECTIONS.items():
         leaves |= {(name, key) for cls in section.kinds.values() for key in cls.model_fields}
         leaves |= {(name, "kind")} if section.default is not None else set()
-    assert len(leaves) <= LEAVES_CAP, len(leaves)
+    needed = {leaf for leaf in leaves if leaf[0] not in OPTIONAL}
+    assert len(needed) <= LEAVES_CAP, len(needed)
+    for name in OPTIONAL:
+        assert len([leaf for leaf in leaves if leaf[0] == name]) <= OPTIONAL_CAP
 
 
 def test_every_section_of_the_configuration_is_in_the_table() -> None:
@@ -108,4 +114,5 @@ def test_presets_set_nothing_but_an_algorithms_own() -> None:
             "entropy",
             "aggregation",
             "learner",
+            "critic",
         }

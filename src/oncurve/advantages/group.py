@@ -144,5 +144,6 @@ class GroupAdvantage(Component):
 
     def __call__(self, batch: TrainBatch) -> Tensor:
         """The completion's advantage at each of its tokens, 0 beyond: `(B, T)` float64."""
-        per_row = group_advantages(batch.rewards, batch.valid, batch.group_ids, self.scale, self.ddof, self.eps)
+        rewards = batch.rewards if batch.kl_rewards is None else batch.rewards + batch.kl_rewards.sum(1)
+        per_row = group_advantages(rewards, batch.valid, batch.group_ids, self.scale, self.ddof, self.eps)
         return per_row[:, None] * batch.existing()

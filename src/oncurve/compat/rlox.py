@@ -24,7 +24,7 @@ from oncurve.rollout import InProcessEngine, Policy
 from oncurve.run.assemble import trainer_config
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
-from oncurve.trainer import StepResult, Trainer, TrainerState
+from oncurve.trainer import KLControl, StepResult, Trainer, TrainerState
 from oncurve.types import Group, Prompt, Score
 
 __all__ = ["GRPO", "TokenReward"]
@@ -87,13 +87,14 @@ class GRPO:
         self.reward_fn = reward_fn
         self.model = model
         policy = wrap(model)
-        self.learner = self.config.learner.build(
+        actor = self.config.learner.build(
             policy,
             self.config.objective,
             Regularizer(self.config.kl, self.config.entropy.coef),
             temperature=temperature,
             reference=wrap(ref_model) if ref_model is not None and kl_coef else None,
         )
+        self.learner = self.config.critic.build(actor)
         self.engine = InProcessEngine(self.config.rollout, None, tuple(eos_ids), seed)
         self.state = TrainerState()
 
@@ -135,6 +136,7 @@ class GRPO:
             AllPrompts(prompts),
             self.config.advantage,
             self.config.token_weights,
+            KLControl(self.config.kl),
             self.state,
         )
 

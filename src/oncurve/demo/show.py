@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve import durable
-from oncurve.display import BeforeAfter, Graded, Progress, show_before_after, show_group
+from oncurve.display import BeforeAfter, Graded, GradedStep, Progress, show_before_after, show_group
 from oncurve.evaluate import Evaluation, Interval, paired_difference
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
@@ -27,6 +27,7 @@ from oncurve.run.directory import RunDirectory
 from oncurve.run.loading import load_config
 from oncurve.run.plan import plan
 from oncurve.run.session import create_directory, free_directory, say, stopped_at
+from oncurve.steps import pieces
 from oncurve.trainer import StepResult
 from oncurve.trainer.observe import peak_memory_bytes
 from oncurve.types import Group
@@ -34,11 +35,19 @@ from oncurve.types import Group
 __all__ = ["RECIPE", "run_demo"]
 
 RECIPE = Path(__file__).parent / "recipe.toml"
+RECIPES = {name: RECIPE.with_name(f"{name}.toml") for name in ("recipe", "process", "ppo")}
 PROBLEMS_SHOWN = 3
+REWARD_IN_WORDS = {
+    "recipe": "reward   1 if the number after #### is right, else 0. Nothing else is ever told to the model.",
+    "process": "reward   1 for each line of working that is right, else 0: every step is graded by itself.",
+    "ppo": "reward   1 if the number after #### is right, else 0; a critic learns what to expect of each token.",
+}
 
 
-def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> str | None:
+def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind: str = "recipe") -> str | None:
     """Run the demo; the name of the signal that ended it early, or None.
+
+    `kind`: one of `RECIPES`; "process" judges every line of a completion by itself, "ppo" has a critic.
 
     With `as_json` a last line of JSON: `accuracy_before`, `accuracy_after` and their 95 % intervals, `gain` (paired,
     in the same problems) with its interval, `seconds` since the process began, `steps`, `peak_memory_bytes`.
@@ -46,11 +55,11 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
     console = Console(highlight=False)
     out = out or free_directory("demo")
     RunDirectory.check_free(out)
-    config, base = load_config(RECIPE, [f"run.seed={seed}"])
+    config, base = load_config(RECIPES[kind], [f"run.seed={seed}"])
     say(console, "oncurve demo: GRPO teaches a tiny language model to work a problem out before it answers.", "")
     with assemble(config, base) as run:
         create_directory(run, out)
-        introduce(console, run)
+        introduce(console, run, REWARD_IN_WORDS[kind])
         before = run.evaluate()
         say(console, f"Before training, the most likely answer is right on {percent(before.greedy_accuracy)}.", "")
         lesson = Lesson(console)
@@ -72,7 +81,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False) -> s
     return None
 
 
-def introduce(console: Console, run: Run) -> None:
+def introduce(console: Console, run: Run, reward: str) -> None:
     """The machine, the model, the task and the plan, in words."""
     memory = run.trainer.environment["memory_bytes"] if run.trainer.environment else None
     size = f", {int(str(memory)) / 2**30:.0f} GB of memory" if memory else ""
@@ -81,7 +90,7 @@ def introduce(console: Console, run: Run) -> None:
         f"machine  {processor()}, {threads} thread{'s' if threads != 1 else ''}{size}",
         f"model    {run.facts().parameters:,} parameters, shipped with oncurve; it can already write, not yet reason",
         f"task     word problems, e.g.  {run.eval_prompts[0].text.strip()}",
-        "reward   1 if the number after #### is right, else 0. Nothing else is ever told to the model.",
+        reward,
         "plan     " + "\n         ".join(plan(run.config, run.facts())[:1]),
         f"         {run.config.run.steps} steps; then both are judged on {len(run.eval_prompts)} problems held out.",
     ]
@@ -109,27 +118,36 @@ class Lesson:
         """Show the step's most instructive group, if none was shown yet."""
         if self.shown:
             return
-        best: tuple[int, Group, list[float]] | None = None
+        best: tuple[int, Group, list[list[float]]] | None = None
         for group, advantages in zip(result.groups, result.advantages, strict=True):
             rewards = [score.reward for score in group.scores if score.valid]
             if advantages is None or max(rewards) == min(rewards):
                 continue
             mixed = min(rewards.count(max(rewards)), rewards.count(min(rewards)))
             if best is None or mixed > best[0]:
-                best = (mixed, group, advantages[:, 0].tolist())
+                best = (mixed, group, advantages.tolist())
         if best is not None:
             self.shown = True
             _, group, numbers = best
             show_group(self.console, group.prompt.text, graded(group, numbers), f"One group of step {result.step}")
 
 
-def graded(group: Group, advantages: Sequence[float]) -> list[Graded]:
-    """A scored group as the display has it."""
+def graded(group: Group, advantages: Sequence[Sequence[float]]) -> list[Graded]:
+    """A scored group, with the advantages of its tokens, as the display has it."""
     return [
         Graded(
-            completion.text, score.reward if score.valid else None, advantage if score.valid else None, completion.ended
+            completion.text,
+            score.reward if score.valid else None,
+            row[0] if score.valid else None,
+            completion.ended,
+            tuple(
+                GradedStep(text, reward, row[token])
+                for text, reward, token in zip(
+                    pieces(completion.text, score.step_offsets), score.step_rewards, score.step_ends, strict=False
+                )
+            ),
         )
-        for completion, score, advantage in zip(group.completions, group.scores, advantages, strict=True)
+        for completion, score, row in zip(group.completions, group.scores, advantages, strict=True)
     ]
 
 
@@ -148,6 +166,7 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
     tries = (
         (f"{command} eval {out}", "pass@k and maj@k of the trained model"),
         (f"{command} demo --seed 1", "another seed, another run"),
+        (f"{command} demo --process", "the same, every line of working graded by itself"),
         (f"{command} config explain grpo", "the objective, with the numbers in"),
         (f"{command} train recipes/task.toml kl.coef=0.1 --out runs/kl", "change something"),
         ("README.md", "your own model, data and reward in ten lines"),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from oncurve.display.text import is_plain, one_line, plain_text, printable, wrapped
 
-__all__ = ["BeforeAfter", "Graded", "explain_group", "show_before_after", "show_group"]
+__all__ = ["BeforeAfter", "Graded", "GradedStep", "explain_group", "show_before_after", "show_group"]
 
 ABOVE, BELOW = "cyan", "dark_orange"  # told apart by all eyes, on light and on dark
 _BAR = 8
@@ -20,16 +20,36 @@ _ENDED = {"eos": "", "stop": "", "length": " (cut off)"}
 
 
 @dataclass(frozen=True)
+class GradedStep:
+    """One step of a completion: its text, its reward, and the advantage of its last token."""
+
+    text: str
+    reward: float
+    advantage: float
+
+
+@dataclass(frozen=True)
 class Graded:
     """One completion of a group: its text, how it ended ("eos", "stop", "length"), reward and advantage.
 
-    None for a reward that could not be had; such a completion takes part in nothing.
+    None for a reward that could not be had; such a completion takes part in nothing. `steps` are there where they were
+    judged one by one; the advantage is that of the first token then.
     """
 
     text: str
     reward: float | None
     advantage: float | None
     ended: str = "eos"
+    steps: tuple[GradedStep, ...] = ()
+
+    def line(self, room: int, mark: str = " | ") -> str:
+        """What was written on one line, every judged step with its reward and its advantage."""
+        if not self.steps:
+            return one_line(self.text, room, mark)
+        each = max(8, room // len(self.steps))
+        return mark.join(
+            f"{one_line(step.text.strip(), each, mark)} ({step.reward:g}, {step.advantage:+.2f})" for step in self.steps
+        )
 
 
 @dataclass(frozen=True)
@@ -56,12 +76,38 @@ def explain_group(group: Sequence[Graded]) -> str:
             f"All {len(rewards)} rewards are {mean:.2f}: nobody is above the mean of the group and nobody below, every "
             "advantage is 0, and this group teaches nothing. It counts as one of the constant groups."
         )
+    if any(item.steps for item in group):
+        return _explain_steps(group)
     lines = [
         f"The same question, answered {len(group)} times by the same model. There is no teacher's solution and no "
         "second model that judges: each answer is graded on the curve of its siblings.",
         _arithmetic(known, mean),
         "One step of GRPO now makes the tokens of answers above the mean (+) more likely, and those below (-) less "
         "likely: the further from the mean, the more.",
+    ]
+    return "\n".join(lines)
+
+
+def _explain_steps(group: Sequence[Graded]) -> str:
+    """Process supervision of this group, with its own numbers."""
+    pool = [step.reward for item in group for step in item.steps]
+    mean = math.fsum(pool) / len(pool)
+    lines = [
+        f"The same question, answered {len(group)} times by the same model, and every line judged by itself: its "
+        "reward and its advantage stand behind it. There is no teacher's solution.",
+    ]
+    if min(pool) == max(pool):
+        lines.append(f"All {len(pool)} steps are worth {mean:g}: every advantage is 0, and this group teaches nothing.")
+        return "\n".join(lines)
+    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in pool) / (len(pool) - 1))
+    lines += [
+        f"All {len(pool)} steps of the group are one pool: their mean is {mean:.2f}, their standard deviation "
+        f"{deviation:.2f}. A step counts (reward - mean) / standard deviation, and a token is worth the sum over the "
+        "steps that end at it or behind it:",
+        f"  a step worth {max(pool):g} counts {(max(pool) - mean) / deviation:+.2f}, one worth {min(pool):g} counts "
+        f"{(min(pool) - mean) / deviation:+.2f}",
+        "So a wrong line is made less likely even in an answer that begins well, and a right one is not blamed for "
+        "what went wrong before it.",
     ]
     return "\n".join(lines)
 
@@ -97,7 +143,7 @@ def show_group(console: Console, prompt: str, group: Sequence[Graded], title: st
         lines = ["", title, wrapped(question, indent="  "), "", "  reward  advantage  completion"]
         lines += [
             f"  {_number(item.reward, '.2f'):>6}  {_number(item.advantage, '+.2f'):>9}  "
-            f"{printable(one_line(item.text, 110) + _ENDED.get(item.ended, ''), console)}"
+            f"{printable(item.line(110) + _ENDED.get(item.ended, ''), console)}"
             for item in ranked
         ]
         console.print(Text("\n".join([*lines, "", wrapped(explain_group(group), indent="  "), ""])), soft_wrap=True)
@@ -110,7 +156,7 @@ def show_group(console: Console, prompt: str, group: Sequence[Graded], title: st
     room = max(40, 2 * (console.width - 40))
     for item in ranked:
         style = _style(item.advantage)
-        text = Text(one_line(item.text, room, mark=" ⏎ ") or "(nothing)", style if style else "dim")
+        text = Text(item.line(room, " ⏎ ") or "(nothing)", style if style else "dim")
         text.append(_ENDED.get(item.ended, ""), "yellow")
         advantage = Text(_number(item.advantage, "+.2f"), f"bold {style}")
         table.add_row(_number(item.reward, ".2f"), advantage, _bar(item.advantage, largest), text)

@@ -35,7 +35,8 @@ HEAP = 1.35
 class Footprint:
     """Bytes of one parameter, by what holds them. `gradient` exists from backward to update only.
 
-    Example: bfloat16 with everything else in float32 and a reference is `Footprint(2, 4, 8, 4, 2)`, 20 bytes.
+    `critic`: another model's weights, masters and moments, a parameter of the policy's each. Example: bfloat16 with
+    everything else in float32 and a reference is `Footprint(2, 4, 8, 4, 2)`, 20 bytes.
     """
 
     weight: int = 2
@@ -43,21 +44,29 @@ class Footprint:
     moments: int = 8
     gradient: int = 4
     reference: int = 0
+    critic: int = 0
 
     @classmethod
     def of(
-        cls, dtype: str = "bfloat16", moments: str = "float32", masters: str = "float32", reference: bool = False
+        cls,
+        dtype: str = "bfloat16",
+        moments: str = "float32",
+        masters: str = "float32",
+        reference: bool = False,
+        critic: bool = False,
     ) -> Footprint:
         """By settings: a float32 weight is its own master; a split master adds the low 16 bits to a bfloat16 weight."""
         half = dtype != "float32"
         weight = 2 if half else 4
         master = (2 if masters == "split" else 4) if half else 0
-        return cls(weight, master, 4 if moments == "bfloat16" else 8, 4, weight if reference else 0)
+        averages = 4 if moments == "bfloat16" else 8
+        other = weight + master + averages if critic else 0
+        return cls(weight, master, averages, 4, weight if reference else 0, other)
 
     @property
     def lasting(self) -> int:
         """Without the gradient."""
-        return self.weight + self.master + self.moments + self.reference
+        return self.weight + self.master + self.moments + self.reference + self.critic
 
     @property
     def total(self) -> int:
@@ -161,6 +170,7 @@ def memory_of(
         "optimizer": float(number * footprint.moments),
         "gradients": gradients,
         "reference": float(number * footprint.reference),
+        "critic": float(number * footprint.critic),
         "keys_and_values": cache,
         "activations": kept,
         "head_and_workspace": beside,

@@ -19,6 +19,7 @@ PART_NAMES = {
     "optimizer": "optimizer's moments",
     "gradients": "gradients",
     "reference": "reference",
+    "critic": "critic",
     "keys_and_values": "keys and values",
     "activations": "activations",
     "head_and_workspace": "head and workspace",
@@ -109,6 +110,7 @@ class Forecast:
             "optimizer": f"{per.moments} bytes a parameter",
             "gradients": f"{per.gradient} bytes a parameter, while training",
             "reference": f"{per.reference} bytes a parameter" if per.reference else "none: no KL term",
+            "critic": f"{per.critic} bytes a parameter",
             "keys_and_values": "while sampling, at full length",
             "activations": f"{self.work.largest_micro[0]:,.0f} tokens a pass, while training",
             "head_and_workspace": "while training",
@@ -117,7 +119,7 @@ class Forecast:
         body = [
             f"  {PART_NAMES[name]:<26} {size(value):>10}   {says.get(name, '')}".rstrip()
             for name, value in self.memory.parts.items()
-            if value or name not in ("process",)
+            if value or name not in ("process", "critic")
         ]
         return [*head, *body, f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"]
 
@@ -163,11 +165,12 @@ class Variant:
     checkpointing: bool
     on_cpu: bool = True
     process: float = 0.0
+    critic: bool = False
 
     @property
     def footprint(self) -> Footprint:
         """Bytes a parameter."""
-        return Footprint.of(self.dtype, self.moments, self.masters, self.reference)
+        return Footprint.of(self.dtype, self.moments, self.masters, self.reference, self.critic)
 
     def activations(self) -> Activations:
         """By formula."""

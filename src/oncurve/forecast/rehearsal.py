@@ -23,7 +23,7 @@ from oncurve.losses import Objective, Regularizer
 from oncurve.models import CausalModel
 from oncurve.models.probe import wrap
 from oncurve.rollout import InProcessEngine, Policy, Sampling
-from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
+from oncurve.types import Completion, Graded, Group, Prompt, Score, TrainBatch
 
 __all__ = ["Parts", "Rehearsed", "Sample", "part_of", "rehearse"]
 
@@ -42,7 +42,7 @@ class Parts:
     learner: LearnerConfig
     objective: Objective
     regularizer: Regularizer
-    advantage: Callable[[TrainBatch], Tensor]
+    advantage: Callable[[TrainBatch], Tensor | Graded]
     token_weights: Callable[[TrainBatch], Tensor]
     dtype: torch.dtype
     device: torch.device

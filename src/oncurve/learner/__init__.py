@@ -1,16 +1,21 @@
 """The learner: owns weights and optimizer, and turns a batch with advantages and weights into one update."""
 
+from oncurve.learner.critic import CRITIC_KINDS, ActorCritic, CriticConfig, NoCritic
 from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
 from oncurve.learner.policy import Accumulated, LearnerConfig, LocalLearner
 from oncurve.learner.protocol import Learner, UpdateResult
 from oncurve.learner.reference import Reference
 
 __all__ = [
+    "CRITIC_KINDS",
     "Accumulated",
+    "ActorCritic",
+    "CriticConfig",
     "Learner",
     "LearnerConfig",
     "LocalLearner",
     "MasterAdamW",
+    "NoCritic",
     "Reference",
     "Schedule",
     "UpdateResult",

@@ -18,7 +18,7 @@ def still_without_advantage(objective: Objective, regularizer: Regularizer) -> b
 
     Every kind in `OBJECTIVE_KINDS` is tested for it; of an objective from elsewhere nothing is assumed.
     """
-    plain = not regularizer.kl.coef and not regularizer.entropy_coef
+    plain = not regularizer.kl.loss_coef and not regularizer.entropy_coef
     kind: type[object] = type(objective)
     return plain and kind in OBJECTIVE_KINDS.values()
 

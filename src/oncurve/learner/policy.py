@@ -251,7 +251,7 @@ class LocalLearner:
         metrics = accumulated.metrics
         for key, value in {"loss": loss, "grad_norm": norm, "learning_rate": rate, "updates": 1.0}.items():
             metrics.add(key, value)
-        if self.reference is not None:
+        if self.reference is not None and self.regularizer.kl.where == "loss":
             metrics.add("kl_coef", self.regularizer.kl.coef)
         return UpdateResult(metrics)
 

@@ -10,6 +10,7 @@ from oncurve.losses.aggregate import (
 )
 from oncurve.losses.objectives import OBJECTIVE_KINDS, Clipped, Objective, Reinforce, Sequence
 from oncurve.losses.regularize import KLPenalty, Regularizer
+from oncurve.losses.value import ValueLoss, value_loss
 
 __all__ = [
     "AGGREGATION_KINDS",
@@ -25,4 +26,6 @@ __all__ = [
     "Sequence",
     "TokenMean",
     "TokenSum",
+    "ValueLoss",
+    "value_loss",
 ]

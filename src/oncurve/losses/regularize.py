@@ -26,19 +26,47 @@ __all__ = ["KLPenalty", "Regularizer"]
 class KLPenalty(Component):
     """Settings of the KL term.
 
-    where       "loss": added to each token's loss
+    where       "loss": added to each token's loss; "reward": taken from each token's reward, k1 of the old policy
     estimator   one of `oncurve.kl.KL_KINDS`
     coef        β; at 0 there is no KL term, and no reference is needed
+    target      with where = "reward", the KL per token that β is steered to; none: β stays as it is
+    horizon     completions over which it is steered
     """
 
-    where: Literal["loss"] = "loss"
+    where: Literal["loss", "reward"] = "loss"
     estimator: EstimatorName = "k3"
     coef: float = Field(default=0.001, ge=0)
+    target: float | None = Field(default=None, gt=0)
+    horizon: float = Field(default=10000.0, gt=0)
+
+    @property
+    def loss_coef(self) -> float:
+        """β where the KL is a part of the loss, else 0."""
+        return self.coef if self.where == "loss" else 0.0
 
     @property
     def needs(self) -> frozenset[str]:
         """Streams beside the log-probs: {"full_kl"} for the exact KL, where it is used at all."""
-        return KL_KINDS[self.estimator].needs if self.coef > 0 else frozenset()
+        return KL_KINDS[self.estimator].needs if self.loss_coef > 0 else frozenset()
+
+    def shares(self, batch: TrainBatch, coef: float) -> Tensor:
+        """-β KL(t) of each token `(B, T)`, KL(t) = log π_old(o_t) - log π_ref(o_t), 0 where nothing is trained.
+
+        The old policy is the one that sampled, as the learner scores it where it has, else as the sampler did.
+        """
+        old = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+        if old is None or batch.ref_logprobs is None:
+            raise ValueError("a KL in the reward needs the log-probs of the old policy and of the reference")
+        return torch.where(batch.loss_mask, -coef * (old - batch.ref_logprobs), 0.0)
+
+    def steered(self, coef: float, kl: float, completions: int) -> float:
+        """The next β: `β · (1 + clip(kl / target - 1, ±0.2) · n / horizon)` (arXiv:1909.08593); without a target β.
+
+        `kl` is the mean over completions of the mean over their tokens, `completions` is n.
+        """
+        if self.target is None:
+            return coef
+        return coef * (1.0 + min(max(kl / self.target - 1.0, -0.2), 0.2) * completions / self.horizon)
 
     @property
     def needs_reference(self) -> bool:
@@ -71,7 +99,7 @@ class Regularizer:
         stats: dict[str, Tensor] = {}
         kl = self._kl(streams, batch)
         if kl is not None:
-            loss = loss + self.kl.coef * kl if self.kl.coef else loss
+            loss = loss + self.kl.loss_coef * kl if self.kl.loss_coef else loss
             stats["kl"] = kl.detach()
         if streams.entropy is not None:
             entropy = torch.where(batch.loss_mask, streams.entropy, 0.0)

@@ -58,6 +58,23 @@ ROLLOUT_METRICS: tuple[Metric, ...] = (
         "Near 0: the prompts are too easy or too hard, or the temperature too low.",
     ),
     Metric(
+        "judged_steps",
+        "mean",
+        "steps",
+        "steps with a reward / valid completions; absent where no reward judges steps",
+        "Steps that the rewards judged, a completion.",
+        "0 or 1 where more were expected: the splitter does not cut as completions are written; see step_ends in "
+        "rollouts/.",
+    ),
+    Metric(
+        "step_reward",
+        "mean",
+        "reward",
+        "mean of the rewards of all judged steps",
+        "What process supervision is to raise.",
+        "Rising while reward does not: steps are right and answers wrong, or steps are being padded; see judged_steps.",
+    ),
+    Metric(
         "constant_groups",
         "mean",
         "fraction",

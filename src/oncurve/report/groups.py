@@ -10,8 +10,9 @@ from typing import Any
 
 from oncurve.report.charts import format_number
 from oncurve.report.records import RunRecord
+from oncurve.steps import pieces
 
-__all__ = ["ShownCompletion", "ShownGroup", "shown_groups", "visible"]
+__all__ = ["ShownCompletion", "ShownGroup", "ShownStep", "shown_groups", "visible"]
 
 GROUPS_SHOWN = 2  # from the first step, and as many from the last
 COMPLETIONS_SHOWN = 8
@@ -22,8 +23,21 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u20
 
 
 @dataclass(frozen=True)
+class ShownStep:
+    """One step of a completion: its text, its reward, and the advantage of its last token, `sign` "above" or so."""
+
+    text: str
+    reward: str
+    advantage: str
+    sign: str
+
+
+@dataclass(frozen=True)
 class ShownCompletion:
-    """One completion as the page shows it. `share` is advantage / the group's largest, in -100..100."""
+    """One completion as the page shows it. `share` is advantage / the group's largest, in -100..100.
+
+    Where its steps were judged they are in `steps`, and `text` is what stands behind the last of them.
+    """
 
     text: str
     cut: int
@@ -35,6 +49,7 @@ class ShownCompletion:
     share: float
     fault: str
     parts: tuple[tuple[str, str], ...]
+    steps: tuple[ShownStep, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,8 +111,10 @@ def _summary(rewards: Sequence[float], shown: int, total: int) -> str:
 def _shown_completion(item: Mapping[str, Any], largest: float) -> ShownCompletion:
     text, advantage, reward = item["text"], item.get("advantage"), item.get("reward")
     parts = [(visible(name), value) for name, value in (item.get("parts") or {}).items()]
+    steps = _shown_steps(item)
+    behind = (item.get("step_offsets") or [0])[-1] if steps else 0
     return ShownCompletion(
-        text=visible(text[:LONGEST_TEXT]),
+        text=visible(text[behind:LONGEST_TEXT]),
         cut=max(0, len(text) - LONGEST_TEXT),
         tokens=len(item.get("ids") or ()),
         ended=ENDINGS.get(item["ended"], visible(item["ended"])),
@@ -109,7 +126,28 @@ def _shown_completion(item: Mapping[str, Any], largest: float) -> ShownCompletio
         parts=tuple((name, "none" if value is None else format_number(value)) for name, value in parts)
         if len(parts) > 1
         else (),
+        steps=steps,
     )
+
+
+def _shown_steps(item: Mapping[str, Any]) -> tuple[ShownStep, ...]:
+    """The judged steps of a completion that fits on the page; empty where there are none, or a file lacks their places.
+
+    The advantages of tokens are in a record only where they differ.
+    """
+    offsets, rewards, tokens = (item.get(name) or [] for name in ("step_offsets", "step_rewards", "step_ends"))
+    advantages = item.get("advantages") or [item.get("advantage")] * len(item.get("ids") or ())
+    if not offsets or len({*map(len, (offsets, rewards, tokens))}) > 1 or max(tokens) >= len(advantages):
+        return ()
+    if len(item["text"]) > LONGEST_TEXT:
+        return ()
+    shown = []
+    for text, reward, token in zip(pieces(item["text"], offsets), rewards, tokens, strict=True):
+        advantage = advantages[token] or 0.0
+        sign = "above" if advantage > 0 else "below" if advantage < 0 else "level"
+        said = "none" if reward is None else format_number(reward)
+        shown.append(ShownStep(visible(text), said, f"{advantage:+.2f}".replace("-", "−"), sign))
+    return tuple(shown)
 
 
 def visible(text: str) -> str:

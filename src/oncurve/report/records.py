@@ -28,7 +28,9 @@ def group_record(group: Group, advantages: Tensor | Sequence[float] | None = Non
                                    "valid": true, "parts": {"exact": 1.0}, "fault": null, "advantage": 0.71,
                                    "policy_version": 11}, ...]}
 
-    A completion of which a reward noted more than its value has it under `extras`: {"part/name": value}.
+    A completion of which a reward noted more than its value has it under `extras`: {"part/name": value}. One whose
+    steps were judged has `step_ends` (the index of each step's last token), `step_rewards`, and `step_offsets` (where
+    in `text` it ends).
     `advantage` is the tokens' common value; where tokens differ (steps were scored) it is their mean and the token
     values follow under `advantages`. It is null where the completion is not valid or nothing is known. A non-finite
     number becomes null. Raises ValueError: advantages for another number of completions.
@@ -70,7 +72,11 @@ def _completion_record(completion: Completion, score: Score | None, advantages: 
         if score.extras:
             record["extras"] = _plain(score.extras)
         if score.step_ends:
-            record |= {"step_ends": list(score.step_ends), "step_rewards": [_plain(r) for r in score.step_rewards]}
+            record |= {
+                "step_ends": list(score.step_ends),
+                "step_rewards": [_plain(reward) for reward in score.step_rewards],
+                "step_offsets": list(score.step_offsets),
+            }
     return record | _advantage_record(completion, score, advantages)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from oncurve.rewards.math import Math
 from oncurve.rewards.python import Python
 from oncurve.rewards.settings import RewardSettings
-from oncurve.rewards.verify import Exact, Numeric, Regex, Task
+from oncurve.rewards.verify import Exact, Numeric, Regex, Task, TaskSteps
 
 if TYPE_CHECKING:
     from oncurve.rewards.rewardset import RewardSet
@@ -26,6 +26,7 @@ __all__ = [
     "RewardSet",
     "RewardSettings",
     "Task",
+    "TaskSteps",
 ]
 
 REWARD_KINDS: dict[str, type[RewardSettings]] = {
@@ -35,6 +36,7 @@ REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "math": Math,
     "regex": Regex,
     "task": Task,
+    "task_steps": TaskSteps,
 }
 
 

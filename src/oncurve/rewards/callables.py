@@ -4,7 +4,14 @@
     TRL       f(prompts, completions, **columns) -> list[float | None] the whole batch; may be async
     verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 
-The same adapter runs in a worker and in this process.
+In the place of a number each of them may return what the steps of a completion are worth, for process supervision:
+
+    {"reward": 1.0, "steps": [0.2, 0.9, 1.0]}          one number a step, as `split` finds them
+    {"reward": 1.0, "steps": [[12, 0.2], [30, 0.9]]}   [offset in the text just behind the step, number]: own steps
+
+"reward" may be left out: it is the mean of the steps then. A parameter `completion_steps` of a function of one
+completion is given the texts of the steps that `split` finds; it may then return the list of numbers alone. The same
+adapter runs in a worker and in this process.
 """
 
 from __future__ import annotations
@@ -21,22 +28,27 @@ from typing import Any
 from oncurve.errors import ConfigError
 from oncurve.rewards.settings import Accepts
 from oncurve.spec import locate
+from oncurve.steps import Splitter, lines, pieces, splitter_of
 
 __all__ = ["Adapted", "served"]
 
 OFFERED = ("completion", "prompt", "completion_ids")
 TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 VERL_TRUTH = ("reward_model", "ground_truth", "answer")
+STEPS = "completion_steps"
 
 
 class Adapted:
     """A user function behind one door: `adapted(item)` for the items that `about` describes.
 
+    split   finds the steps of a completion, where the function asks for them or judges them
+
     Raises ConfigError for a function whose parameters cannot be filled by name.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], split: Splitter = lines) -> None:
         self._function = function
+        self._split = split
         name = getattr(function, "__name__", type(function).__name__)
         if not callable(function):
             raise ConfigError(f"reward {function!r:.60} is a {name}, not a function")
@@ -66,15 +78,41 @@ class Adapted:
             needs = tuple((n,) for n in columns if n in self._required)
             offered = tuple(n for n in TRL_NAMES if n in self._names)
             return self._trl, Accepts(batch=True, needs=needs, takes=columns + offered, everything=self._everything)
-        needs = tuple((n,) for n in self._required)
-        return self._columns, Accepts(needs=needs, takes=tuple(self._names), everything=self._everything)
+        needs = tuple((n,) for n in self._required if n != STEPS)
+        takes = (*(n for n in self._names if n != STEPS), *(("completion",) if STEPS in self._names else ()))
+        return self._columns, Accepts(needs=needs, takes=takes, everything=self._everything)
 
     def __call__(self, item: Mapping[str, Any]) -> Any:
         """What the function says: a value, or for a batch `{"rewards", "metrics", "extras"}`."""
         return self._call(item)
 
     def _columns(self, item: Mapping[str, Any]) -> Any:
-        return _awaited(self._function(**item))
+        text = item.get("completion", "")
+        if STEPS not in self._names:
+            return self._judged(_awaited(self._function(**item)), text)
+        given = {name: value for name, value in item.items() if self._everything or name in self._names}
+        value = _awaited(self._function(**given, **{STEPS: pieces(text, self._split(text))}))
+        return self._judged({"steps": value} if isinstance(value, (list, tuple)) else value, text)
+
+    def _judged(self, value: Any, text: str) -> Any:
+        """What the function said of `text`: of steps in the one form that the run knows, of anything else as it is.
+
+        Raises ValueError: numbers for another number of steps, or steps that lie outside the text.
+        """
+        if not isinstance(value, Mapping) or "steps" not in value:
+            return value
+        steps = list(value["steps"])
+        if steps and all(isinstance(step, (list, tuple)) and len(step) == 2 for step in steps):
+            ends = [end.tolist() if hasattr(end, "tolist") else end for end, _ in steps]
+            rewards = [reward for _, reward in steps]
+            inside = all(type(end) is int and 0 < end <= len(text) for end in ends)
+            if not inside or ends != sorted(set(ends)):
+                raise ValueError(f"it said that steps end at {ends!r:.60} in a completion of {len(text)} characters")
+        else:
+            ends, rewards = self._split(text), steps
+            if len(ends) != len(rewards):
+                raise ValueError(f"it returned {len(rewards)} step rewards for a completion of {len(ends)} steps")
+        return {"reward": value.get("reward", value.get("score")), "step_ends": ends, "step_rewards": rewards}
 
     def _verl(self, item: Mapping[str, Any]) -> Any:
         stored = item.get("reward_model")
@@ -87,6 +125,8 @@ class Adapted:
             "extra_info": item.get("extra_info"),
         }
         value = _awaited(self._function(**{name: offered[name] for name in self._names if name in offered}))
+        if isinstance(value, Mapping) and "steps" in value:
+            return self._judged(value, item["completion"])
         return value["score"] if isinstance(value, Mapping) else value
 
     def _trl(self, item: Mapping[str, Any]) -> Any:
@@ -102,6 +142,9 @@ class Adapted:
         }
         wanted = {n: v for n, v in offered.items() if n in self._names or (self._everything and n == "prompts")}
         rewards = _awaited(self._function(**{**item["columns"], **wanted}))
+        if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
+            texts = [c if isinstance(c, str) else c[-1]["content"] for c in item["completions"]]
+            rewards = [self._judged(reward, text) for reward, text in zip(rewards, texts, strict=True)]
         return {"rewards": rewards, "metrics": metrics, "extras": extras}
 
 
@@ -124,10 +167,14 @@ def _wait(value: Any) -> Coroutine[Any, Any, Any]:
     return waiting()
 
 
-def served(path: str | None = None, pickled: str | None = None, base: str | None = None) -> Adapted:
+def served(
+    path: str | None = None, pickled: str | None = None, base: str | None = None, split: str = "newline"
+) -> Adapted:
     """The worker's side: the function at `path`, or the one in cloudpickle bytes (base64) that our parent made."""
+    folder = Path(base) if base else None
+    splitter = splitter_of(split, folder)
     if path is not None:
-        return Adapted(locate(path, Path(base) if base else None))
+        return Adapted(locate(path, folder), splitter)
     import cloudpickle  # here: only a worker unpickles, and only what its own parent pickled
 
-    return Adapted(cloudpickle.loads(base64.b64decode(pickled or "")))
+    return Adapted(cloudpickle.loads(base64.b64decode(pickled or "")), splitter)

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from oncurve.rewards.answers import boxed, final_answer, text_after
 from oncurve.rewards.settings import Accepts, Runner, WorkerSettings
@@ -35,6 +35,7 @@ class Math(WorkerSettings):
     math-verify makes out. None (does not apply) where the column holds nothing mathematical.
     """
 
+    judges_steps: ClassVar[bool] = False
     answer: str = "answer"
     after: str | None = None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ from oncurve.spec import suggest
 from oncurve.types import Completion, Group, Prompt
 from oncurve.workers import Reply
 
-__all__ = ["Part", "as_value", "checked", "completion_count"]
+__all__ = ["Part", "Stepwise", "as_stepwise", "as_value", "checked", "completion_count"]
 
 log = logging.getLogger("oncurve.rewards")
 
@@ -108,6 +109,39 @@ class Part:
         return [checked(Reply(value)) for value in rewards]
 
 
+@dataclass(frozen=True)
+class Stepwise:
+    """What a reward says of a completion whose steps it has judged.
+
+    value     of the completion; None: does not apply
+    ends      offsets in its text just behind each step
+    rewards   of the steps
+    """
+
+    value: float | None
+    ends: tuple[int, ...]
+    rewards: tuple[float, ...]
+
+
+def as_stepwise(said: Mapping[str, Any]) -> Stepwise | float | None:
+    """Of `{"reward", "step_ends", "step_rewards"}`. A step that is None does not apply; a plain value without any step.
+
+    Without a reward of its own the completion is worth the mean of its steps.
+
+    Raises TypeError, ValueError: as `as_value`, and for ends that are no whole numbers or another number than rewards.
+    """
+    ends, rewards = list(said["step_ends"]), [as_value(reward) for reward in said["step_rewards"]]
+    if len(ends) != len(rewards) or not all(type(end) is int for end in ends):
+        raise TypeError(f"it returned the step ends {ends!r:.60} for {len(rewards)} step rewards")
+    judged = [(end, reward) for end, reward in zip(ends, rewards, strict=True) if reward is not None]
+    value = as_value(said["reward"])
+    if not judged:
+        return value
+    if value is None:
+        value = math.fsum(reward / len(judged) for _, reward in judged)
+    return Stepwise(value, tuple(end for end, _ in judged), tuple(reward for _, reward in judged))
+
+
 def as_value(value: Any) -> float | None:
     """A reward as a float; None stays None. bool, int, float, and scalars of numpy and torch are rewards.
 
@@ -129,11 +163,12 @@ def as_value(value: Any) -> float | None:
 
 
 def checked(reply: Reply) -> Reply:
-    """The reply with its value as a float, or with the fault that the value is."""
+    """The reply with its value as a float, None or `Stepwise`, or with the fault that the value is."""
     if reply.fault is not None:
         return reply
     try:
-        return Reply(as_value(reply.value))
+        stepwise = isinstance(reply.value, Mapping) and "step_ends" in reply.value
+        return Reply(as_stepwise(reply.value) if stepwise else as_value(reply.value))
     except TypeError as error:
         return Reply(None, "type", str(error))
     except ValueError as error:

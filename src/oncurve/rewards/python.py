@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from oncurve.errors import ConfigError
 from oncurve.rewards.callables import Adapted
 from oncurve.rewards.settings import InProcess, Runner, WorkerSettings
+from oncurve.steps import splitter_of
 
 __all__ = ["Python", "why_in_process"]
 
@@ -26,10 +27,23 @@ class Python(WorkerSettings):
     path       "file.py:name" (relative to the recipe) or "module:name"; it is imported in workers only
     function   the function itself, in place of a path (Python API). One that keeps nothing of this process runs in
                workers too; a closure, one that uses this process's variables or torch runs here and cannot be killed
+    split      where the steps of a completion end, for a function that judges steps: "newline", a pattern between
+               slashes ("/\\n\\n+/"), or a function of yours ("file.py:name"); see `oncurve.steps.splitter_of`
     """
 
     path: str | None = None
+    split: str = "newline"
     function: Any = Field(default=None, exclude=True, repr=False)
+
+    @field_validator("split")
+    @classmethod
+    def _splits(cls, split: str) -> str:
+        if ":" not in split or split.startswith("/"):  # code is loaded in workers only
+            try:
+                splitter_of(split)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        return split
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Python:
@@ -52,12 +66,14 @@ class Python(WorkerSettings):
         """Workers for a path or a function that can travel, else this process. Raises ConfigError."""
         if self.function is None:
             folder = str(base or Path.cwd())
-            return self.workers("oncurve.rewards.callables:served", {"path": self.path, "base": folder})
-        adapted = Adapted(self.function)
+            settings = {"path": self.path, "base": folder, "split": self.split}
+            return self.workers("oncurve.rewards.callables:served", settings)
+        adapted = Adapted(self.function, splitter_of(self.split, base))
         reason = why_in_process(self.function)
         if reason is None:
             pickled = base64.b64encode(cloudpickle.dumps(self.function)).decode()
-            pool = self.workers("oncurve.rewards.callables:served", {"pickled": pickled})
+            settings = {"pickled": pickled, "base": str(base or Path.cwd()), "split": self.split}
+            pool = self.workers("oncurve.rewards.callables:served", settings)
             try:
                 assert pool.about is not None
                 return pool

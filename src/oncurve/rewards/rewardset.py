@@ -13,7 +13,7 @@ from oncurve.errors import ConfigError
 from oncurve.rewards import REWARD_KINDS
 from oncurve.rewards.parts import Part
 from oncurve.rewards.python import Python
-from oncurve.rewards.scoring import Scoring
+from oncurve.rewards.scoring import Locate, Scoring
 from oncurve.rewards.settings import InProcess, RewardSettings, kind_meant
 from oncurve.spec import build
 from oncurve.types import Group
@@ -38,6 +38,8 @@ class RewardSet:
             for part in self.parts
             if isinstance(part.runner, InProcess) and part.runner.reason is not None
         ]
+        self.locate: Locate | None = None
+        """Which tokens write the ends of steps: for rewards that judge steps; who has the tokenizer gives it."""
         self._last = Scoring((), 0)
 
     @classmethod
@@ -75,7 +77,7 @@ class RewardSet:
 
     def begin(self, step: int = 0) -> Scoring:
         """The scoring of one step, to which groups can be submitted while others are still being written."""
-        self._last = Scoring(self.parts, step)
+        self._last = Scoring(self.parts, step, self.locate)
         return self._last
 
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:

@@ -11,11 +11,14 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.errors import DataError, OncurveError, RewardError, TrainingError
-from oncurve.rewards.parts import Part, checked, completion_count
-from oncurve.types import Group, Score
+from oncurve.rewards.parts import Part, Stepwise, checked, completion_count
+from oncurve.types import Completion, Group, Prompt, Score
 from oncurve.workers import Job, Reply, WorkerPool
 
-__all__ = ["Afterwards", "Scoring"]
+__all__ = ["Afterwards", "Locate", "Scoring"]
+
+Locate = Callable[[Prompt, Completion, Sequence[int]], tuple[int, ...]]
+"""Where steps that end behind these characters of a completion's text end in its tokens: the index of each last one."""
 
 
 class Scoring:
@@ -38,8 +41,9 @@ class Scoring:
     overlapped_seconds   time that workers spent on submitted groups before `finish`, all workers together
     """
 
-    def __init__(self, parts: Sequence[Part], step: int) -> None:
+    def __init__(self, parts: Sequence[Part], step: int, locate: Locate | None = None) -> None:
         self._submitted: dict[int, Group] = {}
+        self._locate = locate
         self._undo = ExitStack()
         self._parts = [PartScoring(part, step, self._undo) for part in parts]
         self.fault_counts: Counter[str] = Counter()
@@ -71,17 +75,22 @@ class Scoring:
             for scored in self._parts
             for name, values in scored.metrics.items()
         }
-        scores = [self._score(index, given) for index, given in enumerate(zip(*replies, strict=True))]
+        written = [(group.prompt, completion) for group in groups for completion in group.completions]
+        scores = [
+            self._score(index, given, *completion)
+            for index, (given, completion) in enumerate(zip(zip(*replies, strict=True), written, strict=True))
+        ]
         self.fault_counts = Counter(score.fault.partition(":")[0] for score in scores if score.fault is not None)
         if len(scores) > 1 and all(score.fault is not None for score in scores):
             raise TrainingError(self._all_faulted(len(scores), replies))
         remaining = iter(scores)
         return [replace(group, scores=tuple(next(remaining) for _ in group.completions)) for group in groups]
 
-    def _score(self, index: int, replies: Sequence[Reply]) -> Score:
+    def _score(self, index: int, replies: Sequence[Reply], prompt: Prompt, completion: Completion) -> Score:
         """The score of completion number `index`, for which the parts replied so."""
         values: dict[str, float | None] = {}
         terms = []
+        steps = _Steps(len(completion.text))
         fault, masked = None, False
         for scored, reply in zip(self._parts, replies, strict=True):
             part, value = scored.part, reply.value
@@ -94,16 +103,29 @@ class Scoring:
                     )
                 masked = masked or on_error == "mask"
                 value = None if on_error == "mask" else float(on_error)
+            steps.add(value, part.settings.weight)
+            if isinstance(value, Stepwise):
+                value = value.value
             values[part.name] = value
             if value is not None:
                 terms.append(part.settings.weight * value)
         reward = math.fsum(terms) if all(map(math.isfinite, terms)) else math.inf
-        valid = bool(terms) and not masked and math.isfinite(reward)
+        ends, rewards = steps.result()
+        valid = bool(terms) and not masked and math.isfinite(reward) and all(map(math.isfinite, rewards))
         if not terms and not masked:
             fault = fault or "none: no reward applies: every part returned None"
         elif not masked and not valid:
             fault = "not_finite: the weighted sum of the parts is too large"
-        return Score(reward if valid else 0.0, valid, values, fault, extras=self._extras(index))
+        score = Score(reward if valid else 0.0, valid, values, fault, extras=self._extras(index))
+        if not valid or not ends:
+            return score
+        tokens = self._tokens(prompt, completion, ends)
+        return replace(score, step_ends=tokens, step_rewards=rewards, step_offsets=ends)
+
+    def _tokens(self, prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tuple[int, ...]:
+        if self._locate is None:
+            raise RewardError("a reward judged steps of a text, and without a tokenizer nobody knows their tokens")
+        return self._locate(prompt, completion, ends)
 
     def _extras(self, index: int) -> dict[str, Any]:
         """What the parts noted of completion number `index`, by "part/name"; None is nothing."""
@@ -133,6 +155,37 @@ class Scoring:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._undo.close()
+
+
+class _Steps:
+    """The steps of one completion by what all parts say: at each end the weighted sum of what is said of it.
+
+    A part that judges the completion as a whole does so at the end of its text.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._rewards: dict[int, float] = {}
+        self._whole = 0.0
+        self._judged_whole = False
+
+    def add(self, value: Stepwise | float | None, weight: float) -> None:
+        """What a part said."""
+        if isinstance(value, Stepwise):
+            for end, reward in zip(value.ends, value.rewards, strict=True):
+                self._rewards[end] = self._rewards.get(end, 0.0) + weight * reward
+        elif value is not None and weight:
+            self._whole += weight * value
+            self._judged_whole = True
+
+    def result(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Ends and rewards, in the order of the text; nothing where no part judged steps."""
+        if not self._rewards:
+            return (), ()
+        if self._judged_whole:
+            self._rewards[self._length] = self._rewards.get(self._length, 0.0) + self._whole
+        ends = sorted(self._rewards)
+        return tuple(ends), tuple(self._rewards[end] for end in ends)
 
 
 class PartScoring:

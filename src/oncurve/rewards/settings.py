@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -62,6 +62,9 @@ class RewardSettings(Component):
                       in statistics and loss; "raise": the run stops; a number: that is the part's value
     timeout_seconds   for one call of a function that runs in a worker
     """
+
+    judges_steps: ClassVar[bool] = True
+    """Whether a reward of this kind may judge steps, as process supervision needs it."""
 
     name: Annotated[str, Field(pattern=r"^[^<>\s]+$")] | None = None
     weight: float = 1.0

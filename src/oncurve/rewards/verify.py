@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator
 
 from oncurve.rewards.answers import final_answer, numeric_answer, text_after
 from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner, WorkerSettings
-from oncurve.tasks.arithmetic import is_correct
+from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
 
-__all__ = ["Exact", "Matcher", "Numeric", "Regex", "Task"]
+__all__ = ["Exact", "Matcher", "Numeric", "Regex", "Task", "TaskSteps"]
 
 
 class Checked(RewardSettings):
@@ -23,6 +23,7 @@ class Checked(RewardSettings):
     after    only what follows the last occurrence of this counts (`</think>`); a completion without it gets 0
     """
 
+    judges_steps: ClassVar[bool] = False
     answer: str = "answer"
     after: str | None = None
 
@@ -87,6 +88,32 @@ class Task(Checked):
         return float(is_correct(completion, str(answer)))
 
 
+class TaskSteps(RewardSettings):
+    """The built-in task's step checker: every line of a completion is a step, 1 if it is right and 0 if not.
+
+    Nothing built on a wrong step is right. The completion as a whole is worth 1 or 0, as with `task`: what is logged
+    and evaluated is its answer. It needs the task's column `question`.
+    """
+
+    @property
+    def default_name(self) -> str:
+        """As its kind."""
+        return "task_steps"
+
+    def start(self, base: Path | None) -> Runner:
+        """Runs in this process; no user code is involved."""
+        return InProcess(self._item, Accepts(needs=(("completion",), ("question",))))
+
+    def _item(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        text, question = item["completion"], item["question"]
+        steps = check_steps(text, question)
+        return {
+            "reward": float(is_correct(text, read_question(question))),
+            "step_ends": [end for end, _ in steps],
+            "step_rewards": [float(right) for _, right in steps],
+        }
+
+
 class Regex(WorkerSettings):
     r"""1 if `pattern` matches, 0 if not. In a worker under a deadline: backtracking on model text can take forever.
 
@@ -94,6 +121,7 @@ class Regex(WorkerSettings):
     mode      "search": somewhere in the completion; "full": the whole completion
     """
 
+    judges_steps: ClassVar[bool] = False
     pattern: str
     mode: Literal["search", "full"] = "search"
 

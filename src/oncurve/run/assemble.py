@@ -6,25 +6,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate
-from oncurve.learner import LocalLearner
+from oncurve.learner import ActorCritic, LocalLearner
 from oncurve.losses import Regularizer
 from oncurve.models import LoadedModel, save
 from oncurve.models.causal import module_device
 from oncurve.rewards import RewardSet
+from oncurve.rewards.scoring import Locate
 from oncurve.rollout import InProcessEngine, Policy
+from oncurve.rollout.stopping import Detokenizer
 from oncurve.run.config import RunConfig
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
 from oncurve.run.heap import keep_freed_memory
 from oncurve.run.plan import Facts
-from oncurve.trainer import Checkpoints, Recorder, StepResult, Trainer, TrainerConfig, TrainerState
+from oncurve.steps import token_ends
+from oncurve.trainer import Checkpoints, KLControl, Recorder, StepResult, Trainer, TrainerConfig, TrainerState
 
-__all__ = ["Given", "Run", "assemble", "judge", "room_for_prompts", "trainer_config"]
+__all__ = ["Given", "Run", "assemble", "judge", "room_for_prompts", "step_locator", "trainer_config"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Run:
     config: RunConfig
     directory: RunDirectory | None
     loaded: LoadedModel
-    learner: LocalLearner
+    learner: LocalLearner | ActorCritic
     engine: InProcessEngine
     rewards: RewardSet
     prompts: Prompts
@@ -153,7 +157,7 @@ def _put_together(
     fits = room_for_prompts(loaded, config)
     prompts = open_prompts(rows, config.data, loaded.tokenizer, fits)
     eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits)
-    learner = config.learner.build(
+    actor = config.learner.build(
         loaded.model,
         config.objective,
         Regularizer(config.kl, config.entropy.coef),
@@ -162,6 +166,8 @@ def _put_together(
         reference=given.reference.model if given.reference is not None else None,
         dtype=loaded.dtype,
     )
+    learner = config.critic.build(actor)
+    rewards.locate = step_locator(loaded.tokenizer)
     engine = InProcessEngine(config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
     trainer = Trainer(
         trainer_config(config),
@@ -171,6 +177,7 @@ def _put_together(
         PromptStream(prompts, config.run.seed, config.data.shuffle),
         config.advantage,
         config.token_weights,
+        KLControl(config.kl),
         TrainerState(),
         environment=describe_environment(module_device(loaded.model.module).type),
     )
@@ -179,6 +186,14 @@ def _put_together(
     if config.eval.every and len(eval_prompts):
         trainer.evaluator = lambda step: run.evaluate(config.eval.n).to_metrics()
     return run
+
+
+def step_locator(tokenizer: Any) -> Locate | None:
+    """Finds the tokens that end the steps of a completion; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    text_after = Detokenizer(tokenizer).after
+    return lambda prompt, completion, ends: token_ends(ends, completion.text, completion.ids, text_after(prompt.ids))
 
 
 def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.advantages import GroupAdvantage
+from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
 from oncurve.data import InMemory, Jsonl
 from oncurve.errors import ConfigError
+from oncurve.learner import NoCritic
 from oncurve.run.config import SECTIONS, RunConfig
 from oncurve.run.layers import Layer
 
@@ -53,6 +54,27 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         "set it to 2 at least",
     ),
     Impossible(
+        lambda c: (
+            isinstance(c.advantage, ProcessAdvantage) and bool(c.rewards) and not any(r.judges_steps for r in c.rewards)
+        ),
+        'advantage.kind: "process" grades the steps of a completion, and none of the rewards judges steps; give one '
+        'that does (kind = "python" or "task_steps"), or grade whole completions with "grpo"',
+    ),
+    Impossible(
+        lambda c: isinstance(c.advantage, GAEAdvantage) and isinstance(c.critic, NoCritic),
+        'critic.kind: advantage.kind = "gae" grades tokens by a critic\'s values, and there is none; set it to "own", '
+        'or grade a completion by its siblings with advantage.kind = "grpo"',
+    ),
+    Impossible(
+        lambda c: isinstance(c.advantage, (GroupAdvantage, ProcessAdvantage)) and not isinstance(c.critic, NoCritic),
+        "critic.kind: nobody asks the critic, for completions are graded by their siblings; set advantage.kind to "
+        '"gae", or leave the critic out ("none")',
+    ),
+    Impossible(
+        lambda c: isinstance(c.advantage, ProcessAdvantage) and c.kl.where == "reward" and c.kl.coef > 0,
+        'kl.where: process supervision grades steps, which have no KL of their own; leave the KL in the "loss"',
+    ),
+    Impossible(
         lambda c: c.rollout.temperature == 0,
         "rollout.temperature: 0 makes all completions of a group the same, and greedy text has no density to train; "
         "set it above 0, like 1.0",
@@ -82,6 +104,24 @@ INERT: tuple[Inert, ...] = (
         ("kl.coef",),
         lambda c: c.kl.coef == 0,
         "kl.coef = 0 means that there is no KL term",
+    ),
+    Inert(
+        ("kl.target", "kl.horizon"),
+        ("kl.where",),
+        lambda c: c.kl.where == "loss",
+        'kl.where = "loss" keeps its coefficient; only that in the "reward" is steered',
+    ),
+    Inert(
+        ("kl.horizon",),
+        ("kl.target",),
+        lambda c: c.kl.where == "reward" and c.kl.target is None,
+        "without kl.target nothing is steered",
+    ),
+    Inert(
+        ("kl.estimator",),
+        ("kl.where",),
+        lambda c: c.kl.where == "reward",
+        'kl.where = "reward" takes the difference of the log-probs at the sampled token (k1)',
     ),
     Inert(
         ("advantage.ddof", "advantage.eps"),

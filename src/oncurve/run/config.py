@@ -17,7 +17,8 @@ from torch import Tensor
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage
 from oncurve.data import DATA_KINDS, DataSettings, Jsonl
 from oncurve.errors import ConfigError
-from oncurve.learner import LearnerConfig
+from oncurve.learner import CRITIC_KINDS, LearnerConfig
+from oncurve.learner.critic import Critic, NoCritic
 from oncurve.losses import (
     AGGREGATION_KINDS,
     OBJECTIVE_KINDS,
@@ -57,6 +58,7 @@ PROMISES = {
     "advantage": ("__call__", "least_valid"),
     "objective": ("__call__", "needs"),
     "aggregation": ("__call__",),
+    "critic": ("build",),
 }
 
 
@@ -135,6 +137,7 @@ class RunConfig(Component):
     aggregation: Annotated[Aggregation, SkipValidation] = TokenMean()
     filter: FilterSettings = FilterSettings()
     learner: LearnerConfig = LearnerConfig()
+    critic: Annotated[Critic, SkipValidation] = NoCritic()
     checkpoint: CheckpointSettings = CheckpointSettings()
     eval: EvalSettings = EvalSettings()
 
@@ -183,6 +186,7 @@ SECTIONS: dict[str, Section] = {
     "aggregation": Section(AGGREGATION_KINDS, "token-mean"),
     "filter": _fixed(FilterSettings),
     "learner": _fixed(LearnerConfig),
+    "critic": Section(CRITIC_KINDS, "none"),
     "checkpoint": _fixed(CheckpointSettings),
     "eval": _fixed(EvalSettings),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from oncurve.advantages import GroupAdvantage
+from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
 from oncurve.losses import (
     Clipped,
     Reinforce,
@@ -42,7 +42,7 @@ def explain(config: RunConfig) -> str:
     """
     sums, sums_in_words = _described(AGGREGATIONS, config.token_weights, config)
     objective, objective_in_words = _described(OBJECTIVES, config.objective, config)
-    kl = f" - {config.kl.coef:g} KL_it" if config.kl.coef else ""
+    kl = f" - {config.kl.coef:g} KL_it" if config.kl.loss_coef else ""
     entropy = (
         f" {'+' if config.entropy.coef > 0 else '-'} {abs(config.entropy.coef):g} H_it" if config.entropy.coef else ""
     )
@@ -51,7 +51,7 @@ def explain(config: RunConfig) -> str:
         {
             **sums_in_words,
             **objective_in_words,
-            "Â_it": _described(ADVANTAGES, config.advantage, config)[0] + ", for every token t of completion i",
+            **_advantage_in_words(config),
             "r_i": _rewards(config),
             **_kl_in_words(config),
             **({"H_it": "-Σ_v π_θ(v) log π_θ(v), the entropy of the token's distribution"} if entropy else {}),
@@ -136,6 +136,22 @@ OBJECTIVES: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]] =
 }
 
 
+def _advantage_in_words(config: RunConfig) -> dict[str, str]:
+    advantage, words = _described(ADVANTAGES, config.advantage, config)
+    return {"Â_it": advantage if words else f"{advantage}, for every token t of completion i", **words}
+
+
+def _process_advantage(part: ProcessAdvantage, config: RunConfig) -> tuple[str, dict[str, str]]:
+    pool = f"R the rewards of all steps in its group of {config.rollout.group_size}"
+    where = "Σ_j r̃_ij over the steps j of completion i that end at token t or behind it"
+    step = {"r_ij": "what the rewards say of step j of completion i"}
+    if part.scale == "none":
+        return where, {"r̃_ij": f"r_ij - mean R, {pool}", **step}
+    std = f"std R{f' + {part.eps:g}' if part.eps else ''}"
+    over = ", the std over the batch's steps" if part.scale == "batch" else ""
+    return where, {"r̃_ij": f"(r_ij - mean R) / ({std}), {pool}{over} (ddof {part.ddof})", **step}
+
+
 def _group_advantage(part: GroupAdvantage, config: RunConfig) -> tuple[str, dict[str, str]]:
     group = f"of its group of {config.rollout.group_size}"
     if part.scale == "none":
@@ -145,12 +161,35 @@ def _group_advantage(part: GroupAdvantage, config: RunConfig) -> tuple[str, dict
     return f"(r_i - mean r) / ({std}), {over} (ddof {part.ddof})", {}
 
 
-ADVANTAGES: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]] = {GroupAdvantage: _group_advantage}
+def _gae(part: GAEAdvantage, config: RunConfig) -> tuple[str, dict[str, str]]:
+    decay = part.gamma * part.lam
+    whitened = ", whitened over the batch" if part.scale == "batch" else ""
+    beyond = (
+        "V behind a completion that was cut off is the critic's" if part.bootstrap else "V = 0 behind the last token"
+    )
+    return f"Σ_l {decay:g}^l δ_i,t+l{whitened}", {
+        "δ_it": f"r_it + {part.gamma:g} V_i,t+1 - V_it; {beyond}",
+        "r_it": "r_i at the last token of completion i, 0 before (steps that were judged: at their ends)",
+        "V_it": "the critic's value of what stands before token t",
+    }
+
+
+ADVANTAGES: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]] = {
+    GAEAdvantage: _gae,
+    GroupAdvantage: _group_advantage,
+    ProcessAdvantage: _process_advantage,
+}
 
 
 def _kl_in_words(config: RunConfig) -> dict[str, str]:
     if not config.kl.coef:
         return {}
+    if config.kl.where == "reward":
+        where = f"a token's reward is less by {config.kl.coef:g} (log π_old - log π_ref)"
+        steered = (
+            "" if config.kl.target is None else f", the {config.kl.coef:g} steered to a KL of {config.kl.target:g}"
+        )
+        return {"KL": f"{where}{steered}; π_ref the policy as it was given"}
     words = {"KL_it": f"{config.kl.estimator}: {KL_EQUATIONS[config.kl.estimator]}"}
     return (
         words

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from oncurve.advantages import GAEAdvantage, GroupAdvantage
 from oncurve.errors import ConfigError, UserError
 from oncurve.forecast import (
     MODELS,
@@ -36,6 +37,7 @@ from oncurve.forecast import (
     shape_of_size,
     tidy,
 )
+from oncurve.learner import NoCritic
 from oncurve.losses import Regularizer
 from oncurve.run.checks import check_config
 from oncurve.run.config import RunConfig
@@ -185,6 +187,7 @@ def _variant(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cp
         config.learner.gradient_checkpointing,
         on_cpu,
         process,
+        not isinstance(config.critic, NoCritic),
     )
 
 
@@ -215,7 +218,7 @@ def _here(
         config.learner,
         config.objective,
         Regularizer(config.kl, config.entropy.coef),
-        config.advantage,
+        GroupAdvantage() if isinstance(config.advantage, GAEAdvantage) else config.advantage,
         config.token_weights,
         precision,
         device,
@@ -231,6 +234,8 @@ def _here(
     seconds = {**found.seconds}
     seconds["step"] = sum(value for name, value in seconds.items() if name != "decode_step")
     notes = [*notes, found.path_reason]
+    if variant.critic:
+        notes.append("what the critic's values and updates take is not in the step time")
     if not found.whole:
         notes.append("the model is too large to be rehearsed whole: a layer and the head were, and were scaled")
     if any(reward is not None for reward in config.rewards):

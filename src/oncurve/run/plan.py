@@ -96,9 +96,13 @@ def _kl(config: RunConfig, facts: Facts) -> str:
         if not facts.reference_given:
             return f"{head}, and no reference is kept."
         return f"{head}, unless the objective does. The reference that was given is scored ({size})."
+    what = f"{config.kl.coef:g} × {config.kl.estimator} in the loss"
+    if config.kl.where == "reward":
+        steered = "" if config.kl.target is None else f", steered to {config.kl.target:g} a token"
+        what = f"{config.kl.coef:g} × (log π_old - log π_ref) taken from each token's reward{steered}"
     towards = "the reference that was given" if facts.reference_given else "the policy as it is given"
     kept = "it" if facts.reference_given else "its frozen copy"
-    return f"KL to {towards}, {config.kl.coef:g} × {config.kl.estimator} in the loss; {kept} takes memory ({size})."
+    return f"KL to {towards}, {what}; {kept} takes memory ({size})."
 
 
 def _steps(config: RunConfig, facts: Facts) -> str:
@@ -155,7 +159,7 @@ NOTES: tuple[Note, ...] = (
         ),
     ),
     Note(
-        lambda c, f: c.kl.coef > 0 and c.kl.estimator == "k1",
+        lambda c, f: c.kl.loss_coef > 0 and c.kl.estimator == "k1",
         lambda c, f: (
             'kl.estimator = "k1" in the loss pulls nowhere on-policy: the expectation of its gradient is 0. '
             "k2 and k3+ have the exact gradient of the KL, k3 a biased one that pulls"
@@ -211,7 +215,7 @@ NOTES: tuple[Note, ...] = (
         lambda c, f: f"eval.every = {c.eval.every} is more than the run's steps: it is evaluated at the end only",
     ),
     Note(
-        lambda c, f: "full_kl" in KL_KINDS[c.kl.estimator].needs and c.kl.coef > 0,
+        lambda c, f: "full_kl" in KL_KINDS[c.kl.estimator].needs and c.kl.loss_coef > 0,
         lambda c, f: (
             'kl.estimator = "full" compares whole distributions at every token: slower, without sampling noise'
         ),

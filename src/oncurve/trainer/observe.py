@@ -56,6 +56,9 @@ def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int) -> N
         values = [score.parts.get(name) for score in scores]
         metrics.add_all(f"reward/{name}", [v for v in values if v is not None and math.isfinite(v)])
     metrics.add("dropped_groups", float(dropped))
+    if any(score.step_ends for score in scores):
+        metrics.add_all("judged_steps", [float(len(score.step_ends)) for score in scores if score.valid])
+        metrics.add_all("step_reward", [reward for score in scores for reward in score.step_rewards])
 
 
 def observe_batch(metrics: Metrics, batch: TrainBatch) -> None:

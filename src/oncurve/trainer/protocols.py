@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from oncurve.types import Group, Prompt, TrainBatch
+from oncurve.types import Graded, Group, Prompt, TrainBatch
 
 __all__ = ["Advantage", "Scorer", "Scoring", "Stream"]
 
@@ -21,8 +21,8 @@ class Advantage(Protocol):
         """The fewest valid completions a group needs."""
         ...
 
-    def __call__(self, batch: TrainBatch) -> Tensor:
-        """Advantages `(B, T)`."""
+    def __call__(self, batch: TrainBatch) -> Tensor | Graded:
+        """Advantages `(B, T)`, with returns where a critic learns from them."""
         ...
 
 

@@ -23,6 +23,7 @@ class TrainerState:
     skipped_in_a_row   updates skipped for a non-finite loss or gradient, without a good one since
     metrics_bytes   length of `metrics.jsonl`; what lies beyond was written by a step that is done again
     seconds         time spent in steps so far
+    kl_coef         β of the next step, where the KL is a part of the reward and steered
     """
 
     step: int = 0
@@ -31,6 +32,7 @@ class TrainerState:
     skipped_in_a_row: int = 0
     metrics_bytes: int = 0
     seconds: float = 0.0
+    kl_coef: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON-able values."""

@@ -16,6 +16,7 @@ from oncurve.learner import Learner
 from oncurve.metrics import Metrics
 from oncurve.rollout import Policy, RolloutEngine
 from oncurve.trainer.checkpoint import Checkpoints
+from oncurve.trainer.control import KLControl
 from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
 from oncurve.trainer.observe import observe_batch, observe_groups, timer
 from oncurve.trainer.protocols import Advantage, Scorer, Scoring, Stream
@@ -69,6 +70,7 @@ class Trainer:
     stream: Stream
     advantage: Advantage
     aggregation: Callable[[TrainBatch], Tensor]
+    kl: KLControl
     state: TrainerState
     recorder: Recorder | None = None
     checkpoints: Checkpoints | None = None
@@ -95,6 +97,7 @@ class Trainer:
         groups, cursor = self.collect(metrics)  # 5, 7, 8   prompts, G completions each, rewards
         usable = [group for group in groups if self.is_usable(group)]
         batch = self.streams(collate(usable, mask_truncated=self.config.mask_truncated), metrics)
+        batch = self.kl.penalise(batch, self.state.kl_coef, metrics)
         batch = batch.with_advantages(self.advantage(batch))  # 9   one advantage per token
         observe_batch(metrics, batch)
         skipped = self.state.skipped_in_a_row
@@ -112,6 +115,7 @@ class Trainer:
             cursor=cursor,
             draw=self.state.draw + 1,
             skipped_in_a_row=skipped,
+            kl_coef=self.kl.next(batch, self.state.kl_coef),
             seconds=self.state.seconds + time.perf_counter() - started,
         )
         assert batch.advantages is not None

@@ -123,7 +123,7 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
     [
         ("learner.lerning_rate=1", "learner.lerning_rate: unknown key; did you mean 'learning_rate'?"),
         ("lerner.learning_rate=1", "lerner: unknown section; did you mean 'learner'?"),
-        ("learning_rate=1", "learning_rate: a setting stands in its section; did you mean learner.learning_rate?"),
+        ("learning_rate=1", "learning_rate: a setting stands in its section; did you mean learner.learning_rate or critic.learning_rate?"),
         ("kl.a.b=1", "kl.a.b: settings have two parts, section.key (the command line)"),
         ("kl=3", "kl: expected a table of settings, got 3"),
         ("kl.kind=k3", "kl.kind: unknown key; there is only one kind of [kl]"),
@@ -168,7 +168,7 @@ def test_the_resolved_file_loads_to_the_same_configuration(tmp_path: Path, prese
 def test_the_resolved_file_is_toml_with_every_section_and_no_none():
     written = tomllib.loads(to_toml(config(recipe="dr_grpo")))
     assert written.keys() == {"resolved", *RunConfig.model_fields}
-    assert written["kl"] == {"where": "loss", "estimator": "k3", "coef": 0.0}
+    assert written["kl"] == {"where": "loss", "estimator": "k3", "coef": 0.0, "horizon": 10000.0}
     assert written["advantage"]["kind"] == "grpo"
     assert "kind" not in written["kl"]
     assert "max_length" not in written["aggregation"]

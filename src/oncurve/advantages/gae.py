@@ -1,0 +1,124 @@
+"""Generalised advantage estimation over a learned value function: what PPO grades tokens by.
+
+    r_t   = -β KL(t), and the completion's reward besides at its last token (or each step's at its end)
+    δ_t   = r_t + γ V_{t+1} - V_t          V = 0 behind the last token, or the last value where it was cut off
+    Â_t   = Σ_l (γλ)^l δ_{t+l}             R_t = Â_t + V_t, what the values are trained towards
+
+`V_t = V(q, o_<t)`, read at the position before token t. Tokens that are not trained (a tool's) are skipped: value and
+advantage are carried through them, as if they were not there. Source: arXiv:1506.02438; PPO, arXiv:1707.06347.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from oncurve.spec import Component
+from oncurve.types import Graded, TrainBatch
+
+__all__ = ["GAEAdvantage", "gae", "token_rewards", "whiten"]
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    beyond: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns, `(B, T)` float64 each, 0 where `mask` is False.
+
+    rewards (B, T)   of each token; one at a skipped token counts at the trained token before it
+    values  (B, T)   V_t, before whose token it is read
+    mask    (B, T) bool
+    gamma, lam       γ and λ, in 0..1
+    beyond  (B,)     the value behind the last token; None: 0, nothing comes
+
+    With γ = λ = 1: Â_t = Σ_{l >= t} r_l - V_t. Raises ValueError for shapes that differ.
+    """
+    if not rewards.shape == values.shape == mask.shape or rewards.ndim != 2:
+        shapes = [tuple(x.shape) for x in (rewards, values, mask)]
+        raise ValueError(f"rewards, values and mask must be of one shape (B, T), got {shapes}")
+    rewards, values = rewards.to(torch.float64), values.to(torch.float64)
+    advantages = torch.zeros_like(rewards)
+    carried = torch.zeros_like(rewards[:, :1]).squeeze(1)  # rewards of skipped tokens, on their way to a trained one
+    advantage = torch.zeros_like(carried)
+    value = torch.zeros_like(carried) if beyond is None else beyond.to(torch.float64)
+    for t in reversed(range(rewards.shape[1])):
+        trained, reward = mask[:, t], rewards[:, t] + carried
+        found = reward + gamma * value - values[:, t] + gamma * lam * advantage
+        advantages[:, t] = torch.where(trained, found, 0.0)
+        advantage, value = torch.where(trained, found, advantage), torch.where(trained, values[:, t], value)
+        carried = torch.where(trained, 0.0, reward)
+    return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """`(x - μ) / sqrt(σ² + 1e-8)` over the places of `mask`, σ² with Bessel's correction; 0 elsewhere.
+
+    Fewer than two places: 0. All of one value: exactly 0.
+    """
+    chosen = x[mask]
+    if chosen.numel() < 2 or bool(chosen.max() == chosen.min()):
+        return torch.zeros_like(x)
+    centred = chosen - chosen.mean()
+    scale = (centred.square().sum() / (chosen.numel() - 1) + 1e-8).rsqrt()
+    return torch.zeros_like(x).masked_scatter(mask, centred * scale)
+
+
+def token_rewards(batch: TrainBatch) -> Tensor:
+    """r_t `(B, T)` float64: the KL's share of each token, and rewards of steps at their ends, else of the whole at its.
+
+    Σ_t r_t is the completion's reward (the sum of its steps', where they were judged) and the KL's shares.
+    """
+    existing = batch.existing()
+    kl = batch.kl_rewards
+    rewards = torch.zeros(existing.shape, dtype=torch.float64, device=existing.device)
+    if kl is not None:
+        rewards = torch.where(existing, kl.to(torch.float64), 0.0)
+    rows = torch.arange(batch.size, device=existing.device)
+    whole = batch.valid
+    if batch.step_ends is not None and batch.step_rewards is not None and batch.step_counts is not None:
+        steps = torch.arange(batch.step_ends.shape[1], device=existing.device)[None, :] < batch.step_counts[:, None]
+        row_of, column_of = (steps & batch.valid[:, None]).nonzero(as_tuple=True)
+        place = (row_of, batch.step_ends[row_of, column_of])
+        rewards.index_put_(place, batch.step_rewards[row_of, column_of].to(torch.float64), accumulate=True)
+        whole = whole & (batch.step_counts == 0)
+    rewards[rows[whole], batch.lengths[whole] - 1] += batch.rewards[whole].to(torch.float64)
+    return rewards
+
+
+class GAEAdvantage(Component):
+    """Settings of generalised advantage estimation (`kind = "gae"`): it needs a `[critic]`.
+
+    gamma       γ: what a later reward is worth, a token
+    lam         λ: 1 trusts the rewards alone, 0 the critic alone
+    scale       "batch": whitened, mean 0 and standard deviation 1 over the batch's trained tokens; "none": as they are
+    bootstrap   a completion that was cut off is worth at its end what the critic says, instead of nothing
+    """
+
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    lam: float = Field(default=0.95, ge=0, le=1)
+    scale: Literal["batch", "none"] = "batch"
+    bootstrap: bool = False
+
+    @property
+    def least_valid(self) -> int:
+        """1: a completion needs no siblings."""
+        return 1
+
+    def __call__(self, batch: TrainBatch) -> Graded:
+        """Advantages and returns `(B, T)`. Raises ValueError where nobody has filled in the values."""
+        if batch.values is None:
+            raise ValueError("generalised advantages need values: a critic has to fill them in first")
+        beyond = None
+        if self.bootstrap:
+            if batch.values_beyond is None or batch.truncated is None:
+                raise ValueError("bootstrapping needs the values behind the last tokens, and which were cut off there")
+            beyond = torch.where(batch.truncated, batch.values_beyond.to(torch.float64), 0.0)
+        raw, returns = gae(token_rewards(batch), batch.values, batch.loss_mask, self.gamma, self.lam, beyond)
+        return Graded(whiten(raw, batch.loss_mask) if self.scale == "batch" else raw, returns)

@@ -1,0 +1,86 @@
+"""Process supervision: every step of a completion is graded among all steps of its group.
+
+    r̃_ij = (r_ij - mean R) / (std R + eps)      R: the rewards of all steps j of all completions i of the group
+    Â_it = Σ_{j: index(j) >= t} r̃_ij            a token is worth what the steps that end at it or behind it are worth
+
+Source: DeepSeekMath, arXiv:2402.03300, section 4.1.3. Tokens behind a completion's last step get 0. With one step a
+completion, ending at its last token, this is outcome supervision (`group.py`), exactly.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oncurve.advantages.group import GroupAdvantage, Scale, group_advantages
+from oncurve.types import TrainBatch
+
+__all__ = ["ProcessAdvantage", "process_advantages"]
+
+
+def process_advantages(
+    step_rewards: Tensor,
+    step_ends: Tensor,
+    step_counts: Tensor,
+    valid: Tensor,
+    group_ids: Tensor,
+    length: int,
+    scale: Scale = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The advantage of each token, `(B, T)` float64.
+
+    step_rewards (B, S)         of each step; beyond `step_counts` nothing is read
+    step_ends    (B, S) int64   the index of each step's last token, in 0..T-1; equal ones are allowed, any order
+    step_counts  (B,)   int64   0: the completion has no steps, takes no part, and gets 0
+    valid        (B,)   bool    False: takes no part, and gets 0
+    group_ids    (B,)   int64
+    length       T
+    scale, ddof, eps            as in `group_advantages`, over steps in the place of completions
+
+    A group whose step rewards are all the same is exactly 0, and so is one with a single step in all.
+
+    Raises ValueError: shapes that differ; a step that ends outside its row; what `group_advantages` raises.
+    """
+    rows, most = step_rewards.shape
+    if step_ends.shape != (rows, most) or not step_counts.shape == valid.shape == group_ids.shape == (rows,):
+        shapes = [tuple(x.shape) for x in (step_rewards, step_ends, step_counts, valid, group_ids)]
+        raise ValueError(f"step rewards and ends (B, S), counts, valid and group_ids (B,) do not fit: {shapes}")
+    exists = (torch.arange(most, device=step_counts.device)[None, :] < step_counts[:, None]) & valid[:, None]
+    row_of, column_of = exists.nonzero(as_tuple=True)
+    ends = step_ends[row_of, column_of]
+    if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < length:
+        raise ValueError(f"a step ends at token {int(ends.min())} or {int(ends.max())} of a row of {length}")
+    groups = group_ids[row_of]
+    # A single step has no others to be graded among: 0, as for a completion without siblings that the trainer drops.
+    graded = torch.bincount(groups, minlength=1)[groups] > 1
+    row_of, ends, groups = row_of[graded], ends[graded], groups[graded]
+    rewards = step_rewards[exists][graded]
+    normalised = group_advantages(rewards, torch.ones_like(graded[graded]), groups, scale, ddof, eps)
+    at_ends = torch.zeros(rows, length, dtype=torch.float64, device=step_rewards.device)
+    at_ends.index_put_((row_of, ends), normalised, accumulate=True)
+    return at_ends.flip(1).cumsum(1).flip(1)
+
+
+class ProcessAdvantage(GroupAdvantage):
+    """Settings of process supervision (`kind = "process"`); see `process_advantages`.
+
+    scale, ddof, eps   as for `kind = "grpo"`, over the rewards of all steps of a group
+
+    A completion whose steps nobody judged is one step, ending at its last token, with the completion's reward.
+    """
+
+    def __call__(self, batch: TrainBatch) -> Tensor:
+        """Each token's advantage, 0 behind the last step: `(B, T)` float64."""
+        ends, rewards, counts = batch.lengths[:, None] - 1, batch.rewards[:, None], torch.ones_like(batch.lengths)
+        if batch.step_ends is not None and batch.step_rewards is not None and batch.step_counts is not None:
+            judged = batch.step_counts > 0
+            width = batch.step_ends.shape[1]
+            ends = torch.where(judged[:, None], batch.step_ends, ends.expand(-1, width))
+            rewards = torch.where(judged[:, None], batch.step_rewards, rewards.expand(-1, width))
+            counts = torch.where(judged, batch.step_counts, counts)
+        length = batch.completion_ids.shape[1]
+        return process_advantages(
+            rewards, ends, counts, batch.valid, batch.group_ids, length, self.scale, self.ddof, self.eps
+        )

@@ -1,0 +1,58 @@
+"""What trains a critic: the squared error of its values, which may not leave the old ones too far at a time.
+
+    loss_t = ½ max((V - R)², (V_old + clip(V - V_old, -c, c) - R)²)
+
+aggregated with the same token weights as the objective. Source: PPO's reference implementation, and Engstrom et al.,
+arXiv:2005.12729.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oncurve.types import TokenLoss, TrainBatch
+
+__all__ = ["ValueLoss", "value_loss"]
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """½ max((V - R)², (V_old + clip(V - V_old, ±c) - R)²), without `clip` ½ (V - R)²; all of one shape."""
+    loss = (values - returns).square()
+    if clip is not None:
+        near = old_values + (values - old_values).clamp(-clip, clip)
+        loss = torch.maximum(loss, (near - returns).square())
+    return 0.5 * loss
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """`coef · value_loss` per token, against the batch's `values` and `returns`.
+
+    clip   c; None: no clipping
+
+    Statistics: "value_loss" (without `coef`), "value_clip_fraction", and "value_error", |V - R|.
+    """
+
+    clip: float | None = 0.2
+    coef: float = 1.0
+
+    def __call__(self, values: Tensor, batch: TrainBatch) -> TokenLoss:
+        """`(B, T)` loss and statistics of `values (B, T)`, 0 where `loss_mask` is False.
+
+        Raises ValueError: the batch has no `values` or no `returns`.
+        """
+        if batch.values is None or batch.returns is None:
+            raise ValueError("the value loss needs the batch's values and returns: an advantage of kind gae makes them")
+        mask = batch.loss_mask
+        now, old, wanted = (
+            torch.where(mask, stream.to(values.dtype), 0.0) for stream in (values, batch.values, batch.returns)
+        )
+        loss = value_loss(now, old, wanted, self.clip)
+        stats = {"value_loss": loss.detach(), "value_error": (now.detach() - wanted).abs()}
+        if self.clip is not None:
+            clipped = value_loss(now.detach(), old, wanted, None) < loss.detach()
+            stats["value_clip_fraction"] = clipped.to(values.dtype)
+        return TokenLoss(self.coef * loss, stats)

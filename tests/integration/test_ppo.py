@@ -1,0 +1,84 @@
+"""PPO as a run: a critic beside the policy, the KL in the reward and steered, and its state in the checkpoint."""
+
+from pathlib import Path
+
+import pytest
+
+from oncurve import durable
+from oncurve.demo.show import RECIPES
+from oncurve.errors import ConfigError
+from oncurve.learner import ActorCritic
+from oncurve.report import read_run
+from oncurve.run.assemble import assemble
+from oncurve.run.explain import explain, plan
+from oncurve.run.loading import load_config
+from oncurve.run.session import create_directory
+
+SMALL = [
+    "run.steps=4",
+    "data.prompts_per_step=4",
+    "data.eval_size=4",
+    "rollout.group_size=3",
+    "rollout.max_new_tokens=24",
+    "eval.every=0",
+    "critic.warmup_steps=1",
+    "learner.minibatches=2",
+    "kl.where=reward",
+    "kl.coef=0.05",
+    "kl.target=0.001",
+    "kl.horizon=100",
+]
+
+
+def test_a_run_with_a_critic_and_a_steered_kl_in_the_reward(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config, base = load_config(RECIPES["ppo"], SMALL)
+    with assemble(config, base) as run:
+        create_directory(run, out)
+        assert isinstance(run.learner, ActorCritic)
+        run.train()
+        assert run.learner.version == 4 * 2 - 1  # one update warmed the critic up
+        coefficient = run.trainer.state.kl_coef
+    metrics = read_run(out).metrics
+    assert all({"value_loss", "value_error", "critic_grad_norm", "kl_coef"} <= line.keys() for line in metrics)
+    coefficients = [line["kl_coef"] for line in metrics]
+    assert coefficients[0] == 0.05
+    # the KL is 0 at first, far below the target, so beta falls by a fifth of 12 completions over the horizon
+    assert coefficients[1] == pytest.approx(0.05 * (1 - 0.2 * 12 / 100))
+    assert coefficient is not None
+    assert coefficient != coefficients[-1]
+    stored = durable.read_json(out / "checkpoints" / "step-000004" / "state.json")
+    assert stored["trainer"]["kl_coef"] == coefficient
+    assert stored["learner"]["critic"]["steps"] == 8
+    tensors = durable.read_tensors(out / "checkpoints" / "step-000004" / "learner.safetensors")
+    assert any(name.startswith("critic.") for name in tensors)
+
+
+def test_one_completion_a_prompt_is_enough() -> None:
+    config, base = load_config(RECIPES["ppo"], [*SMALL, "rollout.group_size=1", "run.steps=1"])
+    with assemble(config, base) as run:
+        run.train()
+        assert run.trainer.state.step == 1
+
+
+def test_the_equation_and_the_plan_of_the_preset() -> None:
+    config, _ = load_config("ppo")
+    said = explain(config)
+    assert "min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) }" in said
+    assert "Σ_l 0.95^l δ_i,t+l, whitened over the batch" in said
+    assert "a token's reward is less by 0.04 (log π_old - log π_ref); π_ref the policy as it was given" in said
+    assert "0.04 × (log π_old - log π_ref) taken from each token's reward" in "\n".join(plan(config))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["advantage.kind=gae"], 'critic.kind: advantage.kind = "gae" grades tokens by a critic\'s values'),
+        (["critic.kind=own"], "critic.kind: nobody asks the critic"),
+        (["advantage.kind=process", "kl.where=reward", "rewards=[{kind='task_steps'}]"], "kl.where: process"),
+        (["advantage.kind=process", "rewards=[{kind='task'}]"], "none of the rewards judges steps"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config("grpo", words)

@@ -1,0 +1,68 @@
+"""A run with process supervision: steps are judged, found in the tokens, graded in their group, and recorded."""
+
+from pathlib import Path
+
+import pytest
+
+from oncurve.demo.show import RECIPES
+from oncurve.report import read_run, write_report
+from oncurve.rollout.stopping import Detokenizer
+from oncurve.run.assemble import assemble
+from oncurve.run.explain import explain
+from oncurve.run.loading import load_config
+from oncurve.run.session import create_directory
+from oncurve.steps import pieces
+from oncurve.tasks.arithmetic import check_steps
+from oracles.plain_process import plain_process_advantages
+
+PROCESS = RECIPES["process"]
+SMALL = [
+    "run.steps=2",
+    "data.prompts_per_step=4",
+    "data.eval_size=4",
+    "rollout.group_size=6",
+    "rollout.max_new_tokens=48",
+    "eval.every=0",
+]
+
+
+def test_every_line_is_graded_among_all_lines_of_its_group(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config, base = load_config(PROCESS, SMALL)
+    with assemble(config, base) as run:
+        create_directory(run, out)
+        run.train()
+        text_of = Detokenizer(run.loaded.tokenizer)
+    record = read_run(out)
+    judged = 0
+    for step in record.steps:
+        for group in record.groups(step):
+            question, plain = group["prompt"]["columns"]["question"], []
+            for item in group["completions"]:
+                checked = check_steps(item["text"], question)
+                assert item.get("step_offsets", []) == [end for end, _ in checked]
+                assert item.get("step_rewards", []) == [float(right) for _, right in checked]
+                ends = item.get("step_ends", [len(item["ids"]) - 1])
+                texts = pieces(item["text"], item.get("step_offsets", []))
+                for end, text in list(zip(ends, texts, strict=False))[:-1]:
+                    written = text_of(item["ids"][: end + 1])
+                    assert written.endswith(text)
+                    assert not text_of(item["ids"][:end]).endswith(text)
+                assert ends[-1] == len(item["ids"]) - 1
+                rewards = item.get("step_rewards", [item["reward"]])
+                plain.append((len(item["ids"]), list(zip(ends, rewards, strict=True))))
+                judged += len(checked)
+            for item, wanted in zip(group["completions"], plain_process_advantages([plain])[0], strict=True):
+                got = item.get("advantages", [item["advantage"]] * len(item["ids"]))
+                assert got == pytest.approx(wanted, abs=1e-9)
+    assert judged > 50
+    assert all(line["judged_steps"] > 1 for line in record.metrics)
+    assert all(0 <= line["step_reward"] <= 1 for line in record.metrics)
+    write_report(out)
+    assert '<span class="step ' in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_plan_and_the_equation_name_the_steps() -> None:
+    said = explain(load_config(PROCESS)[0])
+    assert "Σ_j r̃_ij over the steps j of completion i that end at token t or behind it" in said
+    assert "(r_ij - mean R) / (std R + 1e-06), R the rewards of all steps in its group of 8 (ddof 1)" in said

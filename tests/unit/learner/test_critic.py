@@ -1,0 +1,190 @@
+"""The critic: values where they belong, gradients that are right however the batch is cut, exact state, and warm-up."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fakes.architectures import architecture
+from fakes.learning import make_learner
+from fakes.tiny_policy import random_groups
+from oncurve.advantages import GAEAdvantage
+from oncurve.batching import collate
+from oncurve.errors import CheckpointError
+from oncurve.learner import ActorCritic, CriticConfig, LearnerConfig, NoCritic
+from oncurve.learner.critic import OwnCritic
+from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean, value_loss
+from oncurve.models import wrap
+from oncurve.types import TrainBatch
+
+
+def actor_critic(dtype: torch.dtype = torch.float64, budget: int = 10_000, **settings: object) -> ActorCritic:
+    actor = make_learner(dtype=dtype, kl_coef=0.0, tokens_per_micro_batch=budget, learning_rate=0.01)
+    return CriticConfig(learning_rate=0.02, **settings).build(actor)
+
+
+def spread(critic: OwnCritic) -> None:
+    """Values that say something: the head begins at 0."""
+    head = critic._network.head
+    with torch.no_grad():
+        head.weight.copy_(torch.linspace(-0.3, 0.4, head.weight.numel()).view_as(head.weight))
+        head.bias.fill_(0.1)
+
+
+def ready(learner: ActorCritic, seed: int = 0) -> TrainBatch:
+    batch = learner.reference_streams(collate(random_groups(seed=seed)))
+    batch = batch.with_advantages(GAEAdvantage(lam=0.9)(batch))
+    return batch.with_weights(TokenMean()(batch))
+
+
+def parameters_of(critic: OwnCritic) -> list[Tensor]:
+    return [parameter for parameter in critic._network.parameters() if parameter.requires_grad]
+
+
+def gradient_of(learner: ActorCritic, batch: TrainBatch) -> Tensor:
+    learner.critic._accumulate(batch, learner.critic.budget.tokens)
+    return torch.cat([g.flatten() for g in learner.critic.optimizer.gradients().values()]).clone()
+
+
+def test_a_value_is_read_before_its_token() -> None:
+    module = architecture("llama", torch.float64)
+    actor = LearnerConfig().build(wrap(module), Clipped(), Regularizer(KLPenalty(coef=0.0)))
+    learner = CriticConfig().build(actor)
+    spread(learner.critic)
+    batch = collate(random_groups())
+    values, beyond = learner.critic.values(batch)
+    head, twin = learner.critic._network.head, copy.deepcopy(module).model
+    for row in range(batch.size):
+        prompt, count = batch.prompts[batch.group_ids[row]], int(batch.lengths[row])
+        ids = torch.cat([prompt, batch.completion_ids[row, :count]])
+        hidden = twin(input_ids=ids[None]).last_hidden_state[0]
+        wanted = head(hidden.to(head.weight.dtype))[len(prompt) - 1 :, 0]
+        torch.testing.assert_close(values[row, :count], wanted[:-1].detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(beyond[row], wanted[-1].detach(), rtol=1e-5, atol=1e-6)
+        assert values[row, count:].abs().sum() == 0
+
+
+def test_it_begins_with_no_opinion_and_its_returns_are_what_comes() -> None:
+    learner = actor_critic()
+    batch = ready(learner)
+    assert batch.values is not None
+    assert batch.values.abs().max() == 0
+    rewards = batch.rewards[:, None] * batch.existing()
+    ends = batch.lengths[:, None] - 1 - torch.arange(batch.completion_ids.shape[1])
+    assert batch.returns is not None
+    torch.testing.assert_close(batch.returns, rewards * 0.9 ** ends.clamp(min=0), atol=1e-6, rtol=1e-6)
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    learner = actor_critic()
+    spread(learner.critic)
+    learner.critic._network.double()
+    batch = ready(learner)
+    assert batch.values is not None
+    assert batch.returns is not None
+    assert batch.token_weights is not None
+    moved = batch.having(
+        values=batch.values + 0.05 * torch.cos(torch.arange(batch.values.numel())).view_as(batch.values)
+    )
+    got = gradient_of(learner, moved)
+
+    def loss() -> float:
+        now, _ = learner.critic.values(batch)
+        each = value_loss(now, moved.values, moved.returns, 0.2)
+        return float((each * moved.token_weights * moved.loss_mask).sum())
+
+    wanted = []
+    for parameter in parameters_of(learner.critic):
+        flat = parameter.data.view(-1)
+        for place in range(flat.numel()):
+            kept, around = float(flat[place]), []
+            for step in (1e-6, -1e-6):
+                flat[place] = kept + step
+                around.append(loss())
+            flat[place] = kept
+            wanted.append((around[0] - around[1]) / 2e-6)
+    assert (got - torch.tensor(wanted)).norm() <= 1e-6 * got.norm()
+
+
+@pytest.mark.parametrize("budget", [1, 12, 30])
+def test_the_gradient_does_not_depend_on_micro_batches(budget: int) -> None:
+    whole, cut = actor_critic(), actor_critic(budget=budget)
+    for learner in (whole, cut):
+        spread(learner.critic)
+    right = gradient_of(whole, ready(whole))
+    assert (gradient_of(cut, ready(cut)) - right).norm() <= 1e-6 * right.norm()
+
+
+def test_both_learn_on_every_update_and_the_critic_alone_while_it_warms_up() -> None:
+    learner = actor_critic(warmup_steps=2, clip=0.0)
+    before = copy.deepcopy(learner.policy().module.state_dict())
+    errors = []
+    for update in range(6):
+        batch = ready(learner)
+        result = learner.update(batch)
+        said = result.metrics.result()
+        assert not result.skipped
+        assert ("policy_loss" in said) == (update >= 2)
+        assert learner.version == max(0, update - 1)
+        errors.append(said["value_loss"])
+        if update == 1:
+            after = learner.policy().module.state_dict()
+            assert all(torch.equal(after[name], before[name]) for name in before)
+    assert errors[-1] < errors[0]
+    assert not torch.equal(learner.policy().module.state_dict()["mix.weight"], before["mix.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_state_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+    def fresh() -> ActorCritic:
+        actor = make_learner(dtype=torch.float32, compute_dtype=dtype, kl_coef=0.0, learning_rate=0.01)
+        return CriticConfig(learning_rate=0.02).build(actor)
+
+    straight, stopped = fresh(), fresh()
+    for seed in range(2):
+        for learner in (straight, stopped):
+            learner.update(ready(learner, seed))
+    tensors, meta = stopped.state()
+    kept = {name: tensor.clone() for name, tensor in tensors.items()}
+    resumed = fresh()
+    resumed.load_state(kept, meta)
+    for learner in (straight, resumed):
+        learner.update(ready(learner, 7))
+    ours, theirs = resumed.state()[0], straight.state()[0]
+    assert ours.keys() == theirs.keys()
+    assert any(name.startswith("critic.") for name in ours)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_checkpoint_without_a_critic_is_refused() -> None:
+    alone = NoCritic().build(make_learner(kl_coef=0.0))
+    with pytest.raises(CheckpointError, match="no critic"):
+        actor_critic().load_state(*alone.state())
+
+
+def test_values_that_are_not_finite_move_nothing() -> None:
+    learner = actor_critic()
+    batch = ready(learner)
+    assert batch.returns is not None
+    result = learner.update(batch.having(returns=batch.returns * math.inf))
+    assert result.skipped
+    assert result.reason.startswith("critic: loss")
+    assert learner.critic.optimizer.steps == learner.version == 0
+
+
+def test_a_batch_that_nobody_has_graded_is_refused() -> None:
+    learner = actor_critic()
+    batch = ready(learner)
+    with pytest.raises(ValueError, match="values and returns"):
+        learner.update(batch.having(returns=None))
+    with pytest.raises(ValueError, match="token_weights"):
+        learner.update(batch.having(token_weights=None))
+
+
+def test_the_head_of_logits_is_not_trained() -> None:
+    actor = LearnerConfig().build(wrap(architecture("llama")), Clipped(), Regularizer(KLPenalty(coef=0.0)))
+    critic = OwnCritic(CriticConfig(), actor)
+    assert "backbone.lm_head.weight" not in critic.optimizer.trained
+    assert "head.weight" in critic.optimizer.trained

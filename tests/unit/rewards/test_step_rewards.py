@@ -1,0 +1,190 @@
+"""Rewards that judge steps: what functions may return, how parts add up, where the steps end in tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.scoring import group
+from oncurve.errors import ConfigError, RewardError
+from oncurve.rewards import Python, RewardSet, TaskSteps
+from oncurve.rewards.callables import Adapted
+from oncurve.steps import token_ends
+from oncurve.tasks.arithmetic import problem, solution
+from oncurve.types import Completion, Group, Prompt, Score
+
+TEXT = "one\ntwo\nthree"
+
+USER_FILE = """
+def by_split(completion):
+    return {"reward": 0.5, "steps": [len(line) for line in completion.split("\\n")]}
+
+def own(completion):
+    return {"steps": [(2, 1.0), (len(completion), 3.0)]}
+
+def given(completion_steps, answer):
+    return [float(step.strip() == answer) for step in completion_steps]
+
+def given_all(completion_steps, **columns):
+    return {"score": float("completion" in columns), "steps": [1] * len(completion_steps)}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 0.25, "acc": 1, "steps": [0, 1, 0]}
+
+def trl(completions, **kwargs):
+    return [{"steps": [1.0] * (c.count("\\n") + 1)} if c else None for c in completions]
+
+def words(text):
+    return text.split()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    return tmp_path
+
+
+def by_characters(prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tuple[int, ...]:
+    """One token a character."""
+    return token_ends(ends, completion.text, completion.ids, lambda ids: "".join(map(chr, ids)))
+
+
+def scored(settings: Any, groups: list[Group], base: Path | None = None) -> list[Score]:
+    with RewardSet.build(settings, base=base) as rewards:
+        rewards.locate = by_characters
+        return [score for found in rewards.score(groups) for score in found.scores]
+
+
+def steps_of(score: Score) -> list[tuple[int, float]]:
+    return list(zip(score.step_ends, score.step_rewards, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "steps"),
+    [
+        ("by_split", 0.5, [(3, 3.0), (7, 3.0), (12, 5.0)]),
+        ("own", 2.0, [(1, 1.0), (12, 3.0)]),
+        ("given", 1 / 3, [(3, 0.0), (7, 1.0), (12, 0.0)]),
+        ("given_all", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
+        ("compute_score", 0.25, [(3, 0.0), (7, 1.0), (12, 0.0)]),
+        ("trl", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
+    ],
+)
+def test_every_signature_may_judge_steps(mine: Path, name: str, reward: float, steps: list[tuple[int, float]]) -> None:
+    (score,) = scored([{"path": f"mine.py:{name}"}], [group(TEXT, columns={"answer": "two"})], mine)
+    assert score.fault is None
+    assert score.reward == pytest.approx(reward)
+    assert steps_of(score) == steps
+
+
+def test_the_splitter_is_a_setting(mine: Path) -> None:
+    table = {"path": "mine.py:given_all", "split": "mine.py:words"}
+    (score,) = scored([table], [group("a bc  d")], mine)
+    assert score.step_ends == (0, 3, 6)
+    (score,) = scored([{**table, "split": "/ +/"}], [group("a bc  d")], mine)
+    assert score.step_ends == (1, 5, 6)
+
+
+@pytest.mark.parametrize("split", ["lines", "/(/"])
+def test_a_splitter_that_is_none_is_refused_before_anything_runs(split: str) -> None:
+    with pytest.raises(ConfigError, match="split"):
+        RewardSet.build([{"path": "mine.py:own", "split": split}])
+
+
+def test_parts_add_up_where_they_judge_the_same_step_and_a_whole_counts_at_the_end() -> None:
+    def one(completion: str) -> Any:
+        return {"reward": 1.0, "steps": [[4, 1.0], [13, 2.0]]}
+
+    def other(completion: str) -> Any:
+        return {"steps": [[4, 10.0], [8, 20.0]]}
+
+    def whole(completion: str) -> float:
+        return 100.0
+
+    (score,) = scored([Python(function=one, weight=0.5), Python(function=other), Python(function=whole)], [group(TEXT)])
+    assert steps_of(score) == [(3, 10.5), (7, 20.0), (12, 101.0)]
+    assert score.reward == 0.5 + 15.0 + 100.0
+    assert score.parts == {"one": 1.0, "other": 15.0, "whole": 100.0}
+    (score,) = scored([Python(function=other), Python(function=whole, weight=0.0)], [group(TEXT)])
+    assert steps_of(score) == [(3, 10.0), (7, 20.0)]  # what has no weight is only looked at
+
+
+def test_a_reward_of_the_whole_alone_has_no_steps() -> None:
+    (score,) = scored([lambda completion: 1.0], [group(TEXT)])
+    assert (score.step_ends, score.step_rewards) == ((), ())
+
+
+def test_steps_that_do_not_apply_are_left_out() -> None:
+    (score,) = scored([lambda completion: {"steps": [None, 1.0, None]}], [group(TEXT)])
+    assert steps_of(score) == [(7, 1.0)]
+    (score,) = scored([lambda completion: {"steps": [None, None, None]}], [group(TEXT)])
+    assert (score.valid, score.step_ends) == (False, ())
+    (score,) = scored([lambda completion: {"reward": 2.0, "steps": []}], [group("")])
+    assert (score.reward, score.step_ends) == (2.0, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "words"),
+    [
+        ({"steps": [1.0]}, "exception", "1 step rewards for a completion of 3 steps"),
+        ({"steps": [[3, 1.0], [3, 2.0]]}, "exception", "in a completion of 13 characters"),
+        ({"steps": [[14, 1.0]]}, "exception", "in a completion of 13 characters"),
+        ({"steps": [[2.0, 1.0]]}, "exception", "in a completion of 13 characters"),
+        ({"steps": [1.0, float("nan"), 1.0]}, "not_finite", "nan"),
+        ({"steps": [1.0, "x", 1.0]}, "type", "instead of a number"),
+        ({"reward": "x", "steps": [1.0, 1.0, 1.0]}, "type", "instead of a number"),
+        ({"stepz": []}, "type", "a dict"),
+    ],
+)
+def test_what_is_wrong_about_steps_is_a_fault_of_that_completion(value: Any, kind: str, words: str) -> None:
+    def f(completion: str) -> Any:
+        return value if completion == TEXT else {"steps": [1.0]}
+
+    (bad, good) = scored([f], [group(TEXT, "fine")])
+    assert bad.fault is not None
+    assert bad.fault.startswith(kind)
+    assert words in bad.fault
+    assert not bad.valid
+    assert (good.valid, good.step_rewards) == (True, (1.0,))
+
+
+def test_step_rewards_too_large_to_add_are_not_valid() -> None:
+    settings = [
+        Python(function=lambda completion: {"reward": 0.0, "steps": [1e308]}, weight=10.0),
+        lambda completion: 1.0,
+    ]
+    (score,) = scored(settings, [group("x")])
+    assert not score.valid
+
+
+def test_without_a_tokenizer_steps_have_no_tokens() -> None:
+    with (
+        RewardSet.build([lambda completion: {"steps": [1.0]}]) as rewards,
+        pytest.raises(RewardError, match="tokenizer"),
+    ):
+        rewards.score([group("x")])
+
+
+def test_the_tasks_checker_judges_every_line() -> None:
+    asked = problem("train", 3)
+    right = solution(asked)
+    first = right.index("\n") + 1
+    wrong = right[: first - 2] + str((int(right[first - 2]) + 1) % 10) + right[first - 1 :]
+    row = {"question": asked.question, "answer": asked.answer}
+    good, bad = scored([TaskSteps()], [group(right, wrong, columns=row)])
+    count = right.count("\n") + 1
+    assert (good.reward, good.step_rewards) == (1.0, (1.0,) * count)
+    assert bad.step_rewards == (0.0,) * count
+    assert bad.parts == {"task_steps": 1.0}  # the answer is right, though it does not follow
+
+
+def test_adapters_hand_functions_what_they_name() -> None:
+    def f(completion_steps: list[str], level: int = 7) -> Any:
+        return [float(len(completion_steps) + level)] * len(completion_steps)
+
+    adapted = Adapted(f)
+    assert adapted.about["needs"] == ()
+    assert set(adapted.about["takes"]) == {"level", "completion"}
+    assert adapted({"completion": "a\nb"}) == {"reward": None, "step_ends": [2, 3], "step_rewards": [9.0, 9.0]}
