@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from oncurve import ops
+from oncurve.advantages import gae, token_rewards, whiten
 from oncurve.kl import kl_value
-from oncurve.losses import Clipped, Objective, Reinforce, SeqMeanTokenMean, TokenMean
+from oncurve.losses import Clipped, KLPenalty, Objective, Reinforce, SeqMeanTokenMean, TokenMean
 from oncurve.spec import Component
 from oncurve.types import Streams, TrainBatch
 
@@ -106,7 +107,70 @@ def aggregated(aggregation: Component) -> Any:
     return run
 
 
+def advantages_of_an_episode(case: Case) -> Tensor:
+    """rlax's rows have a discount a token: 0 ends an episode, so a row is cut there; what follows is another one."""
+    rows = []
+    given = [tensor(case["inputs"][name]) for name in ("r_t", "v_t", "discount_t")]
+    for rewards, values, discounts in zip(*given, strict=True):
+        pieces, start = [], 0
+        ends = [t for t, discount in enumerate(discounts.tolist()) if not discount]
+        for end in [*ends, len(rewards) - 1]:
+            here = slice(start, end + 1)
+            beyond = values[end + 1 : end + 2] if end not in ends else torch.zeros(1)
+            r, v = rewards[None, here], values[None, here]
+            found, _ = gae(r, v, torch.ones_like(r).bool(), float(discounts.max()), case["params"]["lambda_"], beyond)
+            pieces.append(found[0])
+            start = end + 1
+        rows.append(torch.cat(pieces))
+    return torch.stack(rows)
+
+
+def returns(case: Case) -> Tensor:
+    rewards, values = tensor(case["inputs"]["rewards"]), tensor(case["inputs"]["values"])
+    mask = torch.ones_like(rewards, dtype=torch.bool)
+    return gae(rewards, values, mask, case["params"]["gamma"], case["params"]["lam"])[1]
+
+
+def whitened(case: Case) -> Tensor:
+    """Where the mask is off SkyRL leaves a number, and ours is 0: the case's own is put there."""
+    rewards, values, mask = (tensor(case["inputs"][name]) for name in ("rewards", "values", "mask"))
+    raw, _ = gae(rewards, values, mask.bool(), case["params"]["gamma"], case["params"]["lam"])
+    got = whiten(raw, mask.bool())
+    assert got[~mask.bool()].abs().max() == 0
+    return torch.where(mask.bool(), got, tensor(case["expected"]))
+
+
+def nothing_to_whiten(case: Case) -> Tensor:
+    rewards, mask = tensor(case["inputs"]["token_rewards"])[None], tensor(case["inputs"]["mask"]).bool()[None]
+    return whiten(gae(rewards, torch.zeros_like(rewards), mask, 1.0, 1.0)[0], mask)[0]
+
+
+def adaptive(case: Case) -> Tensor:
+    given = case["inputs"]
+    penalty = KLPenalty(where="reward", coef=given["init"], target=given["target"], horizon=given["horizon"])
+    return tensor(penalty.steered(given["init"], given["current"], given["n_steps"]))
+
+
+def kl_rewards(case: Case) -> Tensor:
+    given, coef = case["inputs"], case["params"]["kl_coeff"]
+    old = tensor(given["logprobs"])
+    batch = batch_of(torch.ones_like(old, dtype=torch.bool), old).having(
+        ref_logprobs=tensor(given["ref_logprobs"]), rewards=tensor(given["scores"])
+    )
+    shares = KLPenalty(where="reward", coef=coef).shares(batch, coef)
+    return token_rewards(batch.having(kl_rewards=shares))
+
+
 RUN = {
+    "gae_lambda1.0": advantages_of_an_episode,
+    "gae_lambda0.7": advantages_of_an_episode,
+    "gae_returns_g0.5_l1": returns,
+    "gae_returns_g1_l0.5": returns,
+    "gae_returns_tt": returns,
+    "gae_masked_whiten": whitened,
+    "short_mask_whiten0": nothing_to_whiten,
+    "adaptive_kl": adaptive,
+    "ppo_kl_rewards": kl_rewards,
     "pg_loss": policy_gradient,
     "reinforce_mean": reinforce_mean,
     "kl_k1": kl,
@@ -123,20 +187,12 @@ RUN = {
     "ce_component": masked_nll,
 }
 
-_GAE = "generalised advantage estimation and its whitening need a critic, which oncurve does not have yet"
 _GSPO = "the length-normalised sequence ratio (gspo) is not among the objectives yet"
 _CISPO = "cispo is not among the objectives yet"
 _SHAPING = "length and repetition shaping are not among the rewards yet"
 _ENTROPY = "training only the tokens of highest entropy is not offered yet"
 
 NOT_RUN = {
-    "gae_lambda1.0": _GAE,
-    "gae_lambda0.7": _GAE,
-    "gae_returns_g0.5_l1": _GAE,
-    "gae_returns_g1_l0.5": _GAE,
-    "gae_masked_whiten": _GAE,
-    "gae_returns_tt": _GAE,
-    "short_mask_whiten0": _GAE,
     "gspo_mean": _GSPO,
     "gspo_tis_cap0.8": _GSPO,
     "gspo_is": _GSPO,
@@ -154,8 +210,6 @@ NOT_RUN = {
     "high_entropy_q0.0": _ENTROPY,
     "high_entropy_q1.0": _ENTROPY,
     "kl_k2_clamped": "clamps the value at 10, which takes the pull away from the tokens that need it most",
-    "adaptive_kl": "the adaptive KL controller belongs to the KL in the reward, which is not offered yet",
-    "ppo_kl_rewards": "the KL in the reward is not offered yet",
     "off_policy_mask": "dropping completions that are too far off-policy is not offered yet",
 }
 

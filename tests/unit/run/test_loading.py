@@ -123,7 +123,10 @@ def test_a_kind_from_a_file_beside_the_recipe_is_built_checked_and_written(tmp_p
     [
         ("learner.lerning_rate=1", "learner.lerning_rate: unknown key; did you mean 'learning_rate'?"),
         ("lerner.learning_rate=1", "lerner: unknown section; did you mean 'learner'?"),
-        ("learning_rate=1", "learning_rate: a setting stands in its section; did you mean learner.learning_rate or critic.learning_rate?"),
+        (
+            "learning_rate=1",
+            "a setting stands in its section; did you mean learner.learning_rate or critic.learning_rate?",
+        ),
         ("kl.a.b=1", "kl.a.b: settings have two parts, section.key (the command line)"),
         ("kl=3", "kl: expected a table of settings, got 3"),
         ("kl.kind=k3", "kl.kind: unknown key; there is only one kind of [kl]"),
