@@ -1,6 +1,7 @@
 """The learner: owns weights and optimizer, and turns a batch with advantages and weights into one update."""
 
-from oncurve.learner.critic import CRITIC_KINDS, ActorCritic, CriticConfig, NoCritic
+from oncurve.learner.actor_critic import ActorCritic, SharedActorCritic
+from oncurve.learner.critic import CRITIC_KINDS, CriticConfig, NoCritic, SharedCriticConfig
 from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
 from oncurve.learner.policy import Accumulated, LearnerConfig, LocalLearner
 from oncurve.learner.protocol import Learner, UpdateResult
@@ -18,6 +19,8 @@ __all__ = [
     "NoCritic",
     "Reference",
     "Schedule",
+    "SharedActorCritic",
+    "SharedCriticConfig",
     "UpdateResult",
     "scheduled_rate",
 ]

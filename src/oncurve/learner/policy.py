@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -20,7 +21,8 @@ from oncurve.learner.optim import MasterAdamW, MasterKind, MomentKind, Schedule,
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.reference import Reference, scored_logprobs
 from oncurve.learner.sparse import sparse_embeddings
-from oncurve.losses import Objective, Regularizer
+from oncurve.learner.values import ValueReader
+from oncurve.losses import Objective, Regularizer, ValueLoss
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, token_streams
 from oncurve.models.causal import module_device
@@ -169,6 +171,7 @@ class LocalLearner:
         self._needs = objective.needs | regularizer.needs
         self._by_advantage = still_without_advantage(objective, regularizer)
         self._attempts = 0
+        self._values: tuple[ValueReader, ValueLoss] | None = None
         self.budget = Budget(config.tokens_per_micro_batch)
 
     @property
@@ -183,6 +186,11 @@ class LocalLearner:
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """`accumulate` and `apply`: one optimizer update on a batch with `advantages` and `token_weights`."""
         return self.apply(self.accumulate(minibatch))
+
+    def also_train(self, reader: ValueReader, loss: ValueLoss) -> None:
+        """Read values off this model's hidden states, and add their loss to every token's from now on."""
+        self._values = reader, loss
+        self._by_advantage = False  # a value may be wrong where the advantage is 0
 
     def accumulate(self, minibatch: TrainBatch) -> Accumulated:
         """The gradient of Σ weight_it · loss_it over the batch, left in the parameters' `.grad`; nothing is stepped.
@@ -218,8 +226,11 @@ class LocalLearner:
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
         """Adds the micro-batch's gradient to `.grad` and its statistics to `metrics`; returns its loss `()`."""
         head = self.reference.head() if self.reference is not None else None
-        streams = token_streams(self._model, micro, self._needs, self._temperature, head, observe=OBSERVED)
+        read = None if self._values is None else partial(self._values[0].read, micro=micro)
+        streams = token_streams(self._model, micro, self._needs, self._temperature, head, observe=OBSERVED, read=read)
         token: TokenLoss = self.objective(streams, micro) + self.regularizer(streams, micro)
+        if self._values is not None and streams.values is not None:
+            token = token + self._values[1](streams.values, micro)
         assert micro.token_weights is not None  # live_rows has looked
         loss = (token.loss * micro.token_weights).sum()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -228,6 +239,11 @@ class LocalLearner:
         if micro.old_logprobs is None:
             _observe_mismatch(metrics, streams.logprobs, micro)
         return loss.detach()
+
+    def forget(self, accumulated: Accumulated) -> None:
+        """The gradient of `accumulate` is not used."""
+        self.optimizer.zero_grad()
+        accumulated.metrics.add("loss", float(accumulated.loss))
 
     def apply(self, accumulated: Accumulated) -> UpdateResult:
         """One AdamW step with the accumulated gradient, norm clipped, at the schedule's rate; `.grad` is empty then.

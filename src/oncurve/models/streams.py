@@ -53,6 +53,7 @@ def token_streams(
     ref_head: Head | None = None,
     chunk_tokens: int | None = None,
     observe: frozenset[str] = frozenset(),
+    read: Callable[[Tensor], Tensor] | None = None,
 ) -> Streams:
     """Log-probabilities of the completion tokens under `softmax(logits / temperature)`, and what else is needed.
 
@@ -68,6 +69,7 @@ def token_streams(
             fill `CHUNK_BYTES` and `KEPT_BYTES`.
         observe: streams wanted as numbers only, without a gradient, which is cheaper: `"entropy"`. What is also in
             `needs` has its gradient.
+        read: makes `(b, T)` values of the hidden states `(N, H)`, from the same forward pass; None: no values.
 
     Returns:
         Streams of `(b, T)`, float32 at least, 0 beyond each row's length; differentiable (once) unless only observed or
@@ -82,24 +84,26 @@ def token_streams(
     if "full_kl" in needs and (ref_head is None or batch.ref_hidden is None):
         raise ValueError("the full KL needs the reference's hidden states: batch.ref_hidden and ref_head")
     hidden = model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
+    values = None if read is None else read(hidden)
     exists = batch.existing().to(hidden.device)
     ids = batch.completion_ids.to(hidden.device)[exists]
     matrix = model.head_matrix() if "full_kl" not in needs and chunk_tokens is None else None
     if matrix is not None:
-        return _laid(exists, _fused(hidden, matrix, ids, temperature, needs, observe))
+        return _laid(exists, _fused(hidden, matrix, ids, temperature, needs, observe), values)
     ref_hidden = batch.ref_hidden if "full_kl" in needs else None
     columns = [name for name in ("entropy", "full_kl") if name in needs | observe]
     measure = _Measure(model.logits, needs, tuple(columns), temperature, ref_head)
     size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
     forget = torch.is_grad_enabled() and hidden.shape[0] > kept
     measured = _in_chunks(measure, hidden, ids, ref_hidden, size, forget)
-    return _laid(exists, dict(zip(["logprobs", *columns], measured, strict=True)))
+    return _laid(exists, dict(zip(["logprobs", *columns], measured, strict=True)), values)
 
 
-def _laid(exists: Tensor, columns: dict[str, Tensor]) -> Streams:
+def _laid(exists: Tensor, columns: dict[str, Tensor], values: Tensor | None = None) -> Streams:
     """Columns `(N,)` as streams `(b, T)`, 0 where no token exists."""
     empty = {name: torch.zeros(exists.shape, dtype=c.dtype, device=c.device) for name, c in columns.items()}
-    return Streams(**{name: empty[name].masked_scatter(exists, column) for name, column in columns.items()})
+    laid = {name: empty[name].masked_scatter(exists, column) for name, column in columns.items()}
+    return Streams(**laid, values=values)
 
 
 def _fused(

@@ -13,7 +13,7 @@ import torch
 from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate
-from oncurve.learner import ActorCritic, LocalLearner
+from oncurve.learner import ActorCritic, LocalLearner, SharedActorCritic
 from oncurve.losses import Regularizer
 from oncurve.models import LoadedModel, save
 from oncurve.models.causal import module_device
@@ -46,7 +46,7 @@ class Run:
     config: RunConfig
     directory: RunDirectory | None
     loaded: LoadedModel
-    learner: LocalLearner | ActorCritic
+    learner: LocalLearner | ActorCritic | SharedActorCritic
     engine: InProcessEngine
     rewards: RewardSet
     prompts: Prompts

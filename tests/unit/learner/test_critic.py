@@ -13,7 +13,14 @@ from fakes.tiny_policy import random_groups
 from oncurve.advantages import GAEAdvantage
 from oncurve.batching import collate
 from oncurve.errors import CheckpointError
-from oncurve.learner import ActorCritic, CriticConfig, LearnerConfig, NoCritic
+from oncurve.learner import (
+    ActorCritic,
+    CriticConfig,
+    LearnerConfig,
+    NoCritic,
+    SharedActorCritic,
+    SharedCriticConfig,
+)
 from oncurve.learner.critic import OwnCritic
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean, value_loss
 from oncurve.models import wrap
@@ -54,7 +61,10 @@ def test_a_value_is_read_before_its_token() -> None:
     learner = CriticConfig().build(actor)
     spread(learner.critic)
     batch = collate(random_groups())
-    values, beyond = learner.critic.values(batch)
+    filled = learner.critic.fill(batch)
+    values, beyond = filled.values, filled.values_beyond
+    assert values is not None
+    assert beyond is not None
     head, twin = learner.critic._network.head, copy.deepcopy(module).model
     for row in range(batch.size):
         prompt, count = batch.prompts[batch.group_ids[row]], int(batch.lengths[row])
@@ -91,7 +101,8 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     got = gradient_of(learner, moved)
 
     def loss() -> float:
-        now, _ = learner.critic.values(batch)
+        now = learner.critic.fill(batch).values
+        assert now is not None
         each = value_loss(now, moved.values, moved.returns, 0.2)
         return float((each * moved.token_weights * moved.loss_mask).sum())
 
@@ -188,3 +199,64 @@ def test_the_head_of_logits_is_not_trained() -> None:
     critic = OwnCritic(CriticConfig(), actor)
     assert "backbone.lm_head.weight" not in critic.optimizer.trained
     assert "head.weight" in critic.optimizer.trained
+
+
+def shared(dtype: torch.dtype = torch.float64, budget: int = 10_000, **settings: object) -> SharedActorCritic:
+    actor = make_learner(dtype=dtype, kl_coef=0.0, tokens_per_micro_batch=budget, learning_rate=0.01)
+    return SharedCriticConfig(learning_rate=0.02, **settings).build(actor)
+
+
+def ready_for(learner: SharedActorCritic, seed: int = 0) -> TrainBatch:
+    batch = learner.reference_streams(collate(random_groups(seed=seed)))
+    batch = batch.with_advantages(GAEAdvantage(lam=0.9)(batch))
+    return batch.with_weights(TokenMean()(batch))
+
+
+def raised(learner: SharedActorCritic) -> None:
+    with torch.no_grad():
+        learner.head.weight.copy_(torch.linspace(-0.3, 0.4, learner.head.weight.numel()).view_as(learner.head.weight))
+
+
+@pytest.mark.parametrize("budget", [1, 12, 10_000])
+def test_on_one_backbone_the_gradient_is_that_of_both_losses(budget: int) -> None:
+    learner = shared(budget=budget, coef=0.5, clip=0.0)
+    learner.head.double()
+    raised(learner)
+    batch = ready_for(learner)
+    learner.actor.accumulate(batch)
+    got = torch.cat([g.flatten() for g in learner.actor.optimizer.gradients().values()])
+    model = learner.policy()
+    weights, mask = batch.token_weights, batch.existing()
+    assert weights is not None
+    assert batch.advantages is not None
+    assert batch.returns is not None
+    hidden = model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
+    logprobs = torch.log_softmax(hidden / 0.7, -1).gather(1, batch.completion_ids[mask][:, None]).squeeze(1)
+    values = learner.head(hidden).squeeze(1)
+    loss = -(logprobs * batch.advantages[mask] * weights[mask]).sum()
+    loss = loss + 0.5 * (0.5 * (values - batch.returns[mask]).square() * weights[mask]).sum()
+    wanted = torch.autograd.grad(loss, list(learner.actor.optimizer.parameters.values()))
+    right = torch.cat([g.flatten() for g in wanted])
+    assert (got - right).norm() <= 1e-9 * right.norm()
+
+
+def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit() -> None:
+    straight, stopped = shared(torch.float32, warmup_steps=2), shared(torch.float32, warmup_steps=2)
+    before = copy.deepcopy(straight.policy().module.state_dict())
+    for update in range(4):
+        for learner in (straight, stopped):
+            said = learner.update(ready_for(learner, update)).metrics.result()
+            assert {"value_loss", "critic_grad_norm", "policy_loss"} <= said.keys()
+            assert learner.version == max(0, update - 1)
+        if update == 1:
+            assert all(torch.equal(straight.policy().module.state_dict()[name], before[name]) for name in before)
+    tensors, meta = stopped.state()
+    resumed = shared(torch.float32, warmup_steps=2)
+    resumed.load_state({name: tensor.clone() for name, tensor in tensors.items()}, meta)
+    for learner in (straight, resumed):
+        learner.update(ready_for(learner, 9))
+    ours, theirs = resumed.state()[0], straight.state()[0]
+    assert ours.keys() == theirs.keys()
+    assert "critic.master.weight" in ours
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert set(resumed.masters()) == set(before)

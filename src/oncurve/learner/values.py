@@ -1,0 +1,70 @@
+"""Reading values off hidden states: V_t of every token, before it is written, and one behind the last."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from oncurve.batching import micro_batches
+from oncurve.learner.budget import Budget
+from oncurve.models import CausalModel
+from oncurve.models.causal import module_device
+from oncurve.types import TrainBatch
+
+__all__ = ["ValueReader", "blank_head"]
+
+
+def blank_head(model: CausalModel) -> nn.Linear:
+    """A value head for the hidden states of `model`, in float32. It begins at 0: no value is claimed of anything."""
+    device = module_device(model.module)
+    one = torch.ones(1, dtype=torch.int64, device=device)
+    with torch.no_grad():
+        width = model.completion_hidden([one], one - 1, one[None], one).shape[1]
+    head = nn.Linear(width, 1, device=device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class ValueReader:
+    """The values that `head (H -> 1)` reads off the hidden states of `model`, in micro-batches of `budget`."""
+
+    def __init__(self, model: CausalModel, head: nn.Module, budget: Budget) -> None:
+        self.model, self.head, self.budget = model, head, budget
+
+    def of(self, micro: TrainBatch) -> Tensor:
+        """`V_t (b, T)` of a micro-batch, 0 where no token is; differentiable."""
+        hidden = self.model.completion_hidden(micro.prompts, micro.group_ids, micro.completion_ids, micro.lengths)
+        return self.read(hidden, micro)
+
+    def read(self, hidden: Tensor, micro: TrainBatch) -> Tensor:
+        """The same from the hidden states `(N, H)` that predict the micro-batch's tokens."""
+        column = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(1)
+        exists = micro.existing().to(hidden.device)
+        return torch.zeros(exists.shape, dtype=column.dtype, device=column.device).masked_scatter(exists, column)
+
+    def fill(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with `values (B, T)` and `values_beyond (B,)`, without a gradient.
+
+        The value behind a completion is what would be said before one token more.
+        """
+        longer = TrainBatch(
+            completion_ids=pad(batch.completion_ids, (0, 1)),
+            lengths=batch.lengths + 1,
+            loss_mask=pad(batch.loss_mask, (0, 1)),
+            valid=batch.valid,
+            group_ids=batch.group_ids,
+            prompts=batch.prompts,
+            rewards=batch.rewards,
+        )
+        with torch.no_grad():
+            found = self.budget.fit(lambda tokens: self._all(longer, tokens), longer).to(batch.completion_ids.device)
+        rows = torch.arange(batch.size, device=found.device)
+        values = torch.where(batch.existing(), found[:, :-1], 0.0)
+        return batch.having(values=values, values_beyond=found[rows, batch.lengths])
+
+    def _all(self, batch: TrainBatch, tokens: int) -> Tensor:
+        width = batch.completion_ids.shape[1]
+        pieces = [self.of(micro) for micro in micro_batches(batch, tokens)]
+        return torch.cat([pad(piece, (0, width - piece.shape[1])) for piece in pieces])
