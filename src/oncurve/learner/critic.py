@@ -144,7 +144,7 @@ class OwnCritic:
     def _accumulate(self, batch: TrainBatch, tokens: int) -> tuple[float, Metrics]:
         metrics, total = Metrics(), 0.0
         self.optimizer.zero_grad()
-        with sparse_embeddings(self._network):
+        with sparse_embeddings(self._network) as settle:
             for micro in micro_batches(batch, tokens):
                 values = self._reader.of(micro)
                 names = ("values", "returns", "loss_mask", "token_weights")
@@ -157,6 +157,7 @@ class OwnCritic:
                 total += float(loss.detach())
                 for key, stat in token.stats.items():
                     metrics.add(key, stat, here.loss_mask)
+                settle()
         return total, metrics
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

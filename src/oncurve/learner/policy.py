@@ -218,9 +218,10 @@ class LocalLearner:
         metrics = Metrics()
         loss = torch.zeros((), dtype=torch.float64, device=device)
         self.optimizer.zero_grad()
-        with sparse_embeddings(self._model.module):
+        with sparse_embeddings(self._model.module) as settle:
             for micro in micro_batches(live, tokens) if live is not None else ():
                 loss += self._backward(_on(device, micro), metrics)
+                settle()
         return Accumulated(loss, metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ __all__ = ["sparse_embeddings"]
 
 
 @contextmanager
-def sparse_embeddings(module: nn.Module) -> Iterator[None]:
+def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
     """Within: what is looked up in embeddings below `module` on the CPU has a sparse gradient; after: it is in `.grad`.
 
     A table of 152,000 rows is not made, widened and added for the few hundred rows of a micro-batch; and the rows are
@@ -19,6 +19,9 @@ def sparse_embeddings(module: nn.Module) -> Iterator[None]:
     memory: where the head is tied to it, autograd would otherwise hold the head's whole gradient until the lookup's
     comes, and then a sum of both beside it. Other devices keep their dense gradient: a sparse one is added by atomic
     operations there, in another order each time.
+
+    What it gives is to be called after each micro-batch: the rows so far are added to the head's gradient, where there
+    is one, or to each other, where they have become more than the table has. So they do not grow with the batch.
     """
     looked_up = [
         (part, part.weight)
@@ -32,8 +35,20 @@ def sparse_embeddings(module: nn.Module) -> Iterator[None]:
         part.sparse = True
         part.weight = nn.Parameter(weight.detach())
         part.weight.grad_dtype = weight.grad_dtype
+
+    def settle() -> None:
+        for part, weight in looked_up:
+            found = part.weight.grad
+            if found is None or not found.is_sparse:
+                continue
+            if weight.grad is not None and not weight.grad.is_sparse:
+                _add_gradient(weight, found)
+                part.weight.grad = None
+            elif found._nnz() > len(weight):
+                part.weight.grad = found.coalesce()
+
     try:
-        yield
+        yield settle
     finally:
         for part, weight in looked_up:
             found = part.weight.grad

@@ -1,5 +1,7 @@
 """Out of memory on a device: the pass is done again in smaller micro-batches, and they stay small."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -110,6 +112,23 @@ def test_a_tied_weight_has_the_sum_of_both_gradients_and_is_itself_again() -> No
     module.embedding.sparse = True  # so that `sparse_embeddings` leaves it alone: torch's own sum is the judge
     judge = gradient(learner, batch)
     torch.testing.assert_close(given, judge, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_looked_up_do_not_pile_up_over_micro_batches(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner(tied=tied, tokens_per_micro_batch=6)
+    embedding = learner.policy().module.embedding
+    backward, held = learner._backward, []
+
+    def watched(*arguments: Any) -> Tensor:
+        found = embedding.weight.grad
+        held.append(0 if found is None else found._nnz())
+        return backward(*arguments)
+
+    monkeypatch.setattr(learner, "_backward", watched)
+    learner.accumulate(finished(learner, [*GROUPS, *GROUPS, *GROUPS]))
+    assert len(held) > 3
+    assert max(held) <= (0 if tied else len(embedding.weight))
 
 
 def test_an_interrupted_pass_leaves_the_embedding_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
