@@ -135,8 +135,8 @@ def _line(found: dict[str, Any]) -> str:
 def needed_bytes(case: Case) -> float:
     """What a worker will hold at its most, roughly: by parameter, and 10 copies of all completions' float32 logits.
 
-    oncurve never has those logits; its activations are taken as a twentieth of what it holds by parameter, and there are
-    the weights packed for decoding.
+    oncurve never has those logits; its activations are taken as a twentieth of what it holds by parameter, and there
+    are the weights packed for decoding.
     """
     size = size_of(case)
     parameters = size.body_parameters + size.head_parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -171,7 +171,7 @@ class LocalLearner:
         self._needs = objective.needs | regularizer.needs
         self._by_advantage = still_without_advantage(objective, regularizer)
         self._attempts = 0
-        self._values: tuple[ValueReader, ValueLoss] | None = None
+        self._values: ValueReader | None = None
         self.budget = Budget(config.tokens_per_micro_batch)
 
     @property
@@ -189,7 +189,7 @@ class LocalLearner:
 
     def also_train(self, reader: ValueReader, loss: ValueLoss) -> None:
         """Read values off this model's hidden states, and add their loss to every token's from now on."""
-        self._values = reader, loss
+        self._values, self.regularizer = reader, replace(self.regularizer, value=loss)
         self._by_advantage = False  # a value may be wrong where the advantage is 0
 
     def accumulate(self, minibatch: TrainBatch) -> Accumulated:
@@ -227,11 +227,9 @@ class LocalLearner:
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
         """Adds the micro-batch's gradient to `.grad` and its statistics to `metrics`; returns its loss `()`."""
         head = self.reference.head() if self.reference is not None else None
-        read = None if self._values is None else partial(self._values[0].read, micro=micro)
+        read = None if self._values is None else partial(self._values.read, micro=micro)
         streams = token_streams(self._model, micro, self._needs, self._temperature, head, observe=OBSERVED, read=read)
         token: TokenLoss = self.objective(streams, micro) + self.regularizer(streams, micro)
-        if self._values is not None and streams.values is not None:
-            token = token + self._values[1](streams.values, micro)
         assert micro.token_weights is not None  # live_rows has looked
         loss = (token.loss * micro.token_weights).sum()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from oncurve.kl import KL_KINDS, EstimatorName, kl_value
+from oncurve.losses.value import ValueLoss
 from oncurve.spec import Component
 from oncurve.types import Streams, TokenLoss, TrainBatch
 
@@ -78,12 +79,15 @@ class KLPenalty(Component):
 class Regularizer:
     """`β · KL - α · H` per token. `entropy_coef` is α: positive rewards undecidedness, 0 is off.
 
+    `value`: the loss of values that are read off the policy's own hidden states, added where there are any.
+
     Statistics: "kl", the estimator's value, where β > 0 or the batch has reference log-probs; "entropy", where the
     stream is there. Statistics alone cost no gradient.
     """
 
     kl: KLPenalty
     entropy_coef: float = 0.0
+    value: ValueLoss | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -107,7 +111,10 @@ class Regularizer:
             stats["entropy"] = entropy.detach()
         elif self.entropy_coef:
             raise ValueError("the entropy bonus needs the stream entropy, which is absent")
-        return TokenLoss(loss, stats)
+        held = TokenLoss(loss, stats)
+        if self.value is None or streams.values is None:
+            return held
+        return held + self.value(streams.values, batch)
 
     def _kl(self, streams: Streams, batch: TrainBatch) -> Tensor | None:
         """The estimator's value per token, 0 where `loss_mask` is False; None where neither needed nor to be had."""
