@@ -28,6 +28,7 @@ METRIC = "eval/accuracy"
 def curve(kind: str, seed: int, steps: int, every: int) -> dict[int, float]:
     """Held-out accuracy by step of one run, in a process and a folder of its own."""
     words = [f"run.seed={seed}", f"run.steps={steps}", f"eval.every={every}", "checkpoint.every=0"]
+    words.append("learner.schedule=constant")  # so that the number of steps changes nothing but where a run ends
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "oncurve", "train", str(RECIPES[kind]), *words, "--out", f"{folder}/run"]
         subprocess.run(command, check=True, capture_output=True, text=True)
