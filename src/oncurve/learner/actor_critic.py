@@ -134,14 +134,9 @@ class SharedActorCritic(_Pair):
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One update of both from one backward pass; of the head alone while it warms up."""
-        self.optimizer.zero_grad()
         accumulated = self.actor.accumulate(minibatch)
         warming = self.optimizer.steps < self._warmup
-        if warming:
-            self.actor.forget(accumulated)
-            result = UpdateResult(accumulated.metrics)
-        else:
-            result = self.actor.apply(accumulated)
+        result = self.actor.forget(accumulated) if warming else self.actor.apply(accumulated)
         if result.skipped:
             self.optimizer.zero_grad()
             return result

@@ -52,7 +52,7 @@ class CriticConfig(Component):
     warmup_steps: int = Field(default=0, ge=0)
     clip: float = Field(default=0.2, ge=0)
 
-    def build(self, actor: LocalLearner) -> ActorCritic:
+    def build(self, actor: LocalLearner) -> ActorCritic | SharedActorCritic:
         """`actor` with a critic beside it. Raises ModelError where its model cannot be copied."""
         return ActorCritic(actor, OwnCritic(self, actor), self.warmup_steps)
 
@@ -68,7 +68,7 @@ class SharedCriticConfig(CriticConfig):
 
     coef: float = Field(default=0.1, ge=0)
 
-    def build(self, actor: LocalLearner) -> SharedActorCritic:  # type: ignore[override]
+    def build(self, actor: LocalLearner) -> SharedActorCritic:
         """`actor` with a value head."""
         return SharedActorCritic(actor, self.learning_rate, self.warmup_steps, ValueLoss(self.clip or None, self.coef))
 

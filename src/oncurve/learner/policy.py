@@ -218,6 +218,8 @@ class LocalLearner:
         metrics = Metrics()
         loss = torch.zeros((), dtype=torch.float64, device=device)
         self.optimizer.zero_grad()
+        if self._values is not None:
+            self._values.head.zero_grad()  # of an attempt that ran out of memory
         with sparse_embeddings(self._model.module) as settle:
             for micro in micro_batches(live, tokens) if live is not None else ():
                 loss += self._backward(_on(device, micro), metrics)
@@ -239,10 +241,14 @@ class LocalLearner:
             _observe_mismatch(metrics, streams.logprobs, micro)
         return loss.detach()
 
-    def forget(self, accumulated: Accumulated) -> None:
-        """The gradient of `accumulate` is not used."""
+    def forget(self, accumulated: Accumulated) -> UpdateResult:
+        """The model's part of the gradient is not used; "skipped" where it, or the loss, is not finite."""
+        norm, loss = self.optimizer.gradient_norm(), float(accumulated.loss)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return self._skip(loss, norm)
         self.optimizer.zero_grad()
-        accumulated.metrics.add("loss", float(accumulated.loss))
+        accumulated.metrics.add("loss", loss)
+        return UpdateResult(accumulated.metrics)
 
     def apply(self, accumulated: Accumulated) -> UpdateResult:
         """One AdamW step with the accumulated gradient, norm clipped, at the schedule's rate; `.grad` is empty then.

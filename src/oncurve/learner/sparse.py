@@ -37,6 +37,7 @@ def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
         part.weight.grad_dtype = weight.grad_dtype
 
     def settle() -> None:
+        """Bound the rows that have gathered, see above."""
         for part, weight in looked_up:
             found = part.weight.grad
             if found is None or not found.is_sparse:

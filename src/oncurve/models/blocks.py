@@ -86,6 +86,7 @@ class _Attention(Block):
     window: int | None
 
     def forward(self, *inputs: Any, **others: Any) -> Any:
+        """As the module's own; with `oncurve_context`, attention by it: `(1, N, H)` -> `((1, N, H), None)`."""
         context: AttentionContext | None = others.get("oncurve_context")
         if context is None or inputs or others.get("attention_mask") is not None:
             return super().forward(*inputs, **others)
@@ -121,6 +122,7 @@ class _GatedMLP(Block):
     products = (("gate_proj", "up_proj"), ("down_proj",))
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(..., H)` -> `(..., H)`."""
         products = self._product(x, 0)
         gate, up = products.chunk(2, -1) if isinstance(products, Tensor) else products
         activation: Any = self.act_fn

@@ -260,3 +260,36 @@ def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit() -
     assert "critic.master.weight" in ours
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert set(resumed.masters()) == set(before)
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_on_one_backbone_what_is_not_finite_moves_nothing(warmup: int) -> None:
+    learner = shared(warmup_steps=warmup)
+    batch = ready_for(learner)
+    assert batch.returns is not None
+    before = copy.deepcopy(learner.head.state_dict())
+    result = learner.update(batch.having(returns=batch.returns * math.inf))
+    assert result.skipped
+    assert learner.version == learner.optimizer.steps == 0
+    assert all(torch.equal(learner.head.state_dict()[name], before[name]) for name in before)
+    assert not learner.update(batch).skipped
+
+
+def test_on_one_backbone_an_attempt_that_ran_out_of_memory_leaves_nothing_in_the_head() -> None:
+    learner, straight = shared(budget=12), shared(budget=12)
+    batch, backward, calls = ready_for(learner), learner.actor._backward, []
+
+    def failing(*arguments: object) -> Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("made up")
+        return backward(*arguments)  # type: ignore[arg-type]
+
+    learner.actor._backward = failing  # type: ignore[assignment]
+    learner.actor.accumulate(batch)
+    straight.actor.accumulate(batch)
+    assert len(calls) > 3
+    got, wanted = learner.head.weight.grad, straight.head.weight.grad
+    assert got is not None
+    assert wanted is not None
+    torch.testing.assert_close(got, wanted)

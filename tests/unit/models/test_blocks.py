@@ -106,7 +106,9 @@ def test_in_float32_the_bits_are_those_of_the_layers_of_transformers(name):
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
 @pytest.mark.parametrize("name", FAMILY)
 def test_decoding_with_packed_weights_is_decoding_without(name, dtype, limit, monkeypatch):
-    packed = decoded(TransformersModel(replaced(name, dtype)))
+    packing = TransformersModel(replaced(name, dtype))
+    assert packing.decoder(UNIFORM.prompts, [2] * len(UNIFORM.prompts), 6).logits is not None  # something is packed
+    packed = decoded(packing)
     apart = decoded(TransformersModel(replaced(name, dtype)), packed=False, monkeypatch=monkeypatch)
     assert packed.dtype == apart.dtype == dtype
     assert (packed - apart).abs().max() <= limit * apart.abs().max()
