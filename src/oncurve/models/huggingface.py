@@ -6,10 +6,7 @@ runs only where `trust_remote_code` says so. What is missing is refused with the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,12 +18,10 @@ from oncurve.models.hub import reachable
 from oncurve.models.precision import DTYPES, Precision, resolved
 from oncurve.models.probe import wrap
 from oncurve.models.quiet import quiet
+from oncurve.models.sources import directory_of, explained, load_tokenizer, stored_in_bfloat16
 from oncurve.spec import Component
 
 __all__ = ["LoadedModel", "ModelConfig", "loaded_from"]
-
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class ModelConfig(Component):
             ModelError: no such directory; no weights, only pickled ones, or not all of them; no tokenizer; a hub id
                 that cannot be fetched; code that is not trusted; no CUDA device.
         """
-        directory = _directory(self.path)
+        directory = directory_of(self.path)
         source = str(directory or self.path)
         device = self._device()
         local = directory is not None or not reachable()  # what was downloaded once loads without the hub
@@ -104,7 +99,7 @@ class ModelConfig(Component):
             raise ModelError(
                 f"{source}: the weights lack {shown}; a model with random parts cannot be trained on purpose"
             )
-        tokenizer = self._load_tokenizer(source, local)
+        tokenizer = load_tokenizer(source, local, self.trust_remote_code)
         with quiet():
             model = wrap(module.to(device), self.attention)
         context: int | None = getattr(module.config.get_text_config(), "max_position_embeddings", None)
@@ -120,7 +115,7 @@ class ModelConfig(Component):
         return torch.device("cuda" if available and self.device != "cpu" else "cpu")
 
     def _load_module(self, source: str, local: bool, masters: bool) -> tuple[Any, list[str]]:
-        with quiet(), _explained(source, "model"):
+        with quiet(), explained(source, "model"):
             from transformers import AutoModelForCausalLM
 
             as_stored = not masters or stored_in_bfloat16(source, local, self.trust_remote_code)
@@ -133,14 +128,6 @@ class ModelConfig(Component):
                 output_loading_info=True,
             )
         return module, sorted(str(key) for key in (*loading["missing_keys"], *loading["mismatched_keys"]))
-
-    def _load_tokenizer(self, source: str, local: bool) -> Any:
-        with quiet(), _explained(source, "tokenizer"):
-            from transformers import AutoTokenizer
-
-            return AutoTokenizer.from_pretrained(
-                source, local_files_only=local, trust_remote_code=self.trust_remote_code
-            )
 
 
 def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:
@@ -156,60 +143,6 @@ def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:
     return LoadedModel(model, tokenizer, eos_ids_of(module, tokenizer), type(module).__name__, dtype, context)
 
 
-def _directory(path: str) -> Path | None:
-    """The directory that `path` means, checked; None where it means a hub id.
-
-    Raises:
-        ModelError: no path, a path to nothing, or a directory that holds no model oncurve can load.
-    """
-    if not path:
-        raise ModelError("model.path is not set: name a directory in Hugging Face form, or a hub id")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        _check_directory(folder)
-        return folder
-    if folder.exists():
-        raise ModelError(f"{path} is a file; model.path names a directory in Hugging Face form, or a hub id")
-    if path[0] in "./~" or path.count("/") > 1:
-        raise ModelError(f"{path}: no such directory")
-    return None
-
-
-def _check_directory(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json: it is not a model in Hugging Face form")
-    if not any(folder.glob("*.safetensors")):
-        pickled = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-        if pickled:
-            raise ModelError(
-                f"{folder} has only pickled weights ({pickled[0]}), which run code when they are loaded; oncurve never "
-                "loads them. Convert them where you trust them: transformers' save_pretrained writes safetensors"
-            )
-        raise ModelError(f"{folder} has no weights (*.safetensors)")
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ModelError(f"{folder} has no tokenizer (tokenizer.json and its like); copy its files beside the weights")
-
-
-def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> bool:
-    """Whether every floating weight of a model is stored in bfloat16, so that float32 would hold nothing more.
-
-    Of a directory its files say so; of a hub id its configuration, which was written with them.
-    """
-    files = sorted(Path(source).glob("*.safetensors"))
-    if not files:
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=trust_remote_code)
-        return getattr(config, "dtype", None) == torch.bfloat16
-    from safetensors import safe_open
-
-    found: set[str] = set()
-    for path in files:
-        with safe_open(path, "pt") as file:
-            found.update(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118  (no mapping)
-    return {name for name in found if name[0] in "FB" and name != "BOOL"} == {"BF16"}
-
-
 def eos_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every token that ends a completion, of the generation config, the config and the tokenizer, where they are there.
 
@@ -220,28 +153,3 @@ def eos_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:
         given = getattr(holder, "eos_token_id", None)
         found += [given] if isinstance(given, int) else list(given or ())
     return tuple(dict.fromkeys(found))
-
-
-@contextmanager
-def _explained(source: str, what: str) -> Iterator[None]:
-    """What transformers raises, as a `ModelError` that says what to do."""
-    try:
-        yield
-    except ImportError as error:
-        raise ModelError(f"{source}: the {what} needs a package that is not installed: {_first(error)}") from error
-    except Exception as error:  # transformers, huggingface_hub and safetensors have no common base
-        text = str(error)
-        if "trust_remote_code" in text:
-            raise ModelError(
-                f"{source}: its {what} comes with code of its own; set model.trust_remote_code = true if you trust it"
-            ) from error
-        if isinstance(error, OSError) and not Path(source).is_dir():
-            raise ModelError(
-                f"{source} is neither a directory here nor a {what} the hub could give: {_first(error)} "
-                "(a hub id needs the network, or an earlier download; a private one needs `hf auth login`)"
-            ) from error
-        raise ModelError(f"{source}: the {what} cannot be loaded: {_first(error)}") from error
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,109 @@
+"""Where a model comes from: a directory in Hugging Face form or a hub id, looked at before anything is loaded.
+
+What cannot be loaded is refused with the mend. Weights are safetensors, never pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oncurve.errors import ModelError
+from oncurve.models.quiet import quiet
+
+__all__ = ["directory_of", "explained", "load_tokenizer", "stored_in_bfloat16"]
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+def directory_of(path: str, key: str = "model.path") -> Path | None:
+    """The directory that `path`, the value of the setting `key`, means, checked; None where it means a hub id.
+
+    Raises:
+        ModelError: no path, a path to nothing, or a directory that holds no model oncurve can load.
+    """
+    if not path:
+        raise ModelError(f"{key} is not set: name a directory in Hugging Face form, or a hub id")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        _check_directory(folder)
+        return folder
+    if folder.exists():
+        raise ModelError(f"{path} is a file; {key} names a directory in Hugging Face form, or a hub id")
+    if path[0] in "./~" or path.count("/") > 1:
+        raise ModelError(f"{path}: no such directory")
+    return None
+
+
+def _check_directory(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json: it is not a model in Hugging Face form")
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+        if pickled:
+            raise ModelError(
+                f"{folder} has only pickled weights ({pickled[0]}), which run code when they are loaded; oncurve never "
+                "loads them. Convert them where you trust them: transformers' save_pretrained writes safetensors"
+            )
+        raise ModelError(f"{folder} has no weights (*.safetensors)")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(f"{folder} has no tokenizer (tokenizer.json and its like); copy its files beside the weights")
+
+
+def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> bool:
+    """Whether every floating weight of a model is stored in bfloat16, so that float32 would hold nothing more.
+
+    Of a directory its files say so; of a hub id its configuration, which was written with them.
+    """
+    files = sorted(Path(source).glob("*.safetensors"))
+    if not files:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=trust_remote_code)
+        return getattr(config, "dtype", None) == torch.bfloat16
+    from safetensors import safe_open
+
+    found: set[str] = set()
+    for path in files:
+        with safe_open(path, "pt") as file:
+            found.update(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118  (no mapping)
+    return {name for name in found if name[0] in "FB" and name != "BOOL"} == {"BF16"}
+
+
+def load_tokenizer(source: str, local: bool, trust_remote_code: bool, section: str = "model") -> Any:
+    """The tokenizer of a directory or hub id. Raises ModelError where there is none."""
+    with quiet(), explained(source, "tokenizer", section):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=trust_remote_code)
+
+
+@contextmanager
+def explained(source: str, what: str, section: str = "model") -> Iterator[None]:
+    """What transformers raises, as a `ModelError` that says what to do; `section` is where the settings stand."""
+    try:
+        yield
+    except ImportError as error:
+        raise ModelError(f"{source}: the {what} needs a package that is not installed: {_first(error)}") from error
+    except Exception as error:  # transformers, huggingface_hub and safetensors have no common base
+        text = str(error)
+        if "trust_remote_code" in text:
+            raise ModelError(
+                f"{source}: its {what} comes with code of its own; if you trust it, "
+                f"set {section}.trust_remote_code = true"
+            ) from error
+        if isinstance(error, OSError) and not Path(source).is_dir():
+            raise ModelError(
+                f"{source} is neither a directory here nor a {what} the hub could give: {_first(error)} "
+                "(a hub id needs the network, or an earlier download; a private one needs `hf auth login`)"
+            ) from error
+        raise ModelError(f"{source}: the {what} cannot be loaded: {_first(error)}") from error
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
