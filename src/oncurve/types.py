@@ -26,9 +26,25 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Completion", "Ending", "Graded", "Group", "Prompt", "Score", "Streams", "TokenLoss", "TrainBatch"]
+__all__ = [
+    "Completion",
+    "Ending",
+    "Graded",
+    "Group",
+    "LabelledSteps",
+    "Messages",
+    "PreferencePair",
+    "Prompt",
+    "Score",
+    "Streams",
+    "TokenLoss",
+    "TrainBatch",
+]
 
 Ending = Literal["eos", "stop", "length"]
+
+Messages = str | tuple[Mapping[str, Any], ...]
+"""A prompt or a completion: text, or the messages of a chat."""
 
 
 @dataclass(frozen=True)
@@ -189,3 +205,32 @@ class TrainBatch:
         """`(B, T)` bool: this token exists (trained or not)."""
         positions = torch.arange(self.completion_ids.shape[1], device=self.lengths.device)
         return positions[None, :] < self.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """Two completions of one prompt, of which one is the better: what an outcome reward model learns from.
+
+    Example: `PreferencePair("2+2=", "4", "5")`. `margin`: by how much it should win.
+    """
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class LabelledSteps:
+    """A completion and what is known of its steps: what a process reward model learns from.
+
+    `ends[j]` is the offset in `completion` just behind step j, `labels[j]` in 0 ... 1 says whether the step is right,
+    or what share of the ways on from it are; None: nobody said.
+
+    Example: `LabelledSteps("2+2+1=", "4+1\\n6", (4, 5), (1.0, 0.0))`.
+    """
+
+    prompt: Messages
+    completion: str
+    ends: tuple[int, ...]
+    labels: tuple[float | None, ...]

@@ -9,6 +9,7 @@ from oncurve.losses.aggregate import (
     TokenSum,
 )
 from oncurve.losses.objectives import OBJECTIVE_KINDS, Clipped, Objective, Reinforce, Sequence
+from oncurve.losses.preference import bradley_terry, step_cross_entropy
 from oncurve.losses.regularize import KLPenalty, Regularizer
 from oncurve.losses.value import ValueLoss, value_loss
 
@@ -27,5 +28,7 @@ __all__ = [
     "TokenMean",
     "TokenSum",
     "ValueLoss",
+    "bradley_terry",
+    "step_cross_entropy",
     "value_loss",
 ]

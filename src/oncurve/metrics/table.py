@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from oncurve.metrics.metric import Metric
+from oncurve.metrics.of_reward_model import REWARD_MODEL_METRICS
 from oncurve.metrics.of_rollout import ROLLOUT_METRICS
 from oncurve.metrics.of_update import UPDATE_METRICS
 from oncurve.spec import suggest
 
 __all__ = ["METRICS", "declared"]
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROLLOUT_METRICS, *UPDATE_METRICS)}
+METRICS: dict[str, Metric] = {
+    metric.name: metric for metric in (*ROLLOUT_METRICS, *UPDATE_METRICS, *REWARD_MODEL_METRICS)
+}
 
 _FAMILIES: dict[str, Metric] = {metric.prefix: metric for metric in METRICS.values() if metric.prefix is not None}
 

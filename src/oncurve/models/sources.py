@@ -75,17 +75,17 @@ def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> boo
     return {name for name in found if name[0] in "FB" and name != "BOOL"} == {"BF16"}
 
 
-def load_tokenizer(source: str, local: bool, trust_remote_code: bool, section: str = "model") -> Any:
+def load_tokenizer(source: str, local: bool, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a directory or hub id. Raises ModelError where there is none."""
-    with quiet(), explained(source, "tokenizer", section):
+    with quiet(), explained(source, "tokenizer"):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=trust_remote_code)
 
 
 @contextmanager
-def explained(source: str, what: str, section: str = "model") -> Iterator[None]:
-    """What transformers raises, as a `ModelError` that says what to do; `section` is where the settings stand."""
+def explained(source: str, what: str, trust: str | None = "model.trust_remote_code") -> Iterator[None]:
+    """What transformers raises, as a `ModelError` that says what to do; `trust`: the setting that lets code run."""
     try:
         yield
     except ImportError as error:
@@ -93,10 +93,8 @@ def explained(source: str, what: str, section: str = "model") -> Iterator[None]:
     except Exception as error:  # transformers, huggingface_hub and safetensors have no common base
         text = str(error)
         if "trust_remote_code" in text:
-            raise ModelError(
-                f"{source}: its {what} comes with code of its own; if you trust it, "
-                f"set {section}.trust_remote_code = true"
-            ) from error
+            mend = ", which is never run here" if trust is None else f"; set {trust} = true if you trust it"
+            raise ModelError(f"{source}: its {what} comes with code of its own{mend}") from error
         if isinstance(error, OSError) and not Path(source).is_dir():
             raise ModelError(
                 f"{source} is neither a directory here nor a {what} the hub could give: {_first(error)} "

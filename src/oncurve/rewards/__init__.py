@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncurve.rewards.math import Math
+from oncurve.rewards.model import ModelReward, ProcessModelReward
 from oncurve.rewards.python import Python
 from oncurve.rewards.settings import RewardSettings
 from oncurve.rewards.verify import Exact, Numeric, Regex, Task, TaskSteps
@@ -20,7 +21,9 @@ __all__ = [
     "REWARD_KINDS",
     "Exact",
     "Math",
+    "ModelReward",
     "Numeric",
+    "ProcessModelReward",
     "Python",
     "Regex",
     "RewardSet",
@@ -37,6 +40,8 @@ REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "regex": Regex,
     "task": Task,
     "task_steps": TaskSteps,
+    "model": ModelReward,
+    "process_model": ProcessModelReward,
 }
 
 

@@ -7,16 +7,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncurve.errors import ConfigError
 from oncurve.rewards import REWARD_KINDS
+from oncurve.rewards.model import NetworkRunner
 from oncurve.rewards.parts import Part
 from oncurve.rewards.python import Python
 from oncurve.rewards.scoring import Locate, Scoring
 from oncurve.rewards.settings import InProcess, RewardSettings, kind_meant
 from oncurve.spec import build
 from oncurve.types import Group
+
+if TYPE_CHECKING:
+    from oncurve.models.classifier import Classifier
 
 __all__ = ["RewardSet"]
 
@@ -74,6 +78,17 @@ class RewardSet:
                     part.check_columns(columns)
             undo.pop_all()
         return cls(parts)
+
+    def judge_with(self, classifier: Classifier) -> None:
+        """Rewards of a network that have none of their own use this one. Raises ConfigError: it judges otherwise."""
+        for part in self.parts:
+            runner = part.runner
+            if isinstance(runner, NetworkRunner) and runner.classifier is None:
+                if runner.head != classifier.head:
+                    raise ConfigError(
+                        f"reward {part.name} judges by {runner.head}, and reward_model.kind is {classifier.head!r}"
+                    )
+                runner.classifier = classifier
 
     def begin(self, step: int = 0) -> Scoring:
         """The scoring of one step, to which groups can be submitted while others are still being written."""

@@ -1,0 +1,149 @@
+"""Classifiers from a directory or a hub id: one that was trained as a reward model, or a new head on a language model.
+
+A reward model is used as it is; a part of it that is missing is an error. To be trained it may also be a causal
+language model, whose backbone gets a head that begins at 0: no reward is claimed of anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from oncurve.errors import ModelError
+from oncurve.models.classifier import Classifier, HeadKind
+from oncurve.models.hub import reachable
+from oncurve.models.precision import DTYPES
+from oncurve.models.quiet import quiet
+from oncurve.models.sources import directory_of, explained, load_tokenizer
+
+__all__ = ["STEP_LABELS", "load_classifier"]
+
+ARCHITECTURES: dict[HeadKind, str] = {"outcome": "ForSequenceClassification", "process": "ForTokenClassification"}
+NAMES: dict[HeadKind, str] = {"outcome": "a sequence classifier", "process": "a token classifier"}
+PLURALS: dict[HeadKind, str] = {"outcome": "outcomes", "process": "steps"}
+STEP_LABELS = {0: "wrong", 1: "right"}
+"""What the two labels of a process reward model that is made here mean: TRL's and PRM800K's order."""
+
+
+def load_classifier(
+    path: str,
+    head: HeadKind,
+    *,
+    label: str | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    new_head: bool = False,
+    section: str = "reward_model",
+) -> Classifier:
+    """Load a classifier and its tokenizer, ready to judge.
+
+    Args:
+        path: a directory in Hugging Face form, or a hub id.
+        label: of several the one whose log-odds are the verdict, by name or number; None: there is one logit, or two
+            of a process model, of which the second says "right".
+        max_length: the longest text to read, in tokens; None: what the model was made for.
+        new_head: a causal language model will do, and gets a head that begins at 0.
+        section: where in the configuration `path` stands, for messages.
+
+    Raises ModelError: no such model, the wrong kind of it, no such label, a tokenizer that cannot be used.
+    """
+    directory = directory_of(path, f"{section}.path")
+    source, local = str(directory or path), directory is not None or not reachable()
+    chosen = _device(device, section)
+    module = _load(source, local, head, DTYPES[dtype], new_head)
+    tokenizer = load_tokenizer(source, local)
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(
+            f"{source}: its tokenizer does not say where in a text its tokens are; convert it to a fast one"
+        )
+    text_config = module.config.get_text_config()
+    pad_id = next(
+        (i for i in (tokenizer.pad_token_id, text_config.pad_token_id, tokenizer.eos_token_id) if i is not None), None
+    )
+    if pad_id is None:
+        raise ModelError(f"{source}: the tokenizer has neither a padding nor an end token, so texts cannot be batched")
+    text_config.pad_token_id = module.config.pad_token_id = int(pad_id)
+    context: int | None = getattr(text_config, "max_position_embeddings", None)
+    longest = min((n for n in (context, max_length) if n is not None), default=None)
+    name = directory.name if directory is not None else path
+    module.eval()
+    return Classifier(
+        module.to(chosen), tokenizer, head, _label(module, head, label, source, section), pad_id, longest, name
+    )
+
+
+def _device(device: str, section: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ModelError(f'{section}.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
+    return torch.device("cuda" if available and device != "cpu" else "cpu")
+
+
+def _load(source: str, local: bool, head: HeadKind, dtype: torch.dtype, new_head: bool) -> Any:
+    with quiet(), explained(source, "model", None):
+        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+        config = AutoConfig.from_pretrained(source, local_files_only=local)
+    found = str(next(iter(getattr(config, "architectures", None) or ()), "of no known architecture"))
+    is_it = found.endswith(ARCHITECTURES[head])
+    if not is_it:
+        _check_new_head(source, found, head, new_head)
+        config.num_labels = 1 if head == "outcome" else len(STEP_LABELS)
+        if head == "process":
+            config.id2label = dict(STEP_LABELS)
+            config.label2id = {name: number for number, name in STEP_LABELS.items()}
+    loader = AutoModelForSequenceClassification if head == "outcome" else AutoModelForTokenClassification
+    with quiet(), explained(source, "model", None):
+        module, loading = loader.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=local,
+            output_loading_info=True,
+        )
+    missing = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))
+    strangers = [name for name in missing if is_it or not _of_head(module, name)]
+    if strangers:
+        raise ModelError(f"{source}: the weights lack {strangers[0]}; a judge with random parts judges nothing")
+    for name in missing:
+        nn.init.zeros_(module.get_parameter(name))
+    return module
+
+
+def _check_new_head(source: str, found: str, head: HeadKind, new_head: bool) -> None:
+    for kind, ending in ARCHITECTURES.items():
+        if found.endswith(ending):
+            raise ModelError(
+                f"{source} ({found}) is {NAMES[kind]}: a reward model of {PLURALS[kind]}, and not of {PLURALS[head]}"
+            )
+    if not new_head:
+        mend = "train one with: oncurve reward-model train"
+        raise ModelError(f"{source} ({found}) is not {NAMES[head]}, so it is no reward model; {mend}")
+
+
+def _of_head(module: Any, name: str) -> bool:
+    """Whether a parameter lies outside the backbone."""
+    return not name.startswith(f"{module.base_model_prefix}.")
+
+
+def _label(module: Any, head: HeadKind, label: str | None, source: str, section: str) -> int | None:
+    count = int(module.config.num_labels)
+    names = {int(number): str(name) for number, name in (module.config.id2label or {}).items()}
+    if count == 1:
+        return None
+    if label is None and head == "process" and count == len(STEP_LABELS):
+        return 1
+    if label is not None:
+        known = {name.casefold(): number for number, name in names.items()} | {str(n): n for n in range(count)}
+        if label.casefold() in known:
+            return known[label.casefold()]
+    listed = ", ".join(f"{number} ({names.get(number, 'unnamed')})" for number in range(count))
+    wrong = (
+        f"has no label {label!r}" if label is not None else f"has {count} labels, and which is the reward is not said"
+    )
+    raise ModelError(f"{source} {wrong}; set {section}.label to one of: {listed}")
