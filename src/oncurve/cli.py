@@ -46,6 +46,8 @@ config_app = typer.Typer(
     no_args_is_help=True, help="Look at a configuration: the resolved file, or the objective in words."
 )
 app.add_typer(config_app, name="config")
+reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make the data it learns from.")
+app.add_typer(reward_model_app, name="reward-model")
 
 Recipe = Annotated[str, typer.Argument(help="A recipe (.toml or .yaml), or a preset's name.", metavar="RECIPE")]
 Overrides = Annotated[
@@ -81,9 +83,9 @@ def train(
 @app.command()
 def resume(directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")]) -> None:
     """Go on with a run that was stopped or killed, exactly where it was."""
-    from oncurve.run.session import resume_run
+    from oncurve.run.resuming import resume_any
 
-    _exit_with(resume_run(directory))
+    _exit_with(resume_any(directory))
 
 
 @app.command("eval")
@@ -180,6 +182,19 @@ def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
     typer.echo("")
     for line in plan(config):
         typer.echo(f"  {line}")
+
+
+@reward_model_app.command("train")
+def reward_model_train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+) -> None:
+    """Train a reward model on preference pairs or labelled steps, into a run directory."""
+    from oncurve.run.reward_models import load_reward_recipe, train_reward_model
+
+    config, base = load_reward_recipe(recipe, overrides or [])
+    _exit_with(train_reward_model(config, base, out))
 
 
 def _exit_with(stopped_by: str | None) -> None:

@@ -85,7 +85,8 @@ class Score:
     `parts` are the weighted rewards' raw values by name (None: did not apply). `step_ends[j]` is the index of
     the last token of step j, `step_rewards[j]` its reward, `step_offsets[j]` where in the text it ends (the offset
     just behind it; for people, and empty where nobody knows). `extras` is what the rewards noted about the completion
-    beside their value, as JSON can hold it, by "part/name".
+    beside their value, as JSON can hold it, by "part/name". `part_steps` are the (offset, reward) of the steps that each
+    part judged, by name, before any weight.
     """
 
     reward: float
@@ -96,6 +97,7 @@ class Score:
     step_rewards: tuple[float, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
     step_offsets: tuple[int, ...] = ()
+    part_steps: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class RewardLearner:
         self.settings = settings
         self.classifier = classifier
         self.optimizer = MasterAdamW(classifier.module, DTYPES[settings.dtype])
-        self._total_updates = total_updates
+        self.total_updates = total_updates
         self._attempts = 0
 
     @property
@@ -177,7 +177,7 @@ class RewardLearner:
         finite. Examples that do not fit are passed over (see `fitting`).
         """
         rate = scheduled_rate(
-            self.settings.learning_rate, self._attempts, self._total_updates, 0, self.settings.schedule
+            self.settings.learning_rate, self._attempts, self.total_updates, 0, self.settings.schedule
         )
         self._attempts += 1
         metrics = Metrics()

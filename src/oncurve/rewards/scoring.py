@@ -91,6 +91,7 @@ class Scoring:
         values: dict[str, float | None] = {}
         terms = []
         steps = _Steps(len(completion.text))
+        part_steps: dict[str, tuple[tuple[int, float], ...]] = {}
         fault, masked = None, False
         for scored, reply in zip(self._parts, replies, strict=True):
             part, value = scored.part, reply.value
@@ -101,10 +102,11 @@ class Scoring:
                     raise RewardError(
                         f"reward {part.name} failed ({reply.fault}), and its on_error is 'raise':\n{reply.message}"
                     )
-                masked = masked or on_error == "mask"
+                masked = masked or (on_error == "mask" and part.settings.weight != 0)
                 value = None if on_error == "mask" else float(on_error)
             steps.add(value, part.settings.weight)
             if isinstance(value, Stepwise):
+                part_steps[part.name] = tuple(zip(value.ends, value.rewards, strict=True))
                 value = value.value
             values[part.name] = value
             if value is not None:
@@ -116,7 +118,8 @@ class Scoring:
             fault = fault or "none: no reward applies: every part returned None"
         elif not masked and not valid:
             fault = "not_finite: the weighted sum of the parts is too large"
-        score = Score(reward if valid else 0.0, valid, values, fault, extras=self._extras(index))
+        extras = self._extras(index)
+        score = Score(reward if valid else 0.0, valid, values, fault, extras=extras, part_steps=part_steps)
         if not valid or not ends:
             return score
         tokens = self._tokens(prompt, completion, ends)
@@ -160,7 +163,7 @@ class Scoring:
 class _Steps:
     """The steps of one completion by what all parts say: at each end the weighted sum of what is said of it.
 
-    A part that judges the completion as a whole does so at the end of its text.
+    A part of weight 0 only looks on. A part that judges the completion as a whole does so at the end of its text.
     """
 
     def __init__(self, length: int) -> None:
@@ -171,10 +174,12 @@ class _Steps:
 
     def add(self, value: Stepwise | float | None, weight: float) -> None:
         """What a part said."""
+        if not weight:
+            return
         if isinstance(value, Stepwise):
             for end, reward in zip(value.ends, value.rewards, strict=True):
                 self._rewards[end] = self._rewards.get(end, 0.0) + weight * reward
-        elif value is not None and weight:
+        elif value is not None:
             self._whole += weight * value
             self._judged_whole = True
 

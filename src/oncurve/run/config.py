@@ -6,17 +6,14 @@ chooses one; `SECTIONS` is the table of those choices. What goes with what is ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 from pydantic import Field, SerializeAsAny, SkipValidation
 from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage
 from oncurve.data import DATA_KINDS, DataSettings, Jsonl
-from oncurve.errors import ConfigError
 from oncurve.learner import CRITIC_KINDS, LearnerConfig
 from oncurve.learner.critic import Critic, NoCritic
 from oncurve.losses import (
@@ -29,14 +26,15 @@ from oncurve.losses import (
     TokenMean,
 )
 from oncurve.models.huggingface import ModelConfig
-from oncurve.rewards import REWARD_KINDS, RewardSettings
-from oncurve.rewards.settings import kind_meant
+from oncurve.rewards import RewardSettings
 from oncurve.rollout import Sampling
-from oncurve.spec import Component, build, suggest, validated
+from oncurve.run.schema import Schema, Section, fixed
+from oncurve.spec import Component
 from oncurve.trainer.protocols import Advantage
 from oncurve.types import TrainBatch
 
 __all__ = [
+    "RUN",
     "SECTIONS",
     "CheckpointSettings",
     "EntropyBonus",
@@ -44,22 +42,10 @@ __all__ = [
     "FilterSettings",
     "RunConfig",
     "RunSettings",
-    "Section",
-    "build_config",
 ]
 
 
 Aggregation = Callable[[TrainBatch], Tensor]
-
-IN_MEMORY = "in-memory:"  # begins what a resolved file holds in place of an object that has no path
-
-# What the rest of a run asks of a section's component, which a class of the user's may lack.
-PROMISES = {
-    "advantage": ("__call__", "least_valid"),
-    "objective": ("__call__", "needs"),
-    "aggregation": ("__call__",),
-    "critic": ("build",),
-}
 
 
 class RunSettings(Component):
@@ -159,100 +145,31 @@ class RunConfig(Component):
         return self.data.prompts_per_step * self.rollout.group_size
 
 
-@dataclass(frozen=True)
-class Section:
-    """The components that a section of the file may be, by kind. `default` is the kind meant when `kind` is left out.
-
-    Without a `default` there is one component and nothing to choose: `kind` is no key of the section.
-    """
-
-    kinds: Mapping[str, type[Component]]
-    default: str | None = None
-
-
-def _fixed(cls: type[Component]) -> Section:
-    return Section({cls.__name__: cls})
-
-
 SECTIONS: dict[str, Section] = {
-    "run": _fixed(RunSettings),
-    "model": _fixed(ModelConfig),
+    "run": fixed(RunSettings),
+    "model": fixed(ModelConfig),
     "data": Section(DATA_KINDS, "jsonl"),
-    "rollout": _fixed(Sampling),
+    "rollout": fixed(Sampling),
     "advantage": Section(ADVANTAGE_KINDS, "grpo"),
     "objective": Section(OBJECTIVE_KINDS, "clipped"),
-    "kl": _fixed(KLPenalty),
-    "entropy": _fixed(EntropyBonus),
+    "kl": fixed(KLPenalty),
+    "entropy": fixed(EntropyBonus),
     "aggregation": Section(AGGREGATION_KINDS, "token-mean"),
-    "filter": _fixed(FilterSettings),
-    "learner": _fixed(LearnerConfig),
+    "filter": fixed(FilterSettings),
+    "learner": fixed(LearnerConfig),
     "critic": Section(CRITIC_KINDS, "none"),
-    "checkpoint": _fixed(CheckpointSettings),
-    "eval": _fixed(EvalSettings),
+    "checkpoint": fixed(CheckpointSettings),
+    "eval": fixed(EvalSettings),
 }
 
-
-def build_config(tables: Mapping[str, Any], base: Path | None = None) -> RunConfig:
-    """The configuration that nested tables describe; sections left out have their defaults.
-
-    Raises ConfigError with a line for everything that is wrong, in all sections, so that one look mends it all.
-    """
-    built: dict[str, Any] = {}
-    problems: list[str] = []
-    for name, table in tables.items():
-        try:
-            _refuse_lost_objects(name, table)
-            built[name] = _build_section(name, table, base)
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return validated(RunConfig, built, "")
-
-
-def _build_section(name: str, table: Any, base: Path | None) -> Component | tuple[Component, ...]:
-    if name == "rewards":
-        return _build_rewards(table, base)
-    if name not in SECTIONS:
-        raise ConfigError(f"{name}: {_unknown_section(name)}")
-    section = SECTIONS[name]
-    if isinstance(table, Mapping) and "kind" in table and section.default is None:
-        raise ConfigError(f"{name}.kind: unknown key; there is only one kind of [{name}]")
-    component = build(table, section.kinds, name, section.default, base)
-    lacking = [promise for promise in PROMISES.get(name, ()) if not hasattr(component, promise)]
-    if lacking:
-        raise ConfigError(f"{name}.kind: {type(component).__name__} lacks {' and '.join(lacking)}, so it is no {name}")
-    return component
-
-
-def _build_rewards(table: Any, base: Path | None) -> tuple[Component, ...]:
-    if isinstance(table, (str, Mapping)) or not isinstance(table, Sequence):
-        raise ConfigError("rewards: expected a list of tables; write each as [[rewards]], with two brackets")
-    return tuple(
-        build(item, REWARD_KINDS, f"rewards.{index}", kind_meant(item), base) for index, item in enumerate(table)
-    )
-
-
-def _refuse_lost_objects(name: str, table: Any) -> None:
-    for part in table if isinstance(table, list) else [table]:
-        for key, value in part.items() if isinstance(part, Mapping) else ():
-            if isinstance(value, str) and value.startswith(IN_MEMORY):
-                what = value.removeprefix(IN_MEMORY)
-                raise ConfigError(
-                    f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again "
-                    f"(oncurve.resume from Python), or put it in a file and write "
-                    f"{'path' if key == 'function' else key} = 'file.py:{what}' in the place of this line"
-                )
-
-
-def _unknown_section(name: str) -> str:
-    owners = [
-        f"{owner}.{name}"
-        for owner, section in SECTIONS.items()
-        for cls in section.kinds.values()
-        if name in cls.model_fields
-    ]
-    if owners:
-        return f"a setting stands in its section; did you mean {' or '.join(dict.fromkeys(owners))}?"
-    names = [*SECTIONS, "rewards"]
-    return "unknown section" + (suggest(name, names) or f"; the sections are: {', '.join(names)}")
+RUN = Schema(
+    RunConfig,
+    SECTIONS,
+    promises={
+        "advantage": ("__call__", "least_valid"),
+        "objective": ("__call__", "needs"),
+        "aggregation": ("__call__",),
+        "critic": ("build",),
+    },
+)
+"""The recipe of a run."""

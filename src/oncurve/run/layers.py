@@ -23,7 +23,8 @@ from oncurve.spec import suggest
 __all__ = ["PRESETS", "Assignment", "Layer", "from_mapping", "from_overrides", "read_layers"]
 
 PRESETS = Path(__file__).parent.parent / "presets"
-FILE_KEYS = {("data", "path"), ("data", "eval_path")}
+FILE_KEYS = {("data", "path"), ("data", "eval_path"), ("iterative", "history")}
+MODEL_KEYS = {("model", "path"), ("reward_model", "path"), ("rewards", "path")}
 SUFFIXES = (".toml", ".yaml", ".yml")
 CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
 
@@ -194,7 +195,7 @@ def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> An
     code = CODE_PATH.fullmatch(value)
     if code is not None:
         return f"{_join(folder, code[1])}:{code[2]}"
-    is_folder = path == ("model", "path") and (value.startswith((".", "~")) or (folder / value).exists())
+    is_folder = (path[0], path[-1]) in MODEL_KEYS and (value.startswith((".", "~")) or (folder / value).exists())
     return _join(folder, value) if path in FILE_KEYS or is_folder else value
 
 

@@ -17,11 +17,12 @@ import tomli_w
 from oncurve.errors import ConfigError
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.checks import check_config, check_inert
-from oncurve.run.config import IN_MEMORY, SECTIONS, RunConfig, build_config
+from oncurve.run.config import RUN, RunConfig
 from oncurve.run.layers import Layer, from_mapping, from_overrides, read_layers
+from oncurve.run.schema import IN_MEMORY, Config, Schema, Section
 from oncurve.spec import Component, component_class, kind_of
 
-__all__ = ["load_config", "merge", "to_tables", "to_toml"]
+__all__ = ["load", "load_config", "merge", "to_tables", "to_toml"]
 
 HEADER = """\
 # The resolved configuration: every setting of the run. `oncurve train` takes this file as a recipe.
@@ -42,20 +43,30 @@ def load_config(
     What a run needs but a preset has not (`model.path`, data, rewards) may be missing: `missing(config)` names it.
     Raises ConfigError for everything else that is wrong.
     """
+    config, folder, layers = load(RUN, recipe, overrides, settings)
+    check_config(config)
+    check_inert(config, layers)
+    return config, folder
+
+
+def load(
+    schema: Schema[Config],
+    recipe: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[Config, Path, list[Layer]]:
+    """A configuration of any schema, its recipe's folder, and the layers it was made of; see `load_config`."""
     here = Path.cwd()
     top, extends = from_overrides(overrides, here)
     layers, folder = read_layers(recipe, extends) if recipe is not None else _extended(extends, here)
     if settings:
         layers.append(from_mapping(settings, "the arguments", here))
     layers.append(top)
-    tables = merge(layers)
+    tables = merge(layers, schema.sections)
     try:
-        config = build_config(tables)
+        return schema.build(tables), folder, layers
     except ConfigError as error:
         raise ConfigError("\n".join(_placed(line, layers) for line in str(error).split("\n"))) from None
-    check_config(config)
-    check_inert(config, layers)
-    return config, folder
 
 
 _PLACE = re.compile(r"[\w.-]+(?=: )")
@@ -76,7 +87,7 @@ def _extended(extends: str | None, here: Path) -> tuple[list[Layer], Path]:
     return (read_layers(extends)[0] if extends is not None else [], here)
 
 
-def merge(layers: Sequence[Layer]) -> dict[str, Any]:
+def merge(layers: Sequence[Layer], sections: Mapping[str, Section] = RUN.sections) -> dict[str, Any]:
     """Nested tables with the assignments of all layers, later ones winning.
 
     `rewards` is replaced as a whole, `rewards.0.weight` changes one item of what stands there. A layer that changes
@@ -87,24 +98,27 @@ def merge(layers: Sequence[Layer]) -> dict[str, Any]:
     for layer in layers:
         for path, value in sorted(layer.assignments, key=lambda assignment: assignment[0][1:] != ("kind",)):
             try:
-                _assign(tables, path, value)
+                _assign(tables, path, value, sections)
             except ConfigError as error:
                 raise ConfigError(f"{error} ({layer.name})") from None
     return tables
 
 
-def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
+def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, sections: Mapping[str, Section]) -> None:
     section, keys = str(path[0]), path[1:]
     if not keys:
-        whole = isinstance(value, Component) and section in SECTIONS
-        tables[section] = component_table(value, SECTIONS[section].kinds) if whole else value
+        whole = isinstance(value, Component) and section in sections
+        tables[section] = component_table(value, sections[section].kinds) if whole else value
     elif section == "rewards":
         _assign_reward(tables, keys, value)
     elif len(keys) == 1:
         if not isinstance(tables.get(section, {}), Mapping):
             raise ConfigError(f"{section}: expected a table of settings, got {tables[section]!r}")
         table = dict(tables.get(section, {}))
-        tables[section] = {**(_kept(section, table, value) if keys == ("kind",) else table), str(keys[0]): value}
+        tables[section] = {
+            **(_kept(sections.get(section), section, table, value) if keys == ("kind",) else table),
+            str(keys[0]): value,
+        }
     else:
         raise ConfigError(f"{'.'.join(map(str, path))}: settings have two parts, section.key")
 
@@ -129,12 +143,11 @@ def _assign_reward(tables: dict[str, Any], keys: tuple[str | int, ...], value: A
     tables["rewards"] = items
 
 
-def _kept(section: str, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+def _kept(known: Section | None, section: str, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """What of the lower layers' `table` still means something when its kind becomes `kind`: keys of one name and type.
 
     A class of the user's may have a field that is called like one of the replaced kind and is something else.
     """
-    known = SECTIONS.get(section)
     if known is None or known.default is None or table.get("kind", known.default) == kind:
         return dict(table)
     fields = component_class(kind, known.kinds, section).model_fields
@@ -147,23 +160,23 @@ def _kept(section: str, table: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     }
 
 
-def to_toml(config: RunConfig) -> str:
+def to_toml(config: Component, schema: Schema[Any] = RUN) -> str:
     """The whole configuration as TOML that `load_config` reads back to the same; what is None is left out.
 
     An object that has no path is written as `in-memory:name`, which loads only where it is given again.
     """
-    return HEADER + tomli_w.dumps({"resolved": True, **to_tables(config)})
+    return HEADER + tomli_w.dumps({"resolved": True, **to_tables(config, schema)})
 
 
-def to_tables(config: RunConfig) -> dict[str, Any]:
+def to_tables(config: Component, schema: Schema[Any] = RUN) -> dict[str, Any]:
     """The whole configuration as nested tables of TOML values, sections in their order."""
     tables: dict[str, Any] = {}
-    for name in RunConfig.model_fields:
+    for name in schema.config.model_fields:
         value = getattr(config, name)
         if name == "rewards":
             tables[name] = [component_table(item, REWARD_KINDS, _plain) for item in value]
         else:
-            section = SECTIONS[name]
+            section = schema.sections[name]
             table = component_table(value, section.kinds, _plain)
             tables[name] = {key: inner for key, inner in table.items() if key != "kind" or section.default is not None}
     return tables

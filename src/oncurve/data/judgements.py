@@ -1,0 +1,219 @@
+"""What a reward model learns from: preference pairs and labelled steps. The section `[data]` of its recipe.
+
+Rows are JSON objects, one a line, or a `.json` file with one list of them. A chat's messages are
+`{"role", "content"}` or `{"from", "value"}`. Rows of one prompt are held out together, so that no held-out question has
+been seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from oncurve.data.jsonl import read_jsonl
+from oncurve.errors import DataError
+from oncurve.randomness import permutation
+from oncurve.spec import Component, suggest
+from oncurve.types import LabelledSteps, Messages, PreferencePair
+
+__all__ = ["JUDGEMENT_KINDS", "Judgements", "Preferences", "StepLabels", "example_from_json", "example_to_json"]
+
+Example = PreferencePair | LabelledSteps
+HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are judged on the same rows
+ROLES = {"human": "user", "gpt": "assistant"}
+
+
+class Judgements(Component):
+    """What both kinds have: where the rows are.
+
+    path           the file, relative to the recipe
+    eval_path      another such file, of held-out rows
+    eval_fraction  or: the share of prompts whose rows are held out, the same ones in every run
+    prompt_column  the column of the prompt: a string, or chat messages; it may be missing in pairs of whole chats
+    limit          use the first so many rows only
+    """
+
+    path: str = ""
+    eval_path: str | None = None
+    eval_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
+    prompt_column: str = Field(default="prompt", min_length=1)
+    limit: int | None = Field(default=None, ge=1)
+
+    def read(self, base: Path | None = None) -> tuple[list[Example], list[Example]]:
+        """Examples to train on and held-out ones. Raises DataError, with the row and what is wrong with it."""
+        if not self.path:
+            raise DataError("data.path: missing; name a JSONL file")
+        examples = self._file("data.path", self.path, base)[: self.limit]
+        if self.eval_path is not None:
+            return examples, self._file("data.eval_path", self.eval_path, base)
+        return _hold_out(examples, self.eval_fraction)
+
+    def example(self, row: Mapping[str, Any]) -> Example:
+        """The example of one row. Raises DataError, KeyError and TypeError."""
+        raise TypeError(f"{type(self).__name__} must define example(row)")
+
+    def _file(self, key: str, path: str, base: Path | None) -> list[Example]:
+        file = Path(path).expanduser() if base is None else base / Path(path).expanduser()
+        rows, place = _rows(file, key)
+        examples = []
+        for number, row in enumerate(rows):
+            try:
+                examples.append(self.example(row))
+            except KeyError as error:
+                near = suggest(str(error.args[0]), row)
+                listed = ", ".join(map(str, row)) or "none"
+                raise DataError(
+                    f"{place(number)}: there is no column {error.args[0]!r}{near or ';'} its columns are: {listed}"
+                ) from None
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{place(number)}: {error}") from None
+        return examples
+
+
+class Preferences(Judgements):
+    """Pairs (`kind = "preferences"`): columns `chosen` and `rejected`, and `margin` where there is one.
+
+    path           the file, relative to the recipe
+    eval_path      another such file, of held-out rows
+    eval_fraction  or: the share of prompts whose rows are held out, the same ones in every run
+    prompt_column  the column of the prompt: a string, or chat messages; it may be missing in pairs of whole chats
+    limit          use the first so many rows only
+    """
+
+    def example(self, row: Mapping[str, Any]) -> PreferencePair:
+        """The pair of one row. Without a prompt chosen and rejected are whole texts or chats."""
+        chosen, rejected = _messages(row["chosen"], "chosen"), _messages(row["rejected"], "rejected")
+        prompt: Messages = "" if isinstance(chosen, str) else ()
+        if self.prompt_column in row:
+            prompt = _messages(row[self.prompt_column], self.prompt_column)
+        elif self.prompt_column != "prompt":
+            raise KeyError(self.prompt_column)
+        margin = row.get("margin")
+        return PreferencePair(prompt, chosen, rejected, 0.0 if margin is None else _number(margin, "margin"))
+
+
+class StepLabels(Judgements):
+    """Completions with judged steps (`kind = "steps"`).
+
+    path           the file, relative to the recipe
+    eval_path      another such file, of held-out rows
+    eval_fraction  or: the share of prompts whose rows are held out, the same ones in every run
+    prompt_column  the column of the prompt: a string, or chat messages
+    limit          use the first so many rows only
+    steps_column   the column of the completion: a list of its steps
+    labels_column  the column of their labels: a list of true, false, a share in 0 ... 1, or null where nobody said; or
+                   the index of the first wrong step alone, from 0, null where all are right: later ones have no label
+    separator      what stands between two steps
+    threshold      make labels hard: above it is right, at or below it wrong; none: as they are
+    """
+
+    steps_column: str = "completions"
+    labels_column: str = "labels"
+    separator: str = "\n"
+    threshold: float | None = Field(default=None, ge=0, lt=1)
+
+    def example(self, row: Mapping[str, Any]) -> LabelledSteps:
+        """The completion of one row; one that has `ends` is as `example_to_json` writes it."""
+        prompt = _messages(row[self.prompt_column], self.prompt_column)
+        if "ends" in row:
+            ends = tuple(row["ends"])
+            return LabelledSteps(prompt, row["completion"], ends, self._labels(row[self.labels_column], len(ends)))
+        steps = row[self.steps_column]
+        if not isinstance(steps, list) or not steps or not all(isinstance(s, str) and s.strip() for s in steps):
+            raise TypeError(f"{self.steps_column}: expected a list of steps, texts that are not empty")
+        written = [step + self.separator for step in steps[:-1]] + [steps[-1]]
+        labels = self._labels(row[self.labels_column], len(steps))
+        return LabelledSteps(prompt, "".join(written), tuple(accumulate(map(len, written))), labels)
+
+    def _labels(self, given: Any, count: int) -> tuple[float | None, ...]:
+        if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+            first = count if given is None else given
+            if not 0 <= first <= count or (given is not None and first == count):
+                raise ValueError(f"{self.labels_column}: step {given} is the first wrong one, and there are {count}")
+            return tuple(1.0 if index < first else 0.0 if index == first else None for index in range(count))
+        if not isinstance(given, list) or len(given) != count:
+            raise ValueError(f"{self.labels_column}: expected a label for each of {count} steps, or one index")
+        labels = [None if label is None else _number(label, self.labels_column) for label in given]
+        if any(label is not None and not 0 <= label <= 1 for label in labels):
+            raise ValueError(f"{self.labels_column}: a label is true, false, or in 0 ... 1")
+        if self.threshold is None:
+            return tuple(labels)
+        return tuple(None if label is None else float(label > self.threshold) for label in labels)
+
+
+JUDGEMENT_KINDS: dict[str, type[Component]] = {"preferences": Preferences, "steps": StepLabels}
+
+
+def example_to_json(example: Example) -> dict[str, Any]:
+    """An example as JSON can hold it; `example_from_json` is the inverse."""
+    if isinstance(example, PreferencePair):
+        pair = {"prompt": example.prompt, "chosen": example.chosen, "rejected": example.rejected}
+        return {**pair, "margin": example.margin}
+    known = {"prompt": example.prompt, "completion": example.completion}
+    return {**known, "ends": list(example.ends), "labels": list(example.labels)}
+
+
+def example_from_json(record: Mapping[str, Any]) -> Example:
+    """The example that `example_to_json` wrote."""
+    prompt = _messages(record["prompt"], "prompt")
+    if "chosen" in record:
+        chosen, rejected = _messages(record["chosen"], "chosen"), _messages(record["rejected"], "rejected")
+        return PreferencePair(prompt, chosen, rejected, float(record["margin"]))
+    return LabelledSteps(prompt, record["completion"], tuple(record["ends"]), tuple(record["labels"]))
+
+
+def _rows(file: Path, key: str) -> tuple[Sequence[Mapping[str, Any]], Callable[[int], str]]:
+    """The rows of a file, and where each is, in words."""
+    if file.suffix != ".json" or not file.is_file():
+        rows, lines = read_jsonl(file, key)
+        return rows, lambda number: f"{file} line {lines[number]}"
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{key}: {file} cannot be read as JSON: {error}") from None
+    if not isinstance(listed, list) or not listed or not all(isinstance(row, dict) for row in listed):
+        raise DataError(f"{key}: {file} does not hold a list of objects; write that, or one object a line as .jsonl")
+    return listed, lambda number: f"{file} row {number + 1}"
+
+
+def _messages(value: Any, column: str) -> Messages:
+    """A text, or the messages of a chat in either of their spellings."""
+    if isinstance(value, str):
+        return value
+    messages = [value] if isinstance(value, Mapping) else value
+    if not isinstance(messages, (list, tuple)) or not all(isinstance(message, Mapping) for message in messages):
+        raise TypeError(f"{column}: expected a text, or chat messages, got {value!r:.60}")
+    return tuple(_message(message, column) for message in messages)
+
+
+def _message(message: Mapping[str, Any], column: str) -> dict[str, Any]:
+    if isinstance(message.get("content"), str) and isinstance(message.get("role"), str):
+        return dict(message)
+    if isinstance(message.get("value"), str) and isinstance(message.get("from"), str):
+        return {"role": ROLES.get(message["from"], message["from"]), "content": message["value"]}
+    raise TypeError(f'{column}: a message has "role" and "content" (or "from" and "value"), got {dict(message)!r:.60}')
+
+
+def _number(value: Any, column: str) -> float:
+    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+        raise TypeError(f"{column}: expected a number, true or false, got {value!r:.60}")
+    return float(value)
+
+
+def _hold_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example], list[Example]]:
+    """The examples in two parts, those of one prompt together; where all have one prompt, by themselves."""
+    keys = [hashlib.sha256(json.dumps(example.prompt, sort_keys=True).encode()).digest() for example in examples]
+    if len(set(keys)) == 1:
+        keys = [str(number).encode() for number in range(len(examples))]
+    distinct = list(dict.fromkeys(keys))
+    count = round(fraction * len(distinct))
+    held = {distinct[index] for index in permutation(HOLD_OUT_SEED, 0, len(distinct))[:count].tolist()}
+    train = [example for example, key in zip(examples, keys, strict=True) if key not in held]
+    return train, [example for example, key in zip(examples, keys, strict=True) if key in held]

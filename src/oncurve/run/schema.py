@@ -1,0 +1,117 @@
+"""What a file of settings may hold: its sections, and the components that each may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from oncurve.errors import ConfigError
+from oncurve.rewards import REWARD_KINDS
+from oncurve.rewards.settings import kind_meant
+from oncurve.spec import Component, build, suggest, validated
+
+__all__ = ["IN_MEMORY", "Schema", "Section", "fixed"]
+
+IN_MEMORY = "in-memory:"
+"""Begins what a resolved file holds in place of an object that has no path."""
+
+Config = TypeVar("Config", bound=Component)
+
+
+@dataclass(frozen=True)
+class Section:
+    """The components that a section of the file may be, by kind. `default` is the kind meant when `kind` is left out.
+
+    Without a `default` there is one component and nothing to choose: `kind` is no key of the section.
+    """
+
+    kinds: Mapping[str, type[Component]]
+    default: str | None = None
+
+
+def fixed(cls: type[Component]) -> Section:
+    """A section that is always this component."""
+    return Section({cls.__name__: cls})
+
+
+@dataclass(frozen=True)
+class Schema(Generic[Config]):
+    """A kind of recipe: the configuration that it makes, a field a section.
+
+    `rewards` is a list of tables, where the configuration has such a field. `promises`: what the rest asks of a
+    section's component, which a class of the user's may lack.
+    """
+
+    config: type[Config]
+    sections: Mapping[str, Section]
+    promises: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """All sections."""
+        return [*self.sections, *(["rewards"] if "rewards" in self.config.model_fields else [])]
+
+    def build(self, tables: Mapping[str, Any], base: Path | None = None) -> Config:
+        """The configuration that nested tables describe; sections left out have their defaults.
+
+        Raises ConfigError with a line for everything that is wrong, in all sections, so that one look mends it all.
+        """
+        built: dict[str, Any] = {}
+        problems: list[str] = []
+        for name, table in tables.items():
+            try:
+                _refuse_lost_objects(name, table)
+                built[name] = self._section(name, table, base)
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return validated(self.config, built, "")
+
+    def _section(self, name: str, table: Any, base: Path | None) -> Component | tuple[Component, ...]:
+        if name == "rewards" and name in self.names:
+            return _build_rewards(table, base)
+        if name not in self.sections:
+            raise ConfigError(f"{name}: {self._unknown(name)}")
+        section = self.sections[name]
+        if isinstance(table, Mapping) and "kind" in table and section.default is None:
+            raise ConfigError(f"{name}.kind: unknown key; there is only one kind of [{name}]")
+        component = build(table, section.kinds, name, section.default, base)
+        lacking = [promise for promise in self.promises.get(name, ()) if not hasattr(component, promise)]
+        if lacking:
+            lacks = f"{type(component).__name__} lacks {' and '.join(lacking)}"
+            raise ConfigError(f"{name}.kind: {lacks}, so it is no {name}")
+        return component
+
+    def _unknown(self, name: str) -> str:
+        owners = [
+            f"{owner}.{name}"
+            for owner, section in self.sections.items()
+            for cls in section.kinds.values()
+            if name in cls.model_fields
+        ]
+        if owners:
+            return f"a setting stands in its section; did you mean {' or '.join(dict.fromkeys(owners))}?"
+        return "unknown section" + (suggest(name, self.names) or f"; the sections are: {', '.join(self.names)}")
+
+
+def _build_rewards(table: Any, base: Path | None) -> tuple[Component, ...]:
+    if isinstance(table, (str, Mapping)) or not isinstance(table, Sequence):
+        raise ConfigError("rewards: expected a list of tables; write each as [[rewards]], with two brackets")
+    return tuple(
+        build(item, REWARD_KINDS, f"rewards.{index}", kind_meant(item), base) for index, item in enumerate(table)
+    )
+
+
+def _refuse_lost_objects(name: str, table: Any) -> None:
+    for part in table if isinstance(table, list) else [table]:
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            if isinstance(value, str) and value.startswith(IN_MEMORY):
+                what = value.removeprefix(IN_MEMORY)
+                raise ConfigError(
+                    f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again "
+                    f"(oncurve.resume from Python), or put it in a file and write "
+                    f"{'path' if key == 'function' else key} = 'file.py:{what}' in the place of this line"
+                )
