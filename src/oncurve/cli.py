@@ -197,6 +197,27 @@ def reward_model_train(
     _exit_with(train_reward_model(config, base, out))
 
 
+@reward_model_app.command("label")
+def reward_model_label(
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option("--out", help="The file to write; it must not exist yet.")],
+    overrides: Overrides = None,
+    kind: Annotated[str, typer.Option("--kind", help="What to make: preferences (pairs), or steps.")] = "preferences",
+    prompts: Annotated[int, typer.Option("--prompts", help="Prompts to sample completions of.", min=1)] = 256,
+    judge: Annotated[str | None, typer.Option("--judge", help="The reward whose word counts, by name.")] = None,
+    roll_outs: Annotated[
+        int, typer.Option("--roll-outs", help="Completions from each step's end; 0: the judge judges steps.", min=0)
+    ] = 0,
+) -> None:
+    """Judge a policy's own samples: what a reward model can learn from, as a JSONL file."""
+    from oncurve.errors import ConfigError
+    from oncurve.run.reward_labels import label_samples
+
+    if kind not in ("preferences", "steps"):
+        raise ConfigError(f'--kind: expected "preferences" or "steps", got {kind!r}')
+    label_samples(recipe, overrides or [], out, kind, prompts, judge, roll_outs)  # type: ignore[arg-type]
+
+
 def _exit_with(stopped_by: str | None) -> None:
     """A run that a signal ended early exits as shells expect: 128 + the signal's number."""
     if stopped_by is not None:

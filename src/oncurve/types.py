@@ -85,8 +85,8 @@ class Score:
     `parts` are the weighted rewards' raw values by name (None: did not apply). `step_ends[j]` is the index of
     the last token of step j, `step_rewards[j]` its reward, `step_offsets[j]` where in the text it ends (the offset
     just behind it; for people, and empty where nobody knows). `extras` is what the rewards noted about the completion
-    beside their value, as JSON can hold it, by "part/name". `part_steps` are the (offset, reward) of the steps that each
-    part judged, by name, before any weight.
+    beside their value, as JSON can hold it, by "part/name". `part_steps` are the (offset, reward) of the steps that a
+    part judged, by its name, before any weight.
     """
 
     reward: float

@@ -46,11 +46,11 @@ class Judgements(Component):
     prompt_column: str = Field(default="prompt", min_length=1)
     limit: int | None = Field(default=None, ge=1)
 
-    def read(self, base: Path | None = None) -> tuple[list[Example], list[Example]]:
+    def read(self, base: Path | None = None, key: str = "data.path") -> tuple[list[Example], list[Example]]:
         """Examples to train on and held-out ones. Raises DataError, with the row and what is wrong with it."""
         if not self.path:
-            raise DataError("data.path: missing; name a JSONL file")
-        examples = self._file("data.path", self.path, base)[: self.limit]
+            raise DataError(f"{key}: missing; name a JSONL file")
+        examples = self._file(key, self.path, base)[: self.limit]
         if self.eval_path is not None:
             return examples, self._file("data.eval_path", self.eval_path, base)
         return _hold_out(examples, self.eval_fraction)
