@@ -26,7 +26,16 @@ from oncurve.run.directory import RunDirectory, describe_environment, environmen
 from oncurve.run.heap import keep_freed_memory
 from oncurve.run.plan import Facts
 from oncurve.steps import token_ends
-from oncurve.trainer import Checkpoints, KLControl, Recorder, StepResult, Trainer, TrainerConfig, TrainerState
+from oncurve.trainer import (
+    Checkpoints,
+    KLControl,
+    Recorder,
+    ReferenceSchedule,
+    StepResult,
+    Trainer,
+    TrainerConfig,
+    TrainerState,
+)
 
 __all__ = ["Given", "Run", "assemble", "judge", "room_for_prompts", "step_locator", "trainer_config"]
 
@@ -75,14 +84,14 @@ class Run:
 
     def facts(self) -> Facts:
         """What the plan can say once everything is loaded."""
-        frozen = self.learner.reference_state()
+        frozen, bytes_each = self.learner.reference_state(), self.loaded.dtype.itemsize
         return Facts(
             rows=len(self.prompts),
             eval_rows=len(self.eval_prompts),
             dropped=self.prompts.dropped,
             parameters=sum(parameter.numel() for parameter in self.loaded.model.module.parameters()),
             reference_given=self.reference_given,
-            reference_bytes=None if frozen is None else sum(t.numel() * t.element_size() for t in frozen.values()),
+            reference_bytes=None if frozen is None else bytes_each * sum(tensor.numel() for tensor in frozen.values()),
             kept=self.directory is not None,
             device=str(module_device(self.loaded.model.module)),
             path_reason=self.loaded.model.path_reason,
@@ -112,7 +121,7 @@ class Run:
         """Take up the newest checkpoint that verifies; what there is to say about it, one line each."""
         assert self.trainer.checkpoints is not None
         assert self.directory is not None
-        found = self.trainer.checkpoints.restore(self.learner)
+        found = self.trainer.checkpoints.restore(self.learner, self.trainer.outer)
         if found is None:
             lines = ["there is no checkpoint; the run begins again at step 1, and will be the same"]
         else:
@@ -154,6 +163,7 @@ def _put_together(
     rows: Rows,
     eval_rows: Rows,
 ) -> Run:
+    config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     fits = room_for_prompts(loaded, config)
     prompts = open_prompts(rows, config.data, loaded.tokenizer, fits)
     eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits)
@@ -178,6 +188,7 @@ def _put_together(
         config.advantage,
         config.token_weights,
         KLControl(config.kl),
+        ReferenceSchedule(config.reference.every, config.reference.mixup, learner),
         TrainerState(),
         environment=describe_environment(module_device(loaded.model.module).type),
     )

@@ -13,6 +13,7 @@ from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
 from oncurve.data import InMemory, Jsonl
 from oncurve.errors import ConfigError
 from oncurve.learner import NoCritic
+from oncurve.losses import OBJECTIVE_KINDS
 from oncurve.run.config import SECTIONS, RunConfig
 from oncurve.run.layers import Layer
 
@@ -106,6 +107,18 @@ INERT: tuple[Inert, ...] = (
         "kl.coef = 0 means that there is no KL term",
     ),
     Inert(
+        ("reference.every", "reference.mixup"),
+        ("kl.coef",),
+        lambda c: c.kl.coef == 0 and _is_shipped(c.objective),
+        "kl.coef = 0 means that nobody asks the reference",
+    ),
+    Inert(
+        ("reference.mixup",),
+        ("reference.every",),
+        lambda c: c.reference.every == 0,
+        "reference.every = 0 keeps the reference as it was given",
+    ),
+    Inert(
         ("kl.target", "kl.horizon"),
         ("kl.where",),
         lambda c: c.kl.where == "loss",
@@ -160,6 +173,11 @@ INERT: tuple[Inert, ...] = (
         "checkpoint.every = 0 makes one checkpoint, at the end",
     ),
 )
+
+
+def _is_shipped(objective: object) -> bool:
+    """Whether it is one of oncurve's own, which leave the reference to the KL term."""
+    return type(objective) in OBJECTIVE_KINDS.values()
 
 
 def _holds_out(config: RunConfig) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage
 from oncurve.data import DATA_KINDS, DataSettings, Jsonl
 from oncurve.errors import ConfigError
-from oncurve.learner import CRITIC_KINDS, LearnerConfig
+from oncurve.learner import CRITIC_KINDS, LearnerConfig, ReferenceSettings
 from oncurve.learner.critic import Critic, NoCritic
 from oncurve.losses import (
     AGGREGATION_KINDS,
@@ -133,6 +133,7 @@ class RunConfig(Component):
     advantage: Annotated[Advantage, SkipValidation] = GroupAdvantage()
     objective: Annotated[Objective, SkipValidation] = Clipped()
     kl: KLPenalty = KLPenalty()
+    reference: ReferenceSettings = ReferenceSettings()
     entropy: EntropyBonus = EntropyBonus()
     aggregation: Annotated[Aggregation, SkipValidation] = TokenMean()
     filter: FilterSettings = FilterSettings()
@@ -182,6 +183,7 @@ SECTIONS: dict[str, Section] = {
     "advantage": Section(ADVANTAGE_KINDS, "grpo"),
     "objective": Section(OBJECTIVE_KINDS, "clipped"),
     "kl": _fixed(KLPenalty),
+    "reference": _fixed(ReferenceSettings),
     "entropy": _fixed(EntropyBonus),
     "aggregation": Section(AGGREGATION_KINDS, "token-mean"),
     "filter": _fixed(FilterSettings),

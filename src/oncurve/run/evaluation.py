@@ -90,7 +90,7 @@ def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> J
     config, base = load_config(source, words)
     rows, held_out = _rows(config, base)
     with assemble(config, base) as run:
-        found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner)
+        found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; oncurve resume {folder}")
         prompts = run.eval_prompts if held_out else Prompts(rows, config.data, run.loaded.tokenizer)
