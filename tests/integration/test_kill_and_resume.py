@@ -36,6 +36,7 @@ VARIANTS = {
         "kl.where=reward",
         "kl.target=0.05",
     ],
+    "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup=0.5"],
     "process": ["model.dtype=float32", "advantage.kind=process", "rewards=[{kind='task_steps'}]"],
 }
 

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from oncurve.durable import (
     AppendLog,
     StorageError,
+    discard,
     fetch,
     newest_valid,
     prune,
@@ -213,6 +214,15 @@ def test_frozen_tensors_are_stored_once_by_hash_and_checked_when_read(tmp_path: 
         fetch(tmp_path / "frozen", name)
     assert store(tmp_path / "frozen", {"w": torch.ones(3), "v": torch.zeros(2)}) == name
     assert fetch(tmp_path / "frozen", name).keys() == {"w", "v"}
+
+
+def test_frozen_tensors_that_no_record_names_are_discarded(tmp_path: Path) -> None:
+    frozen = tmp_path / "frozen"
+    assert discard(frozen, []) == []
+    one, two, three = (store(frozen, {"w": torch.full((3,), float(value))}) for value in range(3))
+    (frozen / ".tmp-frozen-1-ab").write_bytes(b"half")
+    assert discard(frozen, [to_json({"reference": one}), b"damaged " + two.encode()]) == [frozen / three]
+    assert sorted(os.listdir(frozen)) == sorted([one, two])
 
 
 def test_non_finite_numbers_are_never_stored(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from oncurve.rollout import InProcessEngine, Policy
 from oncurve.run.assemble import trainer_config
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
-from oncurve.trainer import KLControl, StepResult, Trainer, TrainerState
+from oncurve.trainer import KLControl, Outer, ReferenceSchedule, StepResult, Trainer, TrainerState
 from oncurve.types import Group, Prompt, Score
 
 __all__ = ["GRPO", "TokenReward"]
@@ -87,15 +87,18 @@ class GRPO:
         self.reward_fn = reward_fn
         self.model = model
         policy = wrap(model)
+        reference = wrap(ref_model) if ref_model is not None and kl_coef else None
+        self.config.reference.check(policy, reference)
         actor = self.config.learner.build(
             policy,
             self.config.objective,
             Regularizer(self.config.kl, self.config.entropy.coef),
             temperature=temperature,
-            reference=wrap(ref_model) if ref_model is not None and kl_coef else None,
+            reference=reference,
         )
         self.learner = self.config.critic.build(actor)
         self.engine = InProcessEngine(self.config.rollout, None, tuple(eos_ids), seed)
+        self.outer: Outer = ReferenceSchedule(self.config.reference.every, self.config.reference.mixup, self.learner)
         self.state = TrainerState()
 
     def train(self, prompts: Tensor | Sequence[Tensor], n_epochs: int = 1) -> dict[str, float]:
@@ -111,7 +114,8 @@ class GRPO:
     def train_step(self, prompts: Tensor | Sequence[Tensor]) -> dict[str, float]:
         """One step over all prompts: a group each, rewards, one update (as many as the settings say)."""
         trainer = self._trainer(_as_prompts(prompts))
-        result: StepResult = trainer.step()
+        self.outer.begin(self.state)
+        result: StepResult = self.outer.end(trainer.step())
         self.state = trainer.state
         return {"kl": 0.0, **result.metrics, "mean_reward": result.metrics["reward"]}
 
@@ -137,6 +141,7 @@ class GRPO:
             self.config.advantage,
             self.config.token_weights,
             KLControl(self.config.kl),
+            self.outer,
             self.state,
         )
 

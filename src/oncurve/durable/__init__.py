@@ -14,7 +14,9 @@ from __future__ import annotations
 from oncurve.durable.directory import MANIFEST, Newest, newest_valid, numbered, prune, sweep, verify, write_directory
 from oncurve.durable.files import (
     StorageError,
+    discard,
     fetch,
+    problem_with_stored,
     read_json,
     read_tensors,
     store,
@@ -31,9 +33,11 @@ __all__ = [
     "LazyTensors",
     "Newest",
     "StorageError",
+    "discard",
     "fetch",
     "newest_valid",
     "numbered",
+    "problem_with_stored",
     "prune",
     "read_json",
     "read_log",

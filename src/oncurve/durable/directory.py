@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,11 +98,16 @@ def numbered(directory: Path, prefix: str = "step-") -> list[tuple[int, Path]]:
     return sorted((int(match[1]), entry) for match, entry in matches if match)
 
 
-def newest_valid(directory: Path, prefix: str = "step-") -> Newest:
-    """The directory `<prefix><number>` with the highest number that verifies, and the higher ones that do not."""
+def newest_valid(
+    directory: Path, prefix: str = "step-", beyond: Callable[[Path], list[str]] = lambda path: []
+) -> Newest:
+    """The directory `<prefix><number>` with the highest number that verifies, and the higher ones that do not.
+
+    `beyond` says what is wrong with what one that verifies needs outside of it.
+    """
     skipped: dict[Path, list[str]] = {}
     for _, path in reversed(numbered(directory, prefix)):
-        problems = verify(path)
+        problems = verify(path) or beyond(path)
         if not problems:
             return Newest(path, skipped)
         skipped[path] = problems
@@ -131,6 +136,8 @@ def prune(directory: Path, prefix: str, keep: int) -> list[Path]:
             path.rename(aside)
             removed.append(path)
         sweep(directory)
+        if removed:
+            sync_directory(directory)  # before anything goes that only they had named
     return removed
 
 

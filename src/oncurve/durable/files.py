@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,33 @@ def store(directory: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def fetch(directory: Path, name: str) -> dict[str, Tensor]:
     """The tensors that `store` kept under `name`. Raises CheckpointError when the file is missing or damaged."""
-    path = directory / name
-    problem = problem_with(path, None, name.removesuffix(".safetensors"))
+    problem = problem_with_stored(directory, name)
     if problem:
-        raise CheckpointError(f"{path} {problem}; a checkpoint needs it and it cannot be rebuilt from the others")
-    return read_tensors(path)
+        raise CheckpointError(f"{problem}; a checkpoint needs it and it cannot be rebuilt from the others")
+    return read_tensors(directory / name)
+
+
+def problem_with_stored(directory: Path, name: str) -> str | None:
+    """What is wrong with the tensors that `store` kept under `name`; None: nothing."""
+    problem = problem_with(directory / name, None, name.removesuffix(".safetensors"))
+    return f"{directory / name} {problem}" if problem else None
+
+
+def discard(directory: Path, records: Iterable[bytes]) -> list[Path]:
+    """Remove what `store` kept and none of these records names any more, and what killed writers left.
+
+    Returns what was removed of the former. Call it when all records that count are on the disk, and others are gone.
+    Raises StorageError.
+    """
+    said = list(records)
+    removed = []
+    with storage_errors(directory, 0):
+        for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+            leftover = path.name.startswith(TEMPORARY)
+            if leftover or not any(path.name.encode() in record for record in said):
+                path.unlink(missing_ok=True)
+                removed += [] if leftover else [path]
+    return removed
 
 
 def temporary_beside(path: Path) -> Path:

@@ -54,14 +54,19 @@ class Footprint:
         masters: str = "float32",
         reference: bool = False,
         critic: bool = False,
+        averaged: bool = False,
     ) -> Footprint:
-        """By settings: a float32 weight is its own master; a split master adds the low 16 bits to a bfloat16 weight."""
+        """By settings: a float32 weight is its own master; a split master adds the low 16 bits to a bfloat16 weight.
+
+        `averaged`: the reference is a moving average, which a bfloat16 one keeps in float32 beside it.
+        """
         half = dtype != "float32"
         weight = 2 if half else 4
         master = (2 if masters == "split" else 4) if half else 0
         averages = 4 if moments == "bfloat16" else 8
         other = weight + master + averages if critic else 0
-        return cls(weight, master, averages, 4, weight if reference else 0, other)
+        frozen = weight + (4 if averaged and half else 0)
+        return cls(weight, master, averages, 4, frozen if reference else 0, other)
 
     @property
     def lasting(self) -> int:

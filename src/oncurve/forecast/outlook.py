@@ -166,11 +166,12 @@ class Variant:
     on_cpu: bool = True
     process: float = 0.0
     critic: bool = False
+    averaged: bool = False
 
     @property
     def footprint(self) -> Footprint:
         """Bytes a parameter."""
-        return Footprint.of(self.dtype, self.moments, self.masters, self.reference, self.critic)
+        return Footprint.of(self.dtype, self.moments, self.masters, self.reference, self.critic, self.averaged)
 
     def activations(self) -> Activations:
         """By formula."""
@@ -200,6 +201,7 @@ def mends(variant: Variant, factor: float = 1.0) -> list[Mend]:
         ('model.dtype="bfloat16"', {"dtype": "bfloat16"}, variant.dtype == "float32"),
         ('learner.moments="bfloat16"', {"moments": "bfloat16"}, variant.moments == "float32"),
         ('learner.masters="split"', {"masters": "split"}, variant.masters == "float32" and variant.dtype != "float32"),
+        ("reference.mixup=1.0", {"averaged": False}, variant.reference and variant.averaged),
         ("kl.coef=0", {"reference": False}, variant.reference),
         (f"rollout.rows={rows}", {"work": replace(variant.work, rows=rows)}, variant.work.rows > rows),
     ]

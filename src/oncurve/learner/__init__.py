@@ -5,7 +5,7 @@ from oncurve.learner.critic import CRITIC_KINDS, CriticConfig, NoCritic, SharedC
 from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
 from oncurve.learner.policy import Accumulated, LearnerConfig, LocalLearner
 from oncurve.learner.protocol import Learner, UpdateResult
-from oncurve.learner.reference import Reference
+from oncurve.learner.reference import Reference, ReferenceSettings
 
 __all__ = [
     "CRITIC_KINDS",
@@ -18,6 +18,7 @@ __all__ = [
     "MasterAdamW",
     "NoCritic",
     "Reference",
+    "ReferenceSettings",
     "Schedule",
     "SharedActorCritic",
     "SharedCriticConfig",

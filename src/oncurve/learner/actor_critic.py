@@ -52,6 +52,15 @@ class _Pair(ABC):
         """The policy's parameters in full precision: what an export is made of."""
         return self.actor.masters()
 
+    @property
+    def reference_version(self) -> int:
+        """See `Learner.reference_version`."""
+        return self.actor.reference_version
+
+    def move_reference(self, mixup: float) -> None:
+        """See `Learner.move_reference`."""
+        self.actor.move_reference(mixup)
+
     def reference_state(self) -> dict[str, Tensor] | None:
         """See `Learner.reference_state`."""
         return self.actor.reference_state()

@@ -307,7 +307,8 @@ class LocalLearner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Masters and moments by name, and the counts. Tensors are views: write them before the next update."""
         counts = {"steps": self.optimizer.steps, "attempts": self._attempts}
-        return self.optimizer.state(), counts | {"tokens_per_micro_batch": self.budget.tokens}
+        others = {"tokens_per_micro_batch": self.budget.tokens, "reference_version": self.reference_version}
+        return self.optimizer.state(), counts | others
 
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """The inverse of `state`, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
@@ -317,9 +318,21 @@ class LocalLearner:
         self._attempts = int(meta["attempts"])
         if "tokens_per_micro_batch" in meta:  # what did not fit before the run was stopped does not fit now
             self.budget.tokens = min(self.budget.tokens, int(meta["tokens_per_micro_batch"]))
+        if self.reference is not None:
+            self.reference.version = int(meta.get("reference_version", 0))  # once it could not move
+
+    @property
+    def reference_version(self) -> int:
+        """How often the reference has moved; 0: it is as it was given, or there is none."""
+        return self.reference.version if self.reference is not None else 0
+
+    def move_reference(self, mixup: float) -> None:
+        """See `Reference.move`; nothing happens where there is no reference."""
+        if self.reference is not None:
+            self.reference.move(self._model, self.masters(), mixup)
 
     def reference_state(self) -> dict[str, Tensor] | None:
-        """The reference's tensors, which never change; None where there is no reference."""
+        """The reference's tensors, which `move_reference` alone changes; None where there is no reference."""
         return self.reference.state() if self.reference is not None else None
 
     def load_reference(self, tensors: Mapping[str, Tensor]) -> None:

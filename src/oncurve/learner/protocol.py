@@ -49,8 +49,15 @@ class Learner(Protocol):
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """The inverse of `state`, bit for bit."""
 
+    @property
+    def reference_version(self) -> int:
+        """How often the reference has moved; 0: it is as it was given, or there is none."""
+
+    def move_reference(self, mixup: float) -> None:
+        """π_ref ← mixup π_θ + (1 - mixup) π_ref; at 1 KL is exactly 0. Nothing happens where there is no reference."""
+
     def reference_state(self) -> dict[str, Tensor] | None:
-        """The reference's tensors, which never change; None where there is no reference."""
+        """The reference's tensors, which `move_reference` alone changes; None where there is no reference."""
 
     def load_reference(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `reference_state`."""

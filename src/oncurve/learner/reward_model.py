@@ -79,12 +79,19 @@ class RewardModelSettings(Component):
         """Which kind of classifier it is."""
         return "process" if isinstance(self, ProcessModel) else "outcome"
 
-    def load(self, new_head: bool = False) -> Classifier:
-        """The classifier in full precision, for `build`; with `new_head` also one that is yet to be a reward model.
+    def load(self, new_head: bool = False, masters: bool = True) -> Classifier:
+        """The classifier: with `masters` in full precision, for `build`, else in `dtype`, to judge.
 
-        Raises ModelError.
+        With `new_head` it may be one that is yet to become a reward model. Raises ModelError.
         """
-        return load_classifier(self.path, self.head, device=self.device, max_length=self.max_length, new_head=new_head)
+        return load_classifier(
+            self.path,
+            self.head,
+            dtype="float32" if masters else self.dtype,
+            device=self.device,
+            max_length=self.max_length,
+            new_head=new_head,
+        )
 
     def build(self, classifier: Classifier, total_updates: int = 0) -> RewardLearner:
         """The learner of `classifier`, which computes in `dtype` from now on."""

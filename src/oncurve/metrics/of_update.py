@@ -38,6 +38,15 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "Not 0 at step 1: the reference is not a copy of the policy.",
     ),
     Metric(
+        "reference_moved",
+        "last",
+        "1",
+        "1 where π_ref moved just before the step; absent elsewhere",
+        "The reference has followed the policy: from this step on kl is measured from where it is now.",
+        "Never there: reference.every is 0, or no less than the run's steps. kl then falls at these steps: what it "
+        "grows by between two of them says how far the policy goes in that time.",
+    ),
+    Metric(
         "value_loss",
         "mean",
         "1",

@@ -22,7 +22,7 @@ from oncurve.types import Group
 if TYPE_CHECKING:
     from oncurve.models.classifier import Classifier
 
-__all__ = ["RewardSet"]
+__all__ = ["RewardSet", "part_names"]
 
 
 class RewardSet:
@@ -65,7 +65,7 @@ class RewardSet:
         chosen = [_component(item, f"rewards.{index}", base) for index, item in enumerate(settings)]
         with ExitStack() as undo:
             parts = []
-            for name, component in zip(_names(chosen), chosen, strict=True):
+            for name, component in zip(part_names(chosen), chosen, strict=True):
                 parts.append(Part(name, component, component.start(base)))
                 undo.callback(parts[-1].runner.close)
             for part in parts:
@@ -135,7 +135,7 @@ def _component(
     return component
 
 
-def _names(chosen: Sequence[RewardSettings]) -> list[str]:
+def part_names(chosen: Sequence[RewardSettings]) -> list[str]:
     """Each reward's own name; unnamed ones of the same kind are numbered. Raises ConfigError for a name given twice."""
     names: list[str] = []
     for component in chosen:

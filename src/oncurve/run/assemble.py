@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -14,21 +13,30 @@ from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows,
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate
 from oncurve.learner import ActorCritic, LocalLearner, SharedActorCritic
+from oncurve.learner.reward_model import NoRewardModel
 from oncurve.losses import Regularizer
 from oncurve.models import LoadedModel, save
 from oncurve.models.causal import module_device
 from oncurve.rewards import RewardSet
-from oncurve.rewards.scoring import Locate
 from oncurve.rollout import InProcessEngine, Policy
-from oncurve.rollout.stopping import Detokenizer
 from oncurve.run.config import RunConfig
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
 from oncurve.run.heap import keep_freed_memory
+from oncurve.run.iterations import JudgedBy, Sources, iterations, step_locator
 from oncurve.run.plan import Facts
-from oncurve.steps import token_ends
-from oncurve.trainer import Checkpoints, KLControl, Recorder, StepResult, Trainer, TrainerConfig, TrainerState
+from oncurve.trainer import (
+    Checkpoints,
+    KLControl,
+    Recorder,
+    ReferenceSchedule,
+    StepResult,
+    Trainer,
+    TrainerConfig,
+    TrainerState,
+)
+from oncurve.trainer.iterative import Iterations
 
-__all__ = ["Given", "Run", "assemble", "judge", "room_for_prompts", "step_locator", "trainer_config"]
+__all__ = ["Given", "Run", "assemble", "judge", "room_for_prompts", "trainer_config"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Run:
     eval_prompts: Prompts
     trainer: Trainer
     reference_given: bool = False
+    iterations: Iterations | None = None
 
     def __enter__(self) -> Run:
         return self
@@ -63,6 +72,8 @@ class Run:
     def close(self) -> None:
         """End the reward workers, close the logs, let go of the directory."""
         self.rewards.close()
+        if self.iterations is not None:
+            self.iterations.replay.close()
         if self.trainer.recorder is not None:
             self.trainer.recorder.close()
         if self.directory is not None:
@@ -75,14 +86,14 @@ class Run:
 
     def facts(self) -> Facts:
         """What the plan can say once everything is loaded."""
-        frozen = self.learner.reference_state()
+        frozen, bytes_each = self.learner.reference_state(), self.loaded.dtype.itemsize
         return Facts(
             rows=len(self.prompts),
             eval_rows=len(self.eval_prompts),
             dropped=self.prompts.dropped,
             parameters=sum(parameter.numel() for parameter in self.loaded.model.module.parameters()),
             reference_given=self.reference_given,
-            reference_bytes=None if frozen is None else sum(t.numel() * t.element_size() for t in frozen.values()),
+            reference_bytes=None if frozen is None else bytes_each * sum(tensor.numel() for tensor in frozen.values()),
             kept=self.directory is not None,
             device=str(module_device(self.loaded.model.module)),
             path_reason=self.loaded.model.path_reason,
@@ -98,9 +109,17 @@ class Run:
         """The policy in Hugging Face form, from the full-precision masters."""
         save(self.loaded.model.module, self.loaded.tokenizer, path, self.learner.masters())
 
+    def save_reward_model(self, path: Path) -> bool:
+        """The reward model as the iterations have left it, in Hugging Face form; whether there is one."""
+        if self.iterations is not None:
+            self.iterations.learner.save(path)
+        return self.iterations is not None
+
     def open_directory(self, directory: RunDirectory) -> None:
         """Write into `directory` from now on: checkpoints, and what the steps leave behind."""
         self.directory = directory
+        if self.iterations is not None:
+            self.iterations.replay.folder = directory.path
         self.trainer.checkpoints = Checkpoints(directory.checkpoints, self.config.checkpoint.keep)
 
     def begin(self) -> None:
@@ -112,7 +131,7 @@ class Run:
         """Take up the newest checkpoint that verifies; what there is to say about it, one line each."""
         assert self.trainer.checkpoints is not None
         assert self.directory is not None
-        found = self.trainer.checkpoints.restore(self.learner)
+        found = self.trainer.checkpoints.restore(self.learner, self.trainer.outer)
         if found is None:
             lines = ["there is no checkpoint; the run begins again at step 1, and will be the same"]
         else:
@@ -140,7 +159,9 @@ def assemble(config: RunConfig, base: Path | None = None, given: Given | None = 
         loaded = given.model or config.model.build(masters=True)
         if given.model is None:
             config = config.model_copy(update={"model": config.model.on_this_machine()})
-        return _put_together(config, loaded, given, rewards, rows, eval_rows)
+        run = _put_together(config, loaded, given, rewards, rows, eval_rows)
+        _put_reward_model(run, base)
+        return run
     except BaseException:
         rewards.close()
         raise
@@ -154,6 +175,7 @@ def _put_together(
     rows: Rows,
     eval_rows: Rows,
 ) -> Run:
+    config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     fits = room_for_prompts(loaded, config)
     prompts = open_prompts(rows, config.data, loaded.tokenizer, fits)
     eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits)
@@ -178,6 +200,7 @@ def _put_together(
         config.advantage,
         config.token_weights,
         KLControl(config.kl),
+        ReferenceSchedule(config.reference.every, config.reference.mixup, learner),
         TrainerState(),
         environment=describe_environment(module_device(loaded.model.module).type),
     )
@@ -188,12 +211,17 @@ def _put_together(
     return run
 
 
-def step_locator(tokenizer: Any) -> Locate | None:
-    """Finds the tokens that end the steps of a completion; None without a tokenizer."""
-    if tokenizer is None:
-        return None
-    text_after = Detokenizer(tokenizer).after
-    return lambda prompt, completion, ends: token_ends(ends, completion.text, completion.ids, text_after(prompt.ids))
+def _put_reward_model(run: Run, base: Path | None) -> None:
+    """The run's own reward model, where it has one: as its judge, and with `[iterative]` as what is trained between."""
+    settings = run.config.reward_model
+    if isinstance(settings, NoRewardModel):
+        return
+    classifier = settings.load(masters=run.config.iterative.steps > 0)
+    run.rewards.judge_with(classifier)
+    if run.config.iterative.steps:
+        sources = Sources(run.engine, run.rewards, run.learner, run.loaded)
+        run.iterations = iterations(run.config, base, sources, settings.build(classifier))
+        run.trainer.outer = run.iterations
 
 
 def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
@@ -231,10 +259,13 @@ def _columns(rows: Rows) -> list[str]:
 
 
 def judge(engine: InProcessEngine, rewards: RewardSet, prompts: Prompts, config: RunConfig, n: int) -> Evaluation:
-    """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows."""
+    """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows.
+
+    With `[iterative]` it is the judge whose word counts: what a reward model says of its own policy is no evidence.
+    """
     return evaluate(
         engine,
-        rewards,
+        rewards if config.iterative.judge is None else JudgedBy(rewards, config.iterative.judge),
         [prompts[index] for index in range(len(prompts))],
         greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0}),
         sampled=config.rollout.model_copy(update={"group_size": n}) if n else None,

@@ -13,6 +13,10 @@ from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
 from oncurve.data import InMemory, Jsonl
 from oncurve.errors import ConfigError
 from oncurve.learner import NoCritic
+from oncurve.learner.reward_model import NoRewardModel, ProcessModel, RewardModelSettings
+from oncurve.losses import OBJECTIVE_KINDS
+from oncurve.rewards.model import NetworkReward
+from oncurve.rewards.rewardset import part_names
 from oncurve.run.config import SECTIONS, RunConfig
 from oncurve.run.layers import Layer
 
@@ -93,6 +97,49 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         "data.eval_path: held-out prompts cannot be the training prompts; name another file, or set data.eval_fraction",
     ),
     Impossible(
+        lambda c: bool(_own_networks(c)) and isinstance(c.reward_model, NoRewardModel),
+        'reward_model.kind: a reward of kind "model" or "process_model" without a path judges with the own reward '
+        "model, and there is none; give the reward a path, or set [reward_model]",
+    ),
+    Impossible(
+        lambda c: any(r.head != c.reward_model.head for r in _own_networks(c) if isinstance(c.reward_model, _OWN)),
+        'reward_model.kind: "outcome" is for rewards of kind = "model", "process" for those of kind = "process_model"; '
+        "set the one or the other",
+    ),
+    Impossible(
+        lambda c: isinstance(c.reward_model, _OWN) and bool(c.rewards) and not _own_networks(c),
+        'reward_model.kind: nobody asks the reward model; add a [[rewards]] table with kind = "model" (or '
+        '"process_model") and no path, or leave the section out',
+    ),
+    Impossible(
+        lambda c: c.iterative.steps > 0 and isinstance(c.reward_model, NoRewardModel),
+        "iterative.steps: an iteration ends with the training of the run's own reward model, and there is none; set "
+        "[reward_model], or, for a moving reference alone, reference.every",
+    ),
+    Impossible(
+        lambda c: c.iterative.steps > 0 and c.reference.every > 0,
+        "reference.every: iterations move the reference themselves, every iterative.steps; leave one of them out",
+    ),
+    Impossible(
+        lambda c: c.iterative.judge is not None and bool(c.rewards) and c.iterative.judge not in part_names(c.rewards),
+        'iterative.judge: none of the rewards has that name; name one of them, like [[rewards]] name = "truth", '
+        "weight = 0",
+    ),
+    Impossible(
+        lambda c: (
+            c.iterative.steps > 0
+            and isinstance(c.reward_model, ProcessModel)
+            and not c.iterative.roll_outs
+            and not _judge_sees_steps(c)
+        ),
+        "iterative.judge: a process reward model learns from judged steps, and this judge looks at answers alone; name "
+        "one that judges steps, or have labels found by iterative.roll_outs",
+    ),
+    Impossible(
+        lambda c: c.iterative.steps > 0 and isinstance(c.reward_model, _OWN) and c.reward_model.schedule != "constant",
+        'reward_model.schedule: the updates of all iterations are not known beforehand; set it to "constant"',
+    ),
+    Impossible(
         lambda c: c.eval.every > 0 and not _holds_out(c),
         "eval.every: there are no held-out prompts to judge on; set data.eval_path or data.eval_fraction",
     ),
@@ -104,6 +151,18 @@ INERT: tuple[Inert, ...] = (
         ("kl.coef",),
         lambda c: c.kl.coef == 0,
         "kl.coef = 0 means that there is no KL term",
+    ),
+    Inert(
+        ("reference.every", "reference.mixup"),
+        ("kl.coef",),
+        lambda c: c.kl.coef == 0 and _is_shipped(c.objective),
+        "kl.coef = 0 means that nobody asks the reference",
+    ),
+    Inert(
+        ("reference.mixup",),
+        ("reference.every",),
+        lambda c: c.reference.every == 0,
+        "reference.every = 0 keeps the reference as it was given",
     ),
     Inert(
         ("kl.target", "kl.horizon"),
@@ -148,6 +207,36 @@ INERT: tuple[Inert, ...] = (
         "data.eval_path has the held-out rows",
     ),
     Inert(
+        (
+            "iterative.judge",
+            "iterative.replay",
+            "iterative.held_out",
+            "iterative.roll_outs",
+            "iterative.history",
+        ),
+        ("iterative.steps",),
+        lambda c: c.iterative.steps == 0,
+        "iterative.steps = 0 means that there are no iterations",
+    ),
+    Inert(
+        ("iterative.roll_outs",),
+        ("reward_model.kind",),
+        lambda c: c.iterative.steps > 0 and not isinstance(c.reward_model, ProcessModel),
+        "roll-outs label steps, and an outcome model learns from pairs",
+    ),
+    Inert(
+        (
+            "reward_model.learning_rate",
+            "reward_model.schedule",
+            "reward_model.epochs",
+            "reward_model.batch_size",
+            "reward_model.center",
+        ),
+        ("iterative.steps",),
+        lambda c: c.iterative.steps == 0 and isinstance(c.reward_model, _OWN),
+        "without iterations the reward model is not trained",
+    ),
+    Inert(
         ("eval.n",),
         ("eval.every",),
         lambda c: c.eval.every == 0,
@@ -160,6 +249,24 @@ INERT: tuple[Inert, ...] = (
         "checkpoint.every = 0 makes one checkpoint, at the end",
     ),
 )
+
+
+def _is_shipped(objective: object) -> bool:
+    """Whether it is one of oncurve's own, which leave the reference to the KL term."""
+    return type(objective) in OBJECTIVE_KINDS.values()
+
+
+_OWN = RewardModelSettings
+
+
+def _own_networks(config: RunConfig) -> list[NetworkReward]:
+    """The rewards that judge with the run's own reward model."""
+    return [reward for reward in config.rewards if isinstance(reward, NetworkReward) and reward.path is None]
+
+
+def _judge_sees_steps(config: RunConfig) -> bool:
+    named = zip(part_names(config.rewards), config.rewards, strict=True)
+    return not config.rewards or any(reward.judges_steps for name, reward in named if name == config.iterative.judge)
 
 
 def _holds_out(config: RunConfig) -> bool:
@@ -234,6 +341,10 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
         holes.append(f"data.path: missing; name a JSONL file, or choose another data.kind of: {kinds}")
     if isinstance(config.data, InMemory) and not config.data.rows:
         holes.append("data.rows: missing; a list in memory needs rows")
+    if isinstance(config.reward_model, _OWN) and not config.reward_model.path:
+        holes.append("reward_model.path: missing; name a reward model's folder or a hub id")
+    if config.iterative.steps and config.iterative.judge is None:
+        holes.append('iterative.judge: missing; name the reward that judges samples, like [[rewards]] name = "truth"')
     if not config.rewards:
         holes.append('rewards: missing; add a [[rewards]] table, like kind = "math"')
     return holes

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage
 from oncurve.data import DATA_KINDS, DataSettings, Jsonl
-from oncurve.learner import CRITIC_KINDS, LearnerConfig
+from oncurve.learner import CRITIC_KINDS, LearnerConfig, ReferenceSettings
 from oncurve.learner.critic import Critic, NoCritic
+from oncurve.learner.reward_model import REWARD_MODEL_KINDS, NoRewardModel, RewardModelSettings
 from oncurve.losses import (
     AGGREGATION_KINDS,
     OBJECTIVE_KINDS,
@@ -30,6 +31,7 @@ from oncurve.rewards import RewardSettings
 from oncurve.rollout import Sampling
 from oncurve.run.schema import Schema, Section, fixed
 from oncurve.spec import Component
+from oncurve.trainer.iterative import IterativeSettings
 from oncurve.trainer.protocols import Advantage
 from oncurve.types import TrainBatch
 
@@ -119,11 +121,14 @@ class RunConfig(Component):
     advantage: Annotated[Advantage, SkipValidation] = GroupAdvantage()
     objective: Annotated[Objective, SkipValidation] = Clipped()
     kl: KLPenalty = KLPenalty()
+    reference: ReferenceSettings = ReferenceSettings()
     entropy: EntropyBonus = EntropyBonus()
     aggregation: Annotated[Aggregation, SkipValidation] = TokenMean()
     filter: FilterSettings = FilterSettings()
     learner: LearnerConfig = LearnerConfig()
     critic: Annotated[Critic, SkipValidation] = NoCritic()
+    reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
+    iterative: IterativeSettings = IterativeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     eval: EvalSettings = EvalSettings()
 
@@ -153,11 +158,14 @@ SECTIONS: dict[str, Section] = {
     "advantage": Section(ADVANTAGE_KINDS, "grpo"),
     "objective": Section(OBJECTIVE_KINDS, "clipped"),
     "kl": fixed(KLPenalty),
+    "reference": fixed(ReferenceSettings),
     "entropy": fixed(EntropyBonus),
     "aggregation": Section(AGGREGATION_KINDS, "token-mean"),
     "filter": fixed(FilterSettings),
     "learner": fixed(LearnerConfig),
     "critic": Section(CRITIC_KINDS, "none"),
+    "reward_model": Section(REWARD_MODEL_KINDS, "none"),
+    "iterative": fixed(IterativeSettings),
     "checkpoint": fixed(CheckpointSettings),
     "eval": fixed(EvalSettings),
 }

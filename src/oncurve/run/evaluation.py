@@ -10,6 +10,7 @@ from typing import Any
 from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError
 from oncurve.evaluate import Evaluation, Interval
+from oncurve.learner.reward_model import NoRewardModel
 from oncurve.models import CausalModel, LoadedModel
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Policy
@@ -79,10 +80,19 @@ def evaluate_target(
     check_complete(config)
     prompts_of, held_out = _rows(config, base)
     with RewardSet.build(config.rewards, columns=sorted(prompts_of.items[0]), base=base) as rewards:
+        _judge_with(rewards, config, folder / "reward_model")
         loaded = config.model.build()
         prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, room_for_prompts(loaded, config))
         engine = _engine(loaded.model, loaded, config)
         return Judged(target, held_out, judge(engine, rewards, prompts, config, n))
+
+
+def _judge_with(rewards: RewardSet, config: RunConfig, trained: Path) -> None:
+    """The run's own reward model: as its iterations left it, where they did."""
+    settings = config.reward_model
+    if not isinstance(settings, NoRewardModel):
+        path = str(trained) if trained.is_dir() else settings.path
+        rewards.judge_with(settings.model_copy(update={"path": path}).load(masters=False))
 
 
 def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> Judged:
@@ -90,7 +100,7 @@ def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> J
     config, base = load_config(source, words)
     rows, held_out = _rows(config, base)
     with assemble(config, base) as run:
-        found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner)
+        found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; oncurve resume {folder}")
         prompts = run.eval_prompts if held_out else Prompts(rows, config.data, run.loaded.tokenizer)

@@ -189,13 +189,24 @@ def _kl_in_words(config: RunConfig) -> dict[str, str]:
         steered = (
             "" if config.kl.target is None else f", the {config.kl.coef:g} steered to a KL of {config.kl.target:g}"
         )
-        return {"KL": f"{where}{steered}; π_ref the policy as it was given"}
+        return {"KL": f"{where}{steered}; {_reference(config)}"}
     words = {"KL_it": f"{config.kl.estimator}: {KL_EQUATIONS[config.kl.estimator]}"}
     return (
         words
         if config.kl.estimator == "full"
-        else {**words, "d": "log π_θ - log π_ref of token t; π_ref the policy as it was given"}
+        else {**words, "d": f"log π_θ - log π_ref of token t; {_reference(config)}"}
     )
+
+
+def _reference(config: RunConfig) -> str:
+    every, mixup = config.reference.every, config.reference.mixup
+    given = "π_ref the policy as it was given"
+    if not every:
+        return given
+    often = "before every step" if every == 1 else f"every {every:,} steps"
+    if mixup == 1:
+        return f"{given}, and copied anew {often}"
+    return f"{given}, and {often} {mixup:g} π_θ + {1 - mixup:g} π_ref"
 
 
 def _rewards(config: RunConfig) -> str:

@@ -188,6 +188,7 @@ def _variant(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cp
         on_cpu,
         process,
         not isinstance(config.critic, NoCritic),
+        config.reference.every > 0 and config.reference.mixup < 1,
     )
 
 

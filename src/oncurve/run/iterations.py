@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +22,9 @@ from oncurve.trainer.iterative import Iterations
 from oncurve.trainer.labelling import Labeller, RollOuts, judged_pairs, judged_steps
 from oncurve.trainer.outer import ReferenceSchedule
 from oncurve.trainer.replay import Replay
-from oncurve.types import Group, LabelledSteps, PreferencePair
+from oncurve.types import Group, LabelledSteps, PreferencePair, Score
 
-__all__ = ["Kind", "Sources", "iterations", "labeller", "step_locator"]
+__all__ = ["JudgedBy", "Kind", "Sources", "iterations", "labeller", "step_locator"]
 
 Kind = Literal["preferences", "steps"]
 
@@ -48,6 +48,25 @@ def iterations(config: RunConfig, base: Path | None, sources: Sources, learner: 
     known = learner.fitting(_history(settings.history, kind, base))
     reference = ReferenceSchedule(settings.steps, 1.0, sources.learner)
     return Iterations(settings, reference, learner, label, Replay(known), config.run.seed)
+
+
+@dataclass(frozen=True)
+class JudgedBy:
+    """Scores by one of a run's rewards alone, whatever its weight."""
+
+    rewards: RewardSet
+    judge: str
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with the judge's word as the reward; not valid where it has none."""
+        return [
+            replace(group, scores=tuple(self._alone(score) for score in group.scores))
+            for group in self.rewards.score(groups)
+        ]
+
+    def _alone(self, score: Score) -> Score:
+        value = score.parts.get(self.judge)
+        return Score(value or 0.0, value is not None, score.parts, score.fault, extras=score.extras)
 
 
 def _history(path: str | None, kind: Kind, base: Path | None) -> Sequence[Example]:

@@ -49,8 +49,8 @@ class Note:
 def plan(config: RunConfig, facts: Facts | None = None) -> list[str]:
     """The plan, a sentence a line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or Facts()
-    lines = [_updates(config), _lengths(config), _kl(config, known), _steps(config, known), *_model(config, known)]
-    lines += [_judging(config, known), _safety(config, known)]
+    lines = [_updates(config), _lengths(config), _kl(config, known), *_reference(config, known)]
+    lines += [_steps(config, known), *_model(config, known), _judging(config, known), _safety(config, known)]
     notes = [note.text(config, known) for note in NOTES if note.holds(config, known)]
     return (
         lines
@@ -103,6 +103,19 @@ def _kl(config: RunConfig, facts: Facts) -> str:
     towards = "the reference that was given" if facts.reference_given else "the policy as it is given"
     kept = "it" if facts.reference_given else "its frozen copy"
     return f"KL to {towards}, {what}; {kept} takes memory ({size})."
+
+
+def _reference(config: RunConfig, facts: Facts) -> list[str]:
+    every, mixup = config.reference.every, config.reference.mixup
+    if not every or not (config.kl.coef or facts.reference_given):
+        return []
+    often = "every step" if every == 1 else f"every {_count(every, 'step')}"
+    if mixup == 1:
+        return [f"The reference follows the policy {often}: it becomes a copy of it."]
+    return [
+        f"The reference follows the policy {often}: {mixup:g} of the policy, {1 - mixup:g} of what it was; in half "
+        "precision a float32 average takes 4 more bytes a parameter."
+    ]
 
 
 def _steps(config: RunConfig, facts: Facts) -> str:
@@ -209,6 +222,17 @@ NOTES: tuple[Note, ...] = (
     Note(
         lambda c, f: c.entropy.coef < 0,
         lambda c, f: f"entropy.coef = {c.entropy.coef:g} punishes undecidedness; a bonus is positive",
+    ),
+    Note(
+        lambda c, f: c.reference.every == 1 and c.reference.mixup == 1 and c.updates_per_step == 1 and c.kl.coef > 0,
+        lambda c, f: (
+            "reference.every = 1 and reference.mixup = 1 make the reference the policy before every step: with one "
+            "update per rollout the KL term is 0"
+        ),
+    ),
+    Note(
+        lambda c, f: c.reference.every >= c.run.steps,
+        lambda c, f: f"reference.every = {c.reference.every} is no less than the run's steps: it never moves",
     ),
     Note(
         lambda c, f: c.eval.every > c.run.steps,

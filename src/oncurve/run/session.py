@@ -103,6 +103,7 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     write_report(path)
     if stopped is None:
         run.save_model(path / "model")
+        run.save_reward_model(path / "reward_model")
         say(console, "", *_products(path))
     else:
         say(console, "", stopped_at(run, stopped), f"report  {path / 'report.html'}")
@@ -119,8 +120,10 @@ def stopped_at(run: Run, stopped: str) -> str:
 
 
 def _products(path: Path) -> list[str]:
+    judge = path / "reward_model"
     return [
         f"model   {path / 'model'}   (Hugging Face form: transformers loads it as it is)",
+        *([f"reward  {judge}   (the reward model after the last iteration)"] if judge.is_dir() else []),
         f"report  {path / 'report.html'}",
     ]
 

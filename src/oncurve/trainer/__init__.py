@@ -2,8 +2,20 @@
 
 from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.control import KLControl
+from oncurve.trainer.outer import ReferenceSchedule
+from oncurve.trainer.protocols import Outer
 from oncurve.trainer.recorder import Recorder
 from oncurve.trainer.state import TrainerState
 from oncurve.trainer.trainer import StepResult, Trainer, TrainerConfig
 
-__all__ = ["Checkpoints", "KLControl", "Recorder", "StepResult", "Trainer", "TrainerConfig", "TrainerState"]
+__all__ = [
+    "Checkpoints",
+    "KLControl",
+    "Outer",
+    "Recorder",
+    "ReferenceSchedule",
+    "StepResult",
+    "Trainer",
+    "TrainerConfig",
+    "TrainerState",
+]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from oncurve.trainer.state import TrainerState
 from oncurve.types import Graded, Group, Prompt, TrainBatch
 
-__all__ = ["Advantage", "Scorer", "Scoring", "Stream"]
+if TYPE_CHECKING:
+    from oncurve.trainer.trainer import StepResult
+
+__all__ = ["Advantage", "Outer", "Scorer", "Scoring", "Stream"]
 
 
 class Advantage(Protocol):
@@ -65,4 +69,27 @@ class Stream(Protocol):
 
     def epoch(self, cursor: int) -> float:
         """How many times the data has been gone through at `cursor`."""
+        ...
+
+
+class Outer(Protocol):
+    """What happens between steps: the outer loop of Algorithm 1, around lines 4 to 11.
+
+    A step that was abandoned or killed is begun again, perhaps in another process: `begin` twice is `begin` once.
+    """
+
+    def begin(self, state: TrainerState) -> None:
+        """Before a step, `state.step` of them being done: lines 2 and 3, such as π_ref ← π_θ."""
+        ...
+
+    def end(self, result: StepResult) -> StepResult:
+        """After a step, before it is judged and recorded: line 12. What is returned may have more metrics."""
+        ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and a JSON-able record: what must survive. Nothing is written where both are empty."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """The inverse of `state`; both are empty where the checkpoint has nothing."""
         ...

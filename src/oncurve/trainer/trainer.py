@@ -19,7 +19,7 @@ from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.control import KLControl
 from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
 from oncurve.trainer.observe import observe_batch, observe_groups, timer
-from oncurve.trainer.protocols import Advantage, Scorer, Scoring, Stream
+from oncurve.trainer.protocols import Advantage, Outer, Scorer, Scoring, Stream
 from oncurve.trainer.recorder import Recorder
 from oncurve.trainer.signals import StepAbandonedError, StopSignals
 from oncurve.trainer.state import TrainerState
@@ -71,6 +71,7 @@ class Trainer:
     advantage: Advantage
     aggregation: Callable[[TrainBatch], Tensor]
     kl: KLControl
+    outer: Outer
     state: TrainerState
     recorder: Recorder | None = None
     checkpoints: Checkpoints | None = None
@@ -81,8 +82,9 @@ class Trainer:
     def train(self) -> str | None:
         """Run the steps that are left. Returns the name of the signal that stopped the run early, or None."""
         with StopSignals(self.config.grace_seconds) as signals, suppress(StepAbandonedError):
-            while self.state.step < self.config.steps and signals.requested is None:
-                result = self.judge(self.step())
+            while self.state.step < self.config.steps and signals.requested is None:  # 4   for step = 1 ... M
+                self.outer.begin(self.state)  # 2, 3   where an iteration begins: pi_ref <- pi_theta
+                result = self.judge(self.outer.end(self.step()))  # 5-11; 12   where it ends: the reward model
                 with signals.unabandoned():
                     self.finish(result)
             with signals.unabandoned():
@@ -215,4 +217,4 @@ class Trainer:
         if self.checkpoints is not None and self.checkpoints.newest != self.state.step:
             if self.recorder is not None:
                 self.recorder.sync()
-            self.checkpoints.save(self.learner, self.state, self.environment or {})
+            self.checkpoints.save(self.learner, self.outer, self.state, self.environment or {})

@@ -30,6 +30,9 @@ WORK = Work(4, 3, 4, (10,), rows=6, micro_tokens=44)  # 22 tokens a group, two g
         ({"dtype": "bfloat16", "moments": "bfloat16"}, 14),
         ({"dtype": "bfloat16", "moments": "bfloat16", "masters": "split"}, 12),
         ({"dtype": "bfloat16", "reference": True}, 20),
+        ({"dtype": "bfloat16", "reference": True, "averaged": True}, 24),
+        ({"dtype": "float32", "reference": True, "averaged": True}, 20),
+        ({"dtype": "bfloat16", "averaged": True}, 18),
     ],
 )
 def test_bytes_a_parameter(settings: dict[str, Any], total: int) -> None:

@@ -62,6 +62,9 @@ def test_combinations_that_are_possible_load(overrides: list[str]):
         (["data.path=a", "data.eval_path=b", "data.eval_fraction=0.1"], "data.eval_fraction"),
         (["eval.every=0", "eval.n=4"], "eval.n"),
         (["checkpoint.every=0", "checkpoint.keep=4"], "checkpoint.keep"),
+        (["reference.every=0", "reference.mixup=0.5"], "reference.mixup"),
+        (["kl.coef=0", "reference.every=10"], "reference.every"),
+        (["kl.coef=0", "reference.mixup=0.5"], "reference.mixup"),
     ],
 )
 def test_a_key_made_meaningless_in_the_same_layer_is_refused(overrides: list[str], key: str):

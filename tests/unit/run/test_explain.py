@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from oncurve.learner import ReferenceSettings
 from oncurve.run.config import RunConfig
 from oncurve.run.explain import Facts, explain, plan
 from oncurve.run.loading import load_config
@@ -92,6 +93,20 @@ def test_the_plan_says_what_becomes_of_a_reference_that_was_given():
     assert "unless the objective does. The reference that was given is scored (4 MB)." in unheld
 
 
+def test_the_plan_and_the_equation_say_how_the_reference_follows():
+    assert "The reference follows the policy every 10 steps: it becomes a copy of it." in said("reference.every=10")
+    average = ["reference.every=1", "reference.mixup=0.01"]
+    assert "follows the policy every step: 0.01 of the policy, 0.99 of what it was" in said(*average)
+    assert "follows" not in said()
+    given = Facts(reference_given=True)
+    held = config("kl.coef=0", recipe=None).model_copy(update={"reference": ReferenceSettings(every=5)})
+    assert not any("follows" in line for line in plan(held))
+    assert any("follows" in line for line in plan(held, given))
+    assert "π_ref the policy as it was given, and copied anew every 10 steps" in explain(config("reference.every=10"))
+    assert "and before every step 0.01 π_θ + 0.99 π_ref" in explain(config(*average))
+    assert "copied anew every 10 steps" in explain(config("reference.every=10", "kl.where=reward"))
+
+
 def test_what_looks_like_a_mistake_is_noted():
     cases = {
         "learner.learning_rate = 0.1 is above 0.01": ["learner.learning_rate=0.1"],
@@ -106,6 +121,8 @@ def test_what_looks_like_a_mistake_is_noted():
         "punishes undecidedness": ["entropy.coef=-0.1"],
         "it is evaluated at the end only": ["eval.every=1000", "data.kind=task"],
         "slower, without sampling noise": ["kl.estimator=full"],
+        "with one update per rollout the KL term is 0": ["reference.every=1"],
+        "reference.every = 100 is no less than the run's steps: it never moves": ["reference.every=100"],
     }
     for words, overrides in cases.items():
         assert any(line.startswith("note: ") and words in line for line in said(*overrides).splitlines()), words

@@ -1,0 +1,220 @@
+"""A reference that follows the policy, in whole runs of the shipped model: its moves, and that a resume is exact."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oncurve
+from fakes.tiny_policy import TinyLM
+from oncurve import durable
+from oncurve.errors import ModelError
+from oncurve.metrics import METRICS
+from oncurve.models.huggingface import loaded_from
+from oncurve.run.assemble import Given, Run, assemble
+from oncurve.run.directory import RunDirectory
+from oncurve.run.loading import load_config
+from oncurve.run.session import create_directory
+from oncurve.trainer import StepResult
+from oncurve.trainer.signals import StepAbandonedError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "task.toml"
+TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
+STEPS = 6
+SETTINGS = [
+    f"run.steps={STEPS}",
+    "run.threads=1",
+    "data.prompts_per_step=2",
+    "rollout.group_size=4",
+    "rollout.max_new_tokens=12",
+    "rewards=[{kind='regex', pattern='1'}]",  # some completions of a group have it in so few tokens, some have not
+    "learner.learning_rate=1e-3",
+    "kl.coef=0.05",
+    "eval.every=0",
+    "checkpoint.every=1",
+]
+AVERAGE = ["reference.every=2", "reference.mixup=0.5"]
+
+
+@contextmanager
+def put_together(out: Path | None, *overrides: str) -> Iterator[Run]:
+    """A run that begins in `out`, or one that goes on there."""
+    if out is not None and out.exists():
+        config, base = load_config(out / "config.toml")
+        with assemble(config, base) as run:
+            run.open_directory(RunDirectory.open(out))
+            run.restore()
+            yield run
+        return
+    config, base = load_config(RECIPE, [*SETTINGS, *overrides])
+    with assemble(config, base) as run:
+        if out is not None:
+            create_directory(run, out)
+        yield run
+
+
+def ended(run: Run) -> dict[str, Tensor]:
+    """Everything that the next step would begin with."""
+    assert run.trainer.state.step == STEPS
+    reference = {f"reference.{name}": tensor for name, tensor in run.learner.reference_state().items()}
+    return {name: tensor.clone() for name, tensor in (run.learner.state()[0] | reference).items()}
+
+
+def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name]) for name in ours
+    )
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in found]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_moves_at_its_steps_and_is_the_same_to_the_bit_in_between(dtype: str) -> None:
+    references, policies, metrics = [], [], []
+
+    with put_together(None, f"model.dtype={dtype}", "reference.every=2") as run:
+
+        def look(result: StepResult) -> None:
+            references.append({name: tensor.clone() for name, tensor in run.learner.reference_state().items()})
+            weights = run.learner.policy().module.named_parameters()
+            policies.append({name: parameter.detach().clone() for name, parameter in weights})
+            metrics.append(result.metrics)
+
+        given = {name: tensor.clone() for name, tensor in run.learner.reference_state().items()}
+        run.train(look)
+    right = [given, given, policies[1], policies[1], policies[3], policies[3]]
+    assert all(same(seen, wanted) for seen, wanted in zip(references, right, strict=True))
+    assert not same(policies[1], policies[3])
+    assert [line["step"] for line in metrics if line.get("reference_moved") == 1] == [3, 5]
+    assert all("reference_moved" not in metrics[index] for index in (0, 1, 3, 5))
+    assert [line["kl"] < 1e-9 for line in metrics] == [True, False] * 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model.dtype=float32", *AVERAGE],
+        ["model.dtype=bfloat16", *AVERAGE],
+        ["model.dtype=bfloat16", "reference.every=2"],
+    ],
+    ids=["float32", "bfloat16", "bfloat16 copies"],
+)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, settings: list[str]) -> None:
+    with put_together(tmp_path / "whole", *settings) as run:
+        run.train()
+        whole = ended(run)
+    broken = tmp_path / "broken"
+    for stop in (2, 3, 4, None):  # before a step that begins with a move, and before one that does not
+
+        def look(result: StepResult, stop: int | None = stop) -> None:
+            if result.step == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with put_together(broken, *settings) as run:
+            assert run.train(look) == (None if stop is None else "SIGTERM")
+            last = run
+    assert same(ended(last), whole)
+    assert lines(broken) == lines(tmp_path / "whole")
+    assert lines(broken)[-1]["kl"] > 0
+    named = {json.loads(path.read_text())["reference"] for path in broken.glob("checkpoints/step-*/state.json")}
+    assert {path.name for path in (broken / "checkpoints" / "frozen").iterdir()} == named
+    kept = json.loads((broken / f"checkpoints/step-{STEPS:06d}/state.json").read_text())
+    assert kept["outer"] == {"moved_for": 5}
+    assert kept["learner"]["reference_version"] == 2
+
+
+class AbandonsOnce:
+    """A scorer in whose hands a step is given up, as by a signal that the step outlasts."""
+
+    def __init__(self, scorer: Any, step: int) -> None:
+        self.scorer, self.step = scorer, step
+
+    def begin(self, step: int = 0) -> AbstractContextManager[Any]:
+        if step == self.step:
+            self.step = -1
+            raise StepAbandonedError
+        began: AbstractContextManager[Any] = self.scorer.begin(step)
+        return began
+
+
+@pytest.mark.parametrize("again", ["in this process", "in another"])
+def test_a_step_that_is_abandoned_after_the_move_does_not_move_it_twice(tmp_path: Path, again: str) -> None:
+    settings = ["model.dtype=bfloat16", *AVERAGE]
+    with put_together(None, *settings) as run:
+        run.train()
+        whole = ended(run)
+    out = tmp_path / "out"
+    with put_together(out, *settings) as run:
+        run.trainer.scorer = AbandonsOnce(run.trainer.scorer, 4)
+        run.train()
+        assert (run.trainer.state.step, run.learner.reference_version) == (4, 2)
+        if again == "in this process":
+            run.train()
+            assert same(ended(run), whole)
+            return
+    assert durable.numbered(out / "checkpoints")[-1][0] == 4
+    with put_together(out) as run:
+        assert run.learner.reference_version == 1
+        run.train()
+        assert same(ended(run), whole)
+
+
+def test_a_checkpoint_of_a_step_that_has_moved_the_reference_already_does_not_move_it_again(tmp_path: Path) -> None:
+    settings = ["model.dtype=bfloat16", *AVERAGE]
+    with put_together(None, *settings) as run:
+        run.train()
+        whole = ended(run)
+    out = tmp_path / "out"
+    with put_together(out, *settings, "checkpoint.every=0") as run:
+        run.trainer.scorer = AbandonsOnce(run.trainer.scorer, 4)
+        run.train()
+        run.trainer.save()
+    with put_together(out) as run:
+        assert (run.trainer.state.step, run.learner.reference_version) == (4, 2)
+        run.train()
+        assert same(ended(run), whole)
+
+
+def test_a_reference_that_cannot_follow_is_refused_before_anything_is_made_of_it() -> None:
+    settings = {
+        "data": {"kind": "list", "rows": ({"prompt": [1, 2], "answer": "1"},)},
+        "rollout": {"group_size": 2, "max_new_tokens": 2},
+        "rewards": [{"kind": "task"}],
+        "reference": {"every": 3},
+    }
+    config, base = load_config(settings=settings)
+    wider = Given(loaded_from(TinyLM(), None), loaded_from(TinyLM(width=5), None))
+    with pytest.raises(ModelError, match="the reference cannot follow the policy"):
+        assemble(config, base, wider)
+    with assemble(config, base, Given(loaded_from(TinyLM(), None), loaded_from(TinyLM(seed=1), None))) as run:
+        run.learner.move_reference(1.0)
+
+
+def test_the_smallest_api_moves_its_reference_too() -> None:
+    def api(every: int, ref_model: nn.Module) -> oncurve.GRPO:
+        return oncurve.GRPO(
+            model=TinyLM(),
+            ref_model=ref_model,
+            reward_fn=lambda completions, prompts: [float((ids == 3).float().mean()) for ids in completions],
+            learning_rate=1e-2,
+            settings={"reference": {"every": every}},
+        )
+
+    prompts = torch.randint(0, 11, (6, 4), generator=torch.Generator().manual_seed(0))
+    still, moving = api(0, TinyLM()), api(2, TinyLM())
+    said = [[trainer.train_step(prompts) for _ in range(3)] for trainer in (still, moving)]
+    assert said[0][2]["kl"] > 1e-6
+    assert (said[1][2]["kl"], said[1][2]["reference_moved"]) == (0, 1)
+    assert "reference_moved" not in said[1][1]
+    with pytest.raises(ModelError, match="cannot follow"):
+        api(2, TinyLM(width=5))
