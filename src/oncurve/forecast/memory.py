@@ -2,7 +2,7 @@
 
 A run holds its state throughout, and one phase's own memory at a time:
 
-    state        N·(weight + master + moments + reference)
+    state        N·(weight + master + moments + reference), and reward models
     rollout      weights packed for decoding; K/V of the prompts once and of every completion in flight; the sampler's
                  logits
     training     gradients and activations: at the start of a backward pass all layers' activations (and the gradients
@@ -152,11 +152,13 @@ def memory_of(
     process: float = 0.0,
     training: float | None = None,
     packed: float = 0.0,
+    judges: float = 0.0,
 ) -> Memory:
     """The whole forecast.
 
     training    what a training pass was seen to hold over the state, where that is known
     packed      bytes of weights that are put in order for decoding
+    judges      bytes of reward models
     """
     number, width = shape.parameters, footprint.weight
     micro_tokens, _ = work.largest_micro
@@ -168,7 +170,7 @@ def memory_of(
     cache = cache_bytes(shape, work, width)
     rows = min(work.completions, max(work.rows, work.group_size))
     sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows)
-    state = process + number * footprint.lasting
+    state = process + number * footprint.lasting + judges
     parts = {
         "process": process,
         "parameters": float(number * (footprint.weight + footprint.master)),
@@ -176,6 +178,7 @@ def memory_of(
         "gradients": gradients,
         "reference": float(number * footprint.reference),
         "critic": float(number * footprint.critic),
+        "reward_models": judges,
         "keys_and_values": cache,
         "activations": kept,
         "head_and_workspace": beside,

@@ -20,6 +20,7 @@ PART_NAMES = {
     "gradients": "gradients",
     "reference": "reference",
     "critic": "critic",
+    "reward_models": "reward models",
     "keys_and_values": "keys and values",
     "activations": "activations",
     "head_and_workspace": "head and workspace",
@@ -119,7 +120,7 @@ class Forecast:
         body = [
             f"  {PART_NAMES[name]:<26} {size(value):>10}   {says.get(name, '')}".rstrip()
             for name, value in self.memory.parts.items()
-            if value or name not in ("process", "critic")
+            if value or name not in ("process", "critic", "reward_models")
         ]
         return [*head, *body, f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"]
 
@@ -167,6 +168,7 @@ class Variant:
     process: float = 0.0
     critic: bool = False
     averaged: bool = False
+    judges: float = 0.0
 
     @property
     def footprint(self) -> Footprint:
@@ -182,7 +184,7 @@ class Variant:
         found = activations or self.activations()
         width = self.footprint.weight
         packed = packed_bytes(width * (self.shape.body + self.shape.head), width == 2) if self.on_cpu else 0
-        return memory_of(self.shape, self.work, self.footprint, found, self.process, training, packed)
+        return memory_of(self.shape, self.work, self.footprint, found, self.process, training, packed, self.judges)
 
 
 def mends(variant: Variant, factor: float = 1.0) -> list[Mend]:

@@ -220,7 +220,7 @@ INERT: tuple[Inert, ...] = (
     ),
     Inert(
         ("iterative.roll_outs",),
-        ("reward_model.kind",),
+        ("iterative.steps",),
         lambda c: c.iterative.steps > 0 and not isinstance(c.reward_model, ProcessModel),
         "roll-outs label steps, and an outcome model learns from pairs",
     ),

@@ -145,6 +145,12 @@ class RunConfig(Component):
         return self.learner.passes * self.learner.minibatches
 
     @property
+    def following(self) -> ReferenceSettings:
+        """How the reference follows the policy: anew in every iteration, or as `[reference]` says."""
+        steps = self.iterative.steps
+        return ReferenceSettings(every=steps, mixup=1.0) if steps else self.reference
+
+    @property
     def completions_per_step(self) -> int:
         """Completions sampled in one step."""
         return self.data.prompts_per_step * self.rollout.group_size

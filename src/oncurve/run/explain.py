@@ -199,7 +199,7 @@ def _kl_in_words(config: RunConfig) -> dict[str, str]:
 
 
 def _reference(config: RunConfig) -> str:
-    every, mixup = config.reference.every, config.reference.mixup
+    every, mixup = config.following.every, config.following.mixup
     given = "π_ref the policy as it was given"
     if not every:
         return given
@@ -212,7 +212,7 @@ def _reference(config: RunConfig) -> str:
 def _rewards(config: RunConfig) -> str:
     if not config.rewards:
         return "the reward (none is configured yet)"
-    return " + ".join(_reward(part) for part in config.rewards)
+    return " + ".join(_reward(part) for part in config.rewards if part.weight or len(config.rewards) == 1)
 
 
 def _reward(part: RewardSettings) -> str:

@@ -43,7 +43,7 @@ from oncurve.run.checks import check_config
 from oncurve.run.config import RunConfig
 from oncurve.run.heap import keep_freed_memory
 from oncurve.run.loading import load_config
-from oncurve.run.unloaded import ASSUMED_PROMPT, prompt_lengths, read_model_config
+from oncurve.run.unloaded import ASSUMED_PROMPT, judges_bytes, prompt_lengths, read_model_config
 
 __all__ = ["Asked", "Sizes", "check_memory", "forecast", "forecast_command"]
 
@@ -189,6 +189,7 @@ def _variant(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cp
         process,
         not isinstance(config.critic, NoCritic),
         config.reference.every > 0 and config.reference.mixup < 1,
+        judges_bytes(config),
     )
 
 
@@ -237,6 +238,8 @@ def _here(
     notes = [*notes, found.path_reason]
     if variant.critic:
         notes.append("what the critic's values and updates take is not in the step time")
+    if config.iterative.steps:
+        notes.append("what the reward model's training takes between iterations is not in the step time")
     if not found.whole:
         notes.append("the model is too large to be rehearsed whole: a layer and the head were, and were scaled")
     if any(reward is not None for reward in config.rewards):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from oncurve.kl import KL_KINDS
+from oncurve.learner.reward_model import NoRewardModel
 from oncurve.losses import Reinforce, SeqMeanTokenSum, Sequence, TokenSum
 from oncurve.run.checks import inert, missing
 from oncurve.run.config import RunConfig
@@ -49,7 +51,7 @@ class Note:
 def plan(config: RunConfig, facts: Facts | None = None) -> list[str]:
     """The plan, a sentence a line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or Facts()
-    lines = [_updates(config), _lengths(config), _kl(config, known), *_reference(config, known)]
+    lines = [_updates(config), _lengths(config), _kl(config, known), *_reference(config, known), *_iterations(config)]
     lines += [_steps(config, known), *_model(config, known), _judging(config, known), _safety(config, known)]
     notes = [note.text(config, known) for note in NOTES if note.holds(config, known)]
     return (
@@ -106,7 +108,7 @@ def _kl(config: RunConfig, facts: Facts) -> str:
 
 
 def _reference(config: RunConfig, facts: Facts) -> list[str]:
-    every, mixup = config.reference.every, config.reference.mixup
+    every, mixup = config.following.every, config.following.mixup
     if not every or not (config.kl.coef or facts.reference_given):
         return []
     often = "every step" if every == 1 else f"every {_count(every, 'step')}"
@@ -115,6 +117,22 @@ def _reference(config: RunConfig, facts: Facts) -> list[str]:
     return [
         f"The reference follows the policy {often}: {mixup:g} of the policy, {1 - mixup:g} of what it was; in half "
         "precision a float32 average takes 4 more bytes a parameter."
+    ]
+
+
+def _iterations(config: RunConfig) -> list[str]:
+    settings, judge = config.iterative, config.reward_model
+    if not settings.steps or isinstance(judge, NoRewardModel):
+        return []
+    learned = "pairs" if judge.head == "outcome" else "completions with labelled steps"
+    by = f"{settings.judge!r} judges" + (f", with {settings.roll_outs} roll-outs a step," if settings.roll_outs else "")
+    earlier = "" if settings.history is None else f" (at first those of {Path(settings.history).name})"
+    count = -(-config.run.steps // settings.steps)
+    return [
+        f"{_count(count, 'iteration')} of {_count(settings.steps, 'step')}; each ends with "
+        f"{_count(judge.epochs, 'pass', 'passes')} of the reward model over {learned} that {by} of its own samples "
+        f"and over {settings.replay:.0%} of all earlier examples{earlier}; {settings.held_out:.0%} of the prompts are "
+        "held out to judge it."
     ]
 
 

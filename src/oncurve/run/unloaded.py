@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from oncurve.data import load_rows, open_prompts
 from oncurve.errors import ModelError, UserError
+from oncurve.learner.reward_model import NoRewardModel
 from oncurve.models.hub import reachable
 from oncurve.models.quiet import quiet
+from oncurve.rewards.model import NetworkReward
 from oncurve.run.config import RunConfig
 
-__all__ = ["ASSUMED_PROMPT", "prompt_lengths", "read_model_config"]
+__all__ = ["ASSUMED_PROMPT", "judges_bytes", "prompt_lengths", "read_model_config"]
 
 ASSUMED_PROMPT = 256
 SAMPLED_PROMPTS = 256
@@ -42,6 +48,31 @@ def prompt_lengths(
     lengths = sorted(len(prompts[index].ids) for index in range(len(prompts)))
     spread = tuple(lengths[(2 * place + 1) * len(lengths) // (2 * count)] for place in range(count))
     return spread, []
+
+
+def judges_bytes(config: RunConfig) -> float:
+    """What the reward models of a run hold: weights, and of one that iterations train masters, moments and gradient.
+
+    Of folders, by the headers of their files; a hub id that nobody has fetched counts as nothing.
+    """
+    width = {"float32": 4, "bfloat16": 2}
+    held = 0.0
+    for reward in config.rewards:
+        if isinstance(reward, NetworkReward) and reward.path is not None:
+            held += width[reward.dtype] * _stored_parameters(reward.path)
+    settings = config.reward_model
+    if not isinstance(settings, NoRewardModel):
+        each = width[settings.dtype] if not config.iterative.steps else 16 if settings.dtype == "float32" else 18
+        held += each * _stored_parameters(settings.path)
+    return held
+
+
+def _stored_parameters(path: str) -> int:
+    count = 0
+    for file in sorted(Path(path).expanduser().glob("*.safetensors")) if path else ():
+        with suppress(Exception), safe_open(file, "pt") as tensors:  # what is wrong with it, loading will say
+            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return count
 
 
 def _tokenizer(path: str, trusted: bool) -> Any:

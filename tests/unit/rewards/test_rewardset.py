@@ -204,7 +204,8 @@ def test_what_a_reward_notes_stays_with_its_completion_when_a_batch_falls_apart(
 
 
 def test_every_kind_can_be_named() -> None:
-    assert list(REWARD_KINDS) == ["python", "exact", "numeric", "math", "regex", "task", "task_steps"]
+    kinds = ["python", "exact", "numeric", "math", "regex", "task", "task_steps", "model", "process_model"]
+    assert list(REWARD_KINDS) == kinds
 
 
 def test_a_kind_of_ones_own_is_named_by_path(tmp_path: Path) -> None:
