@@ -1,9 +1,9 @@
 """The outer loop of Algorithm 1 (DeepSeekMath, arXiv:2402.03300): a new reference, and a reward model that keeps up.
 
-1  for iteration = 1, ..., I do
-2      π_ref <- π_θ                                                     begin, at the iteration's first step
-3-11   for step = 1, ..., M do ...                                      `Trainer.step`
-12     update r_φ through continuous training using a replay mechanism  end, at the iteration's last step
+2      for iteration = 1, ..., I do
+3          π_ref <- π_θ                                          `begin`, before an iteration's first step
+4-11       for step = 1, ..., M do ...                           `Trainer.step`
+12         update r_φ through continuous training with replay    `end`, after an iteration's last step
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Iterations:
         self._seed = seed
 
     def begin(self, state: TrainerState) -> None:
-        """Line 2: π_ref ← π_θ, at the first step of every iteration but the first, whose reference is the policy."""
+        """Line 3: π_ref ← π_θ, at the first step of every iteration but the first, whose reference is the policy."""
         self.reference.begin(state)
 
     def end(self, result: StepResult) -> StepResult:

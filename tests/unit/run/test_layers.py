@@ -149,7 +149,8 @@ def test_a_recipe_that_is_not_utf8_or_not_there_is_said(tmp_path: Path):
     (tmp_path / "a.toml").write_bytes(b"a = '\xe9'")
     assert "a.toml: not UTF-8" in complaint(tmp_path / "a.toml")
     assert "did you mean 'a.toml'?" in complaint(tmp_path / "aa.toml")
-    assert "the presets are: dr_grpo, grpo, grpo_iterative, grpo_paper, grpo_process, ppo, rlox" in complaint("nonesuch")
+    listed = "dr_grpo, grpo, grpo_iterative, grpo_paper, grpo_process, ppo, rlox"
+    assert f"the presets are: {listed}" in complaint("nonesuch")
 
 
 def test_an_empty_recipe_is_all_defaults(tmp_path: Path):
