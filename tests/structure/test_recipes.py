@@ -19,7 +19,7 @@ from oncurve.spec import locate
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml")) + sorted((ROOT / "recipes").glob("*.y*ml"))
 LEAVES_CAP = 90
-OPTIONAL = {"critic", "reference", "reward_model", "iterative"}
+OPTIONAL = {"critic", "reference", "reward_model", "iterative", "eval"}
 """Sections that a GRPO run does without; see docs/decisions/003-leaves.md."""
 OPTIONAL_CAP = 10
 NETWORKS = {"model", "process_model"}

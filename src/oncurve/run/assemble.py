@@ -261,11 +261,11 @@ def _columns(rows: Rows) -> list[str]:
 def judge(engine: InProcessEngine, rewards: RewardSet, prompts: Prompts, config: RunConfig, n: int) -> Evaluation:
     """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows.
 
-    With `[iterative]` it is the judge whose word counts: what a reward model says of its own policy is no evidence.
+    Where there is a judge (`eval.judge`) its word counts: what a reward model says of its own policy is no evidence.
     """
     return evaluate(
         engine,
-        rewards if config.iterative.judge is None else JudgedBy(rewards, config.iterative.judge),
+        rewards if config.eval.judge is None else JudgedBy(rewards, config.eval.judge),
         [prompts[index] for index in range(len(prompts))],
         greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0}),
         sampled=config.rollout.model_copy(update={"group_size": n}) if n else None,

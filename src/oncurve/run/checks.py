@@ -121,9 +121,8 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         "reference.every: iterations move the reference themselves, every iterative.steps; leave one of them out",
     ),
     Impossible(
-        lambda c: c.iterative.judge is not None and bool(c.rewards) and c.iterative.judge not in part_names(c.rewards),
-        'iterative.judge: none of the rewards has that name; name one of them, like [[rewards]] name = "truth", '
-        "weight = 0",
+        lambda c: c.eval.judge is not None and bool(c.rewards) and c.eval.judge not in part_names(c.rewards),
+        'eval.judge: none of the rewards has that name; name one of them, like [[rewards]] name = "truth", weight = 0',
     ),
     Impossible(
         lambda c: (
@@ -132,7 +131,7 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
             and not c.iterative.roll_outs
             and not _judge_sees_steps(c)
         ),
-        "iterative.judge: a process reward model learns from judged steps, and this judge looks at answers alone; name "
+        "eval.judge: a process reward model learns from judged steps, and this judge looks at answers alone; name "
         "one that judges steps, or have labels found by iterative.roll_outs",
     ),
     Impossible(
@@ -208,7 +207,6 @@ INERT: tuple[Inert, ...] = (
     ),
     Inert(
         (
-            "iterative.judge",
             "iterative.replay",
             "iterative.held_out",
             "iterative.roll_outs",
@@ -266,7 +264,7 @@ def _own_networks(config: RunConfig) -> list[NetworkReward]:
 
 def _judge_sees_steps(config: RunConfig) -> bool:
     named = zip(part_names(config.rewards), config.rewards, strict=True)
-    return not config.rewards or any(reward.judges_steps for name, reward in named if name == config.iterative.judge)
+    return not config.rewards or any(reward.judges_steps for name, reward in named if name == config.eval.judge)
 
 
 def _holds_out(config: RunConfig) -> bool:
@@ -343,8 +341,8 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
         holes.append("data.rows: missing; a list in memory needs rows")
     if isinstance(config.reward_model, _OWN) and not config.reward_model.path:
         holes.append("reward_model.path: missing; name a reward model's folder or a hub id")
-    if config.iterative.steps and config.iterative.judge is None:
-        holes.append('iterative.judge: missing; name the reward that judges samples, like [[rewards]] name = "truth"')
+    if config.iterative.steps and config.eval.judge is None:
+        holes.append('eval.judge: missing; name the reward that judges samples, like [[rewards]] name = "truth"')
     if not config.rewards:
         holes.append('rewards: missing; add a [[rewards]] table, like kind = "math"')
     return holes

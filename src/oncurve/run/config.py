@@ -103,11 +103,14 @@ class EvalSettings(Component):
     every   steps between evaluations; 0: none
     limit   use the first so many held-out prompts; none: all
     n       sampled completions a prompt, for pass@k and maj@k; 0: greedy only
+    judge   the name of the reward that says what is right, if it is one alone, of weight 0 perhaps: evaluation goes by
+            it, and iterations teach it to the reward model; none: the reward as a whole
     """
 
     every: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=1)
     n: int = Field(default=0, ge=0)
+    judge: str | None = None
 
 
 class RunConfig(Component):

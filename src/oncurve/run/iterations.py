@@ -43,8 +43,8 @@ def iterations(config: RunConfig, base: Path | None, sources: Sources, learner: 
     """The outer loop of a run with `[iterative]`. Raises DataError: `history` cannot be read."""
     settings = config.iterative
     kind: Kind = "steps" if learner.classifier.head == "process" else "preferences"
-    assert settings.judge is not None  # `check_complete` has looked
-    label = labeller(config, kind, settings.judge, settings.roll_outs, sources)
+    assert config.eval.judge is not None  # `check_complete` has looked
+    label = labeller(config, kind, config.eval.judge, settings.roll_outs, sources)
     known = learner.fitting(_history(settings.history, kind, base))
     reference = ReferenceSchedule(settings.steps, 1.0, sources.learner)
     return Iterations(settings, reference, learner, label, Replay(known), config.run.seed)

@@ -125,7 +125,9 @@ def _iterations(config: RunConfig) -> list[str]:
     if not settings.steps or isinstance(judge, NoRewardModel):
         return []
     learned = "pairs" if judge.head == "outcome" else "completions with labelled steps"
-    by = f"{settings.judge!r} judges" + (f", with {settings.roll_outs} roll-outs a step," if settings.roll_outs else "")
+    by = f"{config.eval.judge!r} judges" + (
+        f", with {settings.roll_outs} roll-outs a step," if settings.roll_outs else ""
+    )
     earlier = "" if settings.history is None else f" (at first those of {Path(settings.history).name})"
     count = -(-config.run.steps // settings.steps)
     return [

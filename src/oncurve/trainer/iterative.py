@@ -33,11 +33,9 @@ __all__ = ["Iterations", "IterativeSettings"]
 
 
 class IterativeSettings(Component):
-    """Iterative GRPO: every so many steps a new reference, and a reward model trained on.
+    """Iterative GRPO: every so many steps a new reference, and a reward model trained on what `eval.judge` says.
 
     steps      steps of an iteration; 0: no iterations
-    judge      the name of the reward that judges samples for the reward model; its weight may be 0, so that nothing
-               but the reward model rewards
     replay     share of all earlier examples that an iteration trains on again
     held_out   share of an iteration's prompts whose samples are not trained on but tell how good the reward model is
     roll_outs  for a process model whose judge looks at answers only: completions from each step's end, whose share of
@@ -46,7 +44,6 @@ class IterativeSettings(Component):
     """
 
     steps: int = Field(default=0, ge=0)
-    judge: str | None = None
     replay: float = Field(default=0.1, ge=0, le=1)
     held_out: float = Field(default=0.1, ge=0, lt=1)
     roll_outs: int = Field(default=0, ge=0)
