@@ -1,5 +1,8 @@
 """Outcome and process supervision, and PPO, on the built-in task: steps to a given accuracy. `--help`: options.
 
+`--with process_model` sets a process reward model beside the checker that it learned from: per seed, one is trained on
+what the checker says of the shipped model's own samples, and then judges the training in the checker's place.
+
 The demo's recipes, which differ in the advantage and in what it needs, train the shipped model on the same seeds. They
 are judged greedily on held-out problems every few steps; what is compared is the first time that a run reaches a level.
 """
@@ -18,9 +21,26 @@ from functools import partial
 from pathlib import Path
 
 import oncurve
+from oncurve.models import tiny
 
 DEMO = Path(oncurve.__file__).parent / "demo"
 RECIPES = {"outcome": DEMO / "recipe.toml", "process": DEMO / "process.toml", "ppo": DEMO / "ppo.toml"}
+BASES = {"process": "outcome", "ppo": "outcome", "process_model": "process"}
+"""What each is compared with."""
+
+LABELLED_PROMPTS = 512
+REWARD_MODEL = """
+[data]
+kind = "steps"
+path = "steps.jsonl"
+
+[reward_model]
+kind = "process"
+learning_rate = 1e-3
+schedule = "cosine"
+batch_size = 64
+epochs = 6
+"""
 LEVELS = (0.5, 0.8, 0.95)
 METRIC = "eval/accuracy"
 
@@ -30,11 +50,31 @@ def curve(kind: str, seed: int, steps: int, every: int) -> dict[int, float]:
     words = [f"run.seed={seed}", f"run.steps={steps}", f"eval.every={every}", "checkpoint.every=0"]
     words.append("learner.schedule=constant")  # so that the number of steps changes nothing but where a run ends
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "oncurve", "train", str(RECIPES[kind]), *words, "--out", f"{folder}/run"]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        recipe = RECIPES["process" if kind == "process_model" else kind]
+        if kind == "process_model":
+            path = learned_judge(seed, Path(folder))
+            judges = f'[{{kind="process_model", path="{path}"}}, {{kind="task", name="truth", weight=0}}]'
+            words += [f"rewards={judges}", "eval.judge=truth"]
+        oncurve_("train", str(recipe), *words, "--out", f"{folder}/run")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     found = (json.loads(line) for line in lines)
     return {int(line["step"]): line[METRIC] for line in found if METRIC in line}
+
+
+def oncurve_(*words: str) -> None:
+    """The command, in a process of its own."""
+    subprocess.run([sys.executable, "-m", "oncurve", *words], check=True, capture_output=True, text=True)
+
+
+def learned_judge(seed: int, folder: Path) -> Path:
+    """A process reward model trained on what the step checker says of the shipped model's samples."""
+    recipe, model = str(RECIPES["process"]), tiny.path()
+    told = ["--kind", "steps", "--prompts", str(LABELLED_PROMPTS)]
+    oncurve_("reward-model", "label", recipe, f"run.seed={seed}", *told, "--out", str(folder / "steps.jsonl"))
+    (folder / "rm.toml").write_text(REWARD_MODEL)
+    words = [f"run.seed={seed}", f"reward_model.path={model}", "run.threads=1"]
+    oncurve_("reward-model", "train", str(folder / "rm.toml"), *words, "--out", str(folder / "rm"))
+    return folder / "rm" / "model"
 
 
 def reached(accuracy: dict[int, float], level: float) -> float:
@@ -56,29 +96,33 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--every", type=int, default=5, help="steps between judgements")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side; each takes one thread")
-    parser.add_argument("--with", dest="other", default="process", choices=["process", "ppo"], help="beside outcome")
+    parser.add_argument("--with", dest="other", default="process", choices=list(BASES), help="beside its base")
     parser.add_argument("--out", type=Path, help="also write the curves as JSON")
     arguments = parser.parse_args()
     curves: dict[str, list[dict[int, float]]] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for kind in ("outcome", arguments.other):
+        for kind in (BASES[arguments.other], arguments.other):
             run = partial(curve, kind, steps=arguments.steps, every=arguments.every)
             curves[kind] = []
             for seed, found in enumerate(pool.map(run, range(arguments.seeds))):
                 curves[kind].append(found)
                 took = ", ".join(f"{level:.0%} at {reached(found, level):g}" for level in LEVELS)
                 print(f"{kind:8} seed {seed}: {took}; at the end {found[max(found)]:.1%}", flush=True)
-    name = arguments.other
-    print(f"\n| accuracy | outcome: steps | {name}: steps | {name} - outcome (95 % interval, paired) |")
+    name, base = arguments.other, BASES[arguments.other]
+    print(f"\n| accuracy | {base}: steps | {name}: steps | {name} - {base} (95 % interval, paired) |")
     print("|---|---|---|---|")
     for level in LEVELS:
-        outcome, other = ([reached(found, level) for found in curves[kind]] for kind in curves)
-        difference = [after - before for before, after in zip(outcome, other, strict=True)]
+        base_steps, other = ([reached(found, level) for found in curves[kind]] for kind in curves)
+        difference = [after - before for before, after in zip(base_steps, other, strict=True)]
         low, high = interval(difference)
         print(
-            f"| {level:.0%} | {statistics.fmean(outcome):.1f} | {statistics.fmean(other):.1f} | "
+            f"| {level:.0%} | {statistics.fmean(base_steps):.1f} | {statistics.fmean(other):.1f} | "
             f"{statistics.fmean(difference):+.1f} ({low:+.1f} to {high:+.1f}) |"
         )
+    ends = [[found[max(found)] for found in curves[kind]] for kind in curves]
+    low, high = interval([after - before for before, after in zip(*ends, strict=True)])
+    means = [statistics.fmean(end) for end in ends]
+    print(f"\nat the end: {base} {means[0]:.2%}, {name} {means[1]:.2%} (difference {low:+.2%} to {high:+.2%})")
     if arguments.out:
         arguments.out.write_text(json.dumps(curves, indent=1) + "\n")
 

@@ -1,0 +1,276 @@
+"""Iterative GRPO whole: what changes when, what is replayed, and kills inside each of its phases."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oncurve import durable
+from oncurve.learner.reward_model import OutcomeModel, ProcessModel, RewardModelSettings
+from oncurve.metrics import METRICS
+from oncurve.models import tiny
+from oncurve.run.assemble import Run, assemble
+from oncurve.run.loading import load_config
+from oncurve.tasks.arithmetic import check_steps, problems, solution
+from oncurve.types import LabelledSteps, PreferencePair
+
+TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
+RECIPE = Path(__file__).parents[2] / "recipes" / "task.toml"
+STEPS, ITERATION = 6, 2
+SETTINGS = [
+    f"run.steps={STEPS}",
+    "run.seed=5",
+    "run.threads=1",
+    "model.dtype=float32",
+    "data.prompts_per_step=6",
+    "rollout.group_size=4",
+    "rollout.max_new_tokens=40",
+    "learner.learning_rate=1e-3",
+    "kl.coef=0.05",
+    "checkpoint.every=1",
+    "checkpoint.keep=20",
+    f"iterative.steps={ITERATION}",
+    "iterative.held_out=0.3",
+    "eval.judge=truth",
+    "reward_model.learning_rate=1e-3",
+    "reward_model.batch_size=4",
+]
+KINDS = {
+    "process": [
+        "advantage.kind=process",
+        "rewards=[{kind='process_model'}, {kind='task_steps', name='truth', weight=0}]",
+        "reward_model.kind=process",
+    ],
+    "outcome": [
+        "rewards=[{kind='model'}, {kind='task', name='truth', weight=0}]",
+        "reward_model.kind=outcome",
+    ],
+}
+
+
+def half_right(question: str, right: str) -> LabelledSteps:
+    """A solution whose last line is wrong."""
+    text = right[: right.rindex(" ") + 1] + "1"
+    steps = check_steps(text, question)
+    return LabelledSteps(question, text, tuple(end for end, _ in steps), tuple(float(sound) for _, sound in steps))
+
+
+@pytest.fixture(scope="session")
+def judges(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A reward model of either kind that has seen a few examples."""
+    folder = tmp_path_factory.mktemp("judges")
+    solved = [(item.prompt, solution(item)) for item in problems("train", 24, seed=9)]
+    wrong = [half_right(prompt, text) for prompt, text in solved]
+    examples: dict[str, list[Any]] = {
+        "process": wrong,
+        "outcome": [PreferencePair(w.prompt, text, w.completion) for w, (_, text) in zip(wrong, solved, strict=True)],
+    }
+    settings: dict[str, RewardModelSettings] = {
+        "process": ProcessModel(path=str(tiny.path()), learning_rate=1e-3),
+        "outcome": OutcomeModel(path=str(tiny.path()), learning_rate=1e-3),
+    }
+    for kind, model in settings.items():
+        learner = model.build(model.load(new_head=True))
+        for start in range(0, 24, 8):
+            learner.update(examples[kind][start : start + 8])
+        learner.save(folder / kind)
+    return {kind: folder / kind for kind in settings}
+
+
+def words(kind: str, judges: dict[str, Path]) -> list[str]:
+    return [*SETTINGS, *KINDS[kind], f"reward_model.path={judges[kind]}"]
+
+
+@contextmanager
+def put_together(overrides: list[str]) -> Iterator[Run]:
+    config, base = load_config(RECIPE, overrides)
+    with assemble(config, base) as run:
+        yield run
+
+
+def copied(tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    assert tensors is not None
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reference_and_reward_model_change_at_the_boundaries_and_nowhere_else(
+    kind: str, judges: dict[str, Path]
+) -> None:
+    with put_together(words(kind, judges)) as run:
+        references, models, policies, metrics = [], [], [], []
+        references.append(copied(run.learner.reference_state()))
+        assert run.iterations is not None
+        models.append(copied(run.iterations.learner.state()[0]))
+        policies.append(copied(dict(run.learner.masters())))
+
+        def look(result: Any) -> None:
+            references.append(copied(run.learner.reference_state()))
+            assert run.iterations is not None
+            models.append(copied(run.iterations.learner.state()[0]))
+            policies.append(copied(dict(run.learner.masters())))
+            metrics.append(result.metrics)
+
+        assert run.train(look) is None
+    moved = [not same(before, after) for before, after in zip(references, references[1:], strict=False)]
+    assert moved == [step % ITERATION == 1 and step > 1 for step in range(1, STEPS + 1)]
+    for step in range(ITERATION + 1, STEPS + 1, ITERATION):
+        assert same(references[step], policies[step - 1])
+        assert metrics[step - 1]["kl"] == 0.0
+    taught = [not same(before, after) for before, after in zip(models, models[1:], strict=False)]
+    new = [line.get("reward_model_new", 0.0) for line in metrics]
+    assert taught == [count > 0 for count in new]
+    assert all(count > 0 for count in new[ITERATION - 1 :: ITERATION])
+    assert all(count == 0 for step, count in enumerate(new, 1) if step % ITERATION)
+    assert [line["iteration"] for line in metrics] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    assert all("reward/truth" in line for line in metrics)
+
+
+def test_a_share_of_all_earlier_examples_is_trained_on_again(judges: dict[str, Path], tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    rows = [half_right(item.prompt, solution(item)) for item in problems("train", 30, seed=2)]
+    history.write_text(
+        "".join(
+            json.dumps({"prompt": r.prompt, "completion": r.completion, "ends": r.ends, "labels": r.labels}) + "\n"
+            for r in rows
+        )
+    )
+    seen: list[int] = []
+    lines: list[dict[str, float]] = []
+    with put_together([*words("process", judges), f"iterative.history={history}", "iterative.replay=0.5"]) as run:
+        assert run.iterations is not None
+        learner = run.iterations.learner
+        update = learner.update
+
+        def counted(examples: Any) -> Any:
+            seen.append(len(examples))
+            return update(examples)
+
+        learner.update = counted  # type: ignore[method-assign]
+        run.train(lambda result: lines.append(result.metrics))
+    ends = [line for line in lines if "reward_model_new" in line]
+    assert len(ends) == STEPS // ITERATION
+    known = 30.0
+    for line in ends:
+        assert line["reward_model_history"] == known
+        assert line["reward_model_replayed"] == round(0.5 * known)
+        known += line["reward_model_new"]
+    assert sum(seen) == sum(line["reward_model_new"] + line["reward_model_replayed"] for line in ends)
+
+
+def test_held_out_samples_are_of_other_prompts_and_judge_the_reward_model(judges: dict[str, Path]) -> None:
+    with put_together(words("process", judges)) as run:
+        lines: list[dict[str, float]] = []
+        run.train(lambda result: lines.append(result.metrics))
+        assert run.iterations is not None
+        replay = run.iterations.replay
+        numbers = range(1, 1 + STEPS // ITERATION)
+        trained = {example.prompt for number in numbers for example in replay.of(number)}
+        held_out = {example.prompt for number in numbers for example in replay.of(number, held_out=True)}
+    assert trained
+    assert held_out
+    assert not trained & held_out
+    for line in (line for line in lines if "reward_model_new" in line and replay.of(int(line["iteration"]), True)):
+        assert 0 <= line["reward_model_before"] <= 1
+        assert 0 <= line["reward_model_heldout_accuracy"] <= 1
+        assert line["reward_model_heldout_loss"] > 0
+
+
+KILLER = """
+import os, signal, sys
+from importlib import import_module
+module, name, method, count = sys.argv[1:5]
+owner = getattr(import_module(module), name)
+real, calls = getattr(owner, method), [0]
+def deadly(*arguments, **named):
+    calls[0] += 1
+    if calls[0] == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **named)
+setattr(owner, method, deadly)
+sys.argv = ["oncurve", *sys.argv[5:]]
+from oncurve.cli import main
+main()
+"""
+PLACES = {
+    "rollout": ("oncurve.rollout.engine", "InProcessEngine", "_completions", 20),
+    "update": ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", 4),
+    "reward-model training": ("oncurve.learner.reward_model", "RewardLearner", "update", 2),
+    "keeping examples": ("oncurve.trainer.replay", "Replay", "add", 6),
+}
+
+
+def command(arguments: list[str], *begin: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    begin = begin or ("-m", "oncurve")
+    return subprocess.run(
+        [sys.executable, *begin, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="session")
+def whole(judges: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The uninterrupted run of either kind, made when it is asked for."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    def run(kind: str) -> Path:
+        if not (folder / kind).exists():
+            done = command(["train", str(RECIPE), *words(kind, judges), "--out", str(folder / kind)])
+            assert done.returncode == 0, done.stderr
+        return folder / kind
+
+    return run
+
+
+def raw(tensor: Tensor) -> bytes:
+    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def compare(first: Path, second: Path) -> None:
+    for step in range(1, STEPS + 1):
+        name = f"checkpoints/step-{step:06d}"
+        for file in ("learner.safetensors", "outer.safetensors"):
+            one, two = (durable.read_tensors(out / name / file) for out in (first, second))
+            assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, (step, file)
+        one, two = (durable.read_json(out / name / "state.json") for out in (first, second))
+        assert one["reference"] == two["reference"]
+        assert one["outer"] == two["outer"]
+    lines = [
+        [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in path.read_text().splitlines()]
+        for path in (first / "metrics.jsonl", second / "metrics.jsonl")
+    ]
+    assert lines[0] == lines[1]
+    assert (first / "replay.jsonl").read_bytes() == (second / "replay.jsonl").read_bytes()
+    for path in sorted((first / "rollouts").iterdir()):
+        assert path.read_bytes() == (second / "rollouts" / path.name).read_bytes(), path.name
+    for file in ("model/model.safetensors", "reward_model/model.safetensors"):
+        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("kind", ["process", pytest.param("outcome", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_bit(
+    place: str, kind: str, judges: dict[str, Path], whole: Callable[[str], Path], tmp_path: Path
+) -> None:
+    module, name, method, count = PLACES[place]
+    out = str(tmp_path / "run")
+    killed = command(
+        [module, name, method, str(count), "train", str(RECIPE), *words(kind, judges), "--out", out], "-c", KILLER
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = command(["resume", out])
+    assert resumed.returncode == 0, resumed.stderr
+    compare(whole(kind), tmp_path / "run")
