@@ -35,7 +35,6 @@ def load_classifier(
     dtype: Literal["float32", "bfloat16"] = "float32",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     max_length: int | None = None,
-    trust_remote_code: bool = False,
     new_head: bool = False,
     section: str = "reward_model",
 ) -> Classifier:
@@ -134,14 +133,13 @@ def _of_head(module: Any, name: str) -> bool:
 def _label(module: Any, head: HeadKind, label: str | None, source: str, section: str) -> int | None:
     count = int(module.config.num_labels)
     names = {int(number): str(name) for number, name in (module.config.id2label or {}).items()}
-    if count == 1:
+    known = {name.casefold(): number for number, name in names.items()} | {str(n): n for n in range(count)}
+    if count == 1 and (label is None or label.casefold() in known):
         return None
     if label is None and head == "process" and count == len(STEP_LABELS):
         return 1
-    if label is not None:
-        known = {name.casefold(): number for number, name in names.items()} | {str(n): n for n in range(count)}
-        if label.casefold() in known:
-            return known[label.casefold()]
+    if label is not None and label.casefold() in known:
+        return known[label.casefold()]
     listed = ", ".join(f"{number} ({names.get(number, 'unnamed')})" for number in range(count))
     wrong = (
         f"has no label {label!r}" if label is not None else f"has {count} labels, and which is the reward is not said"
