@@ -18,11 +18,12 @@ from oncurve.models.precision import DTYPES
 from oncurve.models.quiet import quiet
 from oncurve.models.sources import directory_of, explained, load_tokenizer
 
-__all__ = ["STEP_LABELS", "load_classifier"]
+__all__ = ["PLURALS", "STEP_LABELS", "load_classifier"]
 
 ARCHITECTURES: dict[HeadKind, str] = {"outcome": "ForSequenceClassification", "process": "ForTokenClassification"}
 NAMES: dict[HeadKind, str] = {"outcome": "a sequence classifier", "process": "a token classifier"}
 PLURALS: dict[HeadKind, str] = {"outcome": "outcomes", "process": "steps"}
+"""What a model of each kind judges."""
 STEP_LABELS = {0: "wrong", 1: "right"}
 """What the two labels of a process reward model that is made here mean: TRL's and PRM800K's order."""
 
