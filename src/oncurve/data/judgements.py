@@ -90,6 +90,8 @@ class Preferences(Judgements):
     def example(self, row: Mapping[str, Any]) -> PreferencePair:
         """The pair of one row. Without a prompt chosen and rejected are whole texts or chats."""
         chosen, rejected = _messages(row["chosen"], "chosen"), _messages(row["rejected"], "rejected")
+        if () in (chosen, rejected):
+            raise TypeError("chosen and rejected: expected a text, or chat messages, got an empty list")
         prompt: Messages = "" if isinstance(chosen, str) else ()
         if self.prompt_column in row:
             prompt = _messages(row[self.prompt_column], self.prompt_column)
@@ -123,8 +125,8 @@ class StepLabels(Judgements):
         """The completion of one row; one that has `ends` is as `example_to_json` writes it."""
         prompt = _messages(row[self.prompt_column], self.prompt_column)
         if "ends" in row:
-            ends = tuple(row["ends"])
-            return LabelledSteps(prompt, row["completion"], ends, self._labels(row[self.labels_column], len(ends)))
+            completion, ends = row["completion"], _ends(row["ends"], row["completion"])
+            return LabelledSteps(prompt, completion, ends, self._labels(row[self.labels_column], len(ends)))
         steps = row[self.steps_column]
         if not isinstance(steps, list) or not steps or not all(isinstance(s, str) and s.strip() for s in steps):
             raise TypeError(f"{self.steps_column}: expected a list of steps, texts that are not empty")
@@ -136,7 +138,10 @@ class StepLabels(Judgements):
         if given is None or (isinstance(given, int) and not isinstance(given, bool)):
             first = count if given is None else given
             if not 0 <= first <= count or (given is not None and first == count):
-                raise ValueError(f"{self.labels_column}: step {given} is the first wrong one, and there are {count}")
+                raise ValueError(
+                    f"{self.labels_column}: step {given} is the first wrong one, and there are {count}, counted from "
+                    "0; where all are right it is null"
+                )
             return tuple(1.0 if index < first else 0.0 if index == first else None for index in range(count))
         if not isinstance(given, list) or len(given) != count:
             raise ValueError(f"{self.labels_column}: expected a label for each of {count} steps, or one index")
@@ -169,6 +174,9 @@ def example_from_json(record: Mapping[str, Any]) -> Example:
     return LabelledSteps(prompt, record["completion"], tuple(record["ends"]), tuple(record["labels"]))
 
 
+_MEND = "write one list of objects, or one object a line and name it .jsonl"
+
+
 def _rows(file: Path, key: str) -> tuple[Sequence[Mapping[str, Any]], Callable[[int], str]]:
     """The rows of a file, and where each is, in words."""
     if file.suffix != ".json" or not file.is_file():
@@ -177,10 +185,21 @@ def _rows(file: Path, key: str) -> tuple[Sequence[Mapping[str, Any]], Callable[[
     try:
         listed = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{key}: {file} cannot be read as JSON: {error}") from None
+        raise DataError(f"{key}: {file} cannot be read as JSON: {error}; {_MEND}") from None
     if not isinstance(listed, list) or not listed or not all(isinstance(row, dict) for row in listed):
-        raise DataError(f"{key}: {file} does not hold a list of objects; write that, or one object a line as .jsonl")
+        raise DataError(f"{key}: {file} does not hold a list of objects; {_MEND}")
     return listed, lambda number: f"{file} row {number + 1}"
+
+
+def _ends(given: Any, completion: Any) -> tuple[int, ...]:
+    """Offsets just behind the steps of a completion, ascending."""
+    if not isinstance(completion, str):
+        raise TypeError(f"completion: expected a text, got {completion!r:.60}")
+    ends = list(given) if isinstance(given, (list, tuple)) else []
+    whole = ends and all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
+    if not whole or ends != sorted(set(ends)) or not 0 < ends[0] <= ends[-1] <= len(completion):
+        raise TypeError(f"ends: expected rising offsets in a completion of {len(completion)}, got {given!r:.60}")
+    return tuple(ends)
 
 
 def _messages(value: Any, column: str) -> Messages:

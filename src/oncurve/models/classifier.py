@@ -9,7 +9,7 @@ text as it is, with the end-of-text token behind it. Batches are padded on the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from oncurve.types import Messages
 __all__ = ["Classifier", "Encoded", "HeadKind", "OverlongError", "batches_by_length", "log_odds"]
 
 HeadKind = Literal["outcome", "process"]
+MARK = "the-completion-stands-here"
 
 
 class OverlongError(ModelError):
@@ -67,7 +68,7 @@ class Classifier:
         Raises OverlongError; ModelError where the chat template refuses the messages, or changes a completion whose
         steps are to be judged.
         """
-        text, start, bare = self._laid_out(prompt, completion)
+        text, start, bare = self._laid_out(prompt, completion, bool(step_offsets))
         encoding = self.tokenizer(text, add_special_tokens=bare, return_offsets_mapping=True)
         ids, spans = list(encoding["input_ids"]), list(encoding["offset_mapping"])
         end_token = getattr(self.tokenizer, "eos_token_id", None)
@@ -77,10 +78,15 @@ class Classifier:
             raise OverlongError(f"{self.name} reads {self.max_length} tokens, and the text has {len(ids)}")
         if not ids:
             raise ModelError(f"{self.name}: the tokenizer makes no token of an empty text")
-        return Encoded(tuple(ids), tuple(_token_at(spans, text, start + end) for end in step_offsets))
+        written = completion if isinstance(completion, str) else str(completion[-1].get("content", ""))
+        visible = [start + len(written[:end].rstrip()) for end in step_offsets]
+        return Encoded(tuple(ids), tuple(_token_at(spans, end) for end in visible))
 
-    def _laid_out(self, prompt: Messages, completion: Messages) -> tuple[str, int, bool]:
-        """The whole text, where in it the completion begins, and whether the tokenizer is to add its own tokens."""
+    def _laid_out(self, prompt: Messages, completion: Messages, placed: bool) -> tuple[str, int, bool]:
+        """The whole text, where in it the completion begins, and whether the tokenizer is to add its own tokens.
+
+        Of a chat the place is looked for only where it is asked for (`placed`).
+        """
         if isinstance(prompt, str) and isinstance(completion, str):
             return prompt + completion, len(prompt), True
         asked = [dict(m) for m in prompt] if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
@@ -94,15 +100,29 @@ class Classifier:
                 f"{self.name} has no chat template, and the prompt is a chat; use a reward model that was taught chats "
                 'or, with data.chat = "never", prompts that are plain strings'
             )
+        text = self._chat([*asked, *said])
+        return text, self._place([*asked, *said], text) if placed else 0, False
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
-            text = str(self.tokenizer.apply_chat_template([*asked, *said], tokenize=False))
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
         except Exception as error:  # templates are programs: they raise what they like
             raise ModelError(f"{self.name}: the chat template refuses these messages: {error}") from error
-        written = str(said[-1].get("content", ""))
-        start = text.rfind(written)
-        if start < 0:  # templates like to strip
-            start = text.rfind(written.strip()) - (len(written) - len(written.lstrip()))
-        return text, start, False
+
+    def _place(self, messages: Sequence[Mapping[str, Any]], text: str) -> int:
+        """Where in a chat's text its last message begins; templates like to strip white space from it.
+
+        Another message in its place shows what the template writes behind it, which may hold the same characters.
+        """
+        written = str(messages[-1].get("content", ""))
+        behind = self._chat([*messages[:-1], {**messages[-1], "content": MARK}]).rpartition(MARK)[2]
+        before, visible = text.removesuffix(behind).rstrip(), written.strip()
+        if not text.endswith(behind) or not before.endswith(visible):
+            raise ModelError(
+                f"{self.name}: the chat template changes what a completion says, so where its steps end is not known; "
+                "use a process model whose template writes completions as they are"
+            )
+        return len(before) - len(visible) - (len(written) - len(written.lstrip()))
 
     def verdicts(self, texts: Sequence[Encoded]) -> Tensor:
         """The rewards `(b,)` of texts, or the log-odds `(s,)` of all their steps, text after text; differentiable.
@@ -160,11 +180,10 @@ def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]
         yield batch
 
 
-def _token_at(spans: Sequence[Sequence[int]], text: str, end: int) -> int:
-    """The token that writes the last visible character before `end`."""
-    while end > 0 and text[end - 1].isspace():
-        end -= 1
-    for token, (start, stop) in enumerate(spans):
+def _token_at(spans: Sequence[Sequence[int]], end: int) -> int:
+    """The token that writes the last character before `end`; the last one of those that write it together."""
+    for token in reversed(range(len(spans))):
+        start, stop = spans[token]
         if start < end <= stop:
             return token
     return max((token for token, (start, stop) in enumerate(spans) if start < stop <= end), default=len(spans) - 1)

@@ -18,11 +18,12 @@ from oncurve.models.precision import DTYPES
 from oncurve.models.quiet import quiet
 from oncurve.models.sources import directory_of, explained, load_tokenizer
 
-__all__ = ["STEP_LABELS", "load_classifier"]
+__all__ = ["PLURALS", "STEP_LABELS", "load_classifier"]
 
 ARCHITECTURES: dict[HeadKind, str] = {"outcome": "ForSequenceClassification", "process": "ForTokenClassification"}
 NAMES: dict[HeadKind, str] = {"outcome": "a sequence classifier", "process": "a token classifier"}
 PLURALS: dict[HeadKind, str] = {"outcome": "outcomes", "process": "steps"}
+"""What a model of each kind judges."""
 STEP_LABELS = {0: "wrong", 1: "right"}
 """What the two labels of a process reward model that is made here mean: TRL's and PRM800K's order."""
 
@@ -35,7 +36,6 @@ def load_classifier(
     dtype: Literal["float32", "bfloat16"] = "float32",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     max_length: int | None = None,
-    trust_remote_code: bool = False,
     new_head: bool = False,
     section: str = "reward_model",
 ) -> Classifier:
@@ -134,14 +134,13 @@ def _of_head(module: Any, name: str) -> bool:
 def _label(module: Any, head: HeadKind, label: str | None, source: str, section: str) -> int | None:
     count = int(module.config.num_labels)
     names = {int(number): str(name) for number, name in (module.config.id2label or {}).items()}
-    if count == 1:
+    known = {name.casefold(): number for number, name in names.items()} | {str(n): n for n in range(count)}
+    if count == 1 and (label is None or label.casefold() in known):
         return None
     if label is None and head == "process" and count == len(STEP_LABELS):
         return 1
-    if label is not None:
-        known = {name.casefold(): number for number, name in names.items()} | {str(n): n for n in range(count)}
-        if label.casefold() in known:
-            return known[label.casefold()]
+    if label is not None and label.casefold() in known:
+        return known[label.casefold()]
     listed = ", ".join(f"{number} ({names.get(number, 'unnamed')})" for number in range(count))
     wrong = (
         f"has no label {label!r}" if label is not None else f"has {count} labels, and which is the reward is not said"

@@ -25,7 +25,7 @@ from oncurve.spec import Component, component_class, kind_of
 __all__ = ["load", "load_config", "merge", "to_tables", "to_toml"]
 
 HEADER = """\
-# The resolved configuration: every setting of the run. `oncurve train` takes this file as a recipe.
+# The resolved configuration: every setting of the run. `oncurve {command}` takes this file as a recipe.
 """
 
 
@@ -165,7 +165,7 @@ def to_toml(config: Component, schema: Schema[Any] = RUN) -> str:
 
     An object that has no path is written as `in-memory:name`, which loads only where it is given again.
     """
-    return HEADER + tomli_w.dumps({"resolved": True, **to_tables(config, schema)})
+    return HEADER.format(command=schema.command) + tomli_w.dumps({"resolved": True, **to_tables(config, schema)})
 
 
 def to_tables(config: Component, schema: Schema[Any] = RUN) -> dict[str, Any]:

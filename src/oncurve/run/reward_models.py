@@ -30,6 +30,7 @@ from oncurve.learner.reward_model import (
     RewardModelSettings,
 )
 from oncurve.models.causal import module_device
+from oncurve.models.judges import PLURALS
 from oncurve.run.config import CheckpointSettings
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
 from oncurve.run.loading import load, to_toml
@@ -85,6 +86,7 @@ REWARD_MODEL = Schema(
         "checkpoint": fixed(CheckpointSettings),
         "eval": fixed(RewardEvalSettings),
     },
+    command="reward-model train",
 )
 """The recipe of a reward model."""
 
@@ -165,7 +167,7 @@ def _prepare(config: RewardModelRecipe, base: Path) -> _Prepared:
     lost = len(train) + len(held_out) - len(kept) - len(kept_out)
     parameters = sum(parameter.numel() for parameter in classifier.module.parameters())
     plan = [
-        f"reward model  {classifier.name}, {parameters:,} parameters, of {settings.head}s, in {settings.dtype}",
+        f"reward model  {classifier.name}, {parameters:,} parameters, of {PLURALS[settings.head]}, in {settings.dtype}",
         f"data          {len(kept):,} {what} to learn from, {len(kept_out):,} held out"
         + (f"; {lost:,} left out, too long for {classifier.max_length} tokens or without a label" if lost else ""),
         f"training      {settings.epochs} x {len(kept):,} examples, {settings.batch_size} an update = "

@@ -41,12 +41,13 @@ class Schema(Generic[Config]):
     """A kind of recipe: the configuration that it makes, a field a section.
 
     `rewards` is a list of tables, where the configuration has such a field. `promises`: what the rest asks of a
-    section's component, which a class of the user's may lack.
+    section's component, which a class of the user's may lack. `command`: what takes such a recipe.
     """
 
     config: type[Config]
     sections: Mapping[str, Section]
     promises: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    command: str = "train"
 
     @property
     def names(self) -> list[str]:

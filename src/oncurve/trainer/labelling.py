@@ -103,7 +103,8 @@ class RollOuts:
                 if not ends or own is None:
                     continue
                 tokens = self.locate(group.prompt, completion, ends)
-                for step, (end, token) in enumerate(zip(ends[:-1], tokens[:-1], strict=True)):
+                written = self._written(group.prompt, completion, ends[:-1], tokens[:-1])
+                for step, (end, token) in enumerate(zip(written, tokens[:-1], strict=True)):
                     begun.append((len(found), step, group, completion))
                     beginnings.append(_beginning(group.prompt, completion, end, token, step))
                 labels = (*(None for _ in ends[:-1]), float(own >= RIGHT))
@@ -113,6 +114,17 @@ class RollOuts:
             example = found[place]
             labels = (*example.labels[:step], share, *example.labels[step + 1 :])
             found[place] = LabelledSteps(example.prompt, example.completion, example.ends, labels)
+        return found
+
+    def _written(self, prompt: Prompt, completion: Completion, ends: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Where the text of the tokens that end some steps ends: a token may write into the next step."""
+        found = []
+        beyond = self.locate(prompt, completion, [end + 1 for end in ends])
+        for end, token, writer in zip(ends, tokens, beyond, strict=True):
+            while writer == token and end < len(completion.text):
+                end += 1
+                (writer,) = self.locate(prompt, completion, [end + 1])
+            found.append(end)
         return found
 
     def _shares(

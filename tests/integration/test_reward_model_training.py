@@ -1,0 +1,289 @@
+"""`oncurve reward-model train`: what it leaves and what it refuses; no interruption changes a bit of the model."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+
+from fakes.classifiers import lay_down
+from fakes.judged import DATA, UPDATES, lay_out
+from fakes.project import Said, oncurve
+from oncurve import durable
+from oncurve.learner.reward_model import RewardLearner
+from oncurve.metrics import METRICS
+from oncurve.models.judges import load_classifier
+from oncurve.run.reward_models import load_reward_recipe, train_reward_model
+
+Command = Callable[..., Said]
+kinds = pytest.mark.parametrize("kind", DATA)
+
+KILLED = """
+import os, signal, sys
+from oncurve import cli, durable
+from oncurve.learner.reward_model import RewardLearner
+
+place, count = sys.argv.pop(1), int(sys.argv.pop(1))
+home = {"update": RewardLearner, "save": RewardLearner, "_move_into_place": durable.directory, "prune": durable}[place]
+before, calls = getattr(home, place), [0]
+
+def killing(*arguments, **named):
+    calls[0] += 1
+    if calls[0] == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before(*arguments, **named)
+
+setattr(home, place, killing)
+cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project, with a run of each kind that nothing interrupts: `whole-outcome` and `whole-process`."""
+    folder = lay_out(tmp_path_factory.mktemp("project"))
+    for kind in DATA:
+        train_reward_model(*load_reward_recipe(folder / f"{kind}.toml"), folder / f"whole-{kind}")
+    return folder
+
+
+@pytest.fixture
+def command(laid_out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(laid_out)
+    monkeypatch.setattr("oncurve.models.judges.reachable", lambda: False)
+    return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
+
+
+def lines_of(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def checkpoints(out: Path) -> list[int]:
+    return [number for number, _ in durable.numbered(out / "checkpoints")]
+
+
+def equals_whole(out: Path, kind: str, whole: Path | None = None) -> bool:
+    """Whether a run has left the model, the log and the last checkpoint of the uninterrupted one, byte for byte."""
+    whole = whole or Path(f"whole-{kind}")
+    last = f"checkpoints/{(durable.newest_valid(whole / 'checkpoints').path or whole).name}/learner.safetensors"
+    names = ["model/model.safetensors", "model/config.json", "metrics.jsonl", last]
+    return all((out / name).read_bytes() == (whole / name).read_bytes() for name in names)
+
+
+@kinds
+def test_it_leaves_a_complete_folder(laid_out: Path, kind: str) -> None:
+    out = laid_out / f"whole-{kind}"
+    names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+    assert names == {"checkpoints", "config.toml", "environment.json", "metrics.jsonl", "model"}
+    assert durable.verify(out / "model") == []
+    assert checkpoints(out) == [UPDATES - 2, UPDATES]
+    lines = lines_of(out)
+    assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
+    assert [line["step"] for line in lines if "reward_model_heldout_loss" in line] == [4, 8]
+    assert all(name in METRICS for line in lines for name in line if name != "step")
+    assert all(line["reward_model_updates"] == 1 for line in lines)
+    assert ("reward_model_heldout_first_wrong" in lines[-1]) == (kind == "process")
+    assert lines[-1]["reward_model_loss"] < lines[0]["reward_model_loss"]
+    assert "`oncurve reward-model train` takes this file" in (out / "config.toml").read_text().splitlines()[0]
+
+
+@kinds
+def test_the_model_loads_in_transformers_as_it_is(laid_out: Path, kind: str) -> None:
+    folder = laid_out / f"whole-{kind}" / "model"
+    loader = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
+    module, loading = loader.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert module.config.num_labels == (1 if kind == "outcome" else 2)
+    ids = [*AutoTokenizer.from_pretrained(folder)("2+2\n4")["input_ids"], module.config.eos_token_id]
+    with torch.no_grad():
+        logits = module.eval()(input_ids=torch.tensor([ids])).logits[0]
+    judge = load_classifier(str(folder), kind, device="cpu")
+    (said,) = judge.judge([judge.encode("2+2\n", "4", (1,) if kind == "process" else ())])
+    wanted = logits if kind == "outcome" else logits[-2].softmax(0)[1:]
+    assert said == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert said not in ([0.0], [0.5])
+
+
+def test_what_it_says_on_the_way(command: Command) -> None:
+    said = command("reward-model", "train", "process.toml", "--out", "told")
+    assert (said.code, said.err) == (0, "")
+    assert "361,346 parameters, of steps, in float32" in said.out
+    assert "18 completions with labelled steps to learn from, 6 held out" in said.out
+    assert "2 x 18 examples, 5 an update = 8 updates at 0.001" in said.out
+    assert "update 8 of 8  loss " in said.out
+    assert "first wrong step found in " in said.out
+    assert equals_whole(Path("told"), "process")
+    again = command("resume", "told")
+    assert (again.code, "told is finished: all 8 updates are done" in again.out) == (0, True)
+    assert equals_whole(Path("told"), "process")
+
+
+def test_its_own_configuration_is_a_recipe(command: Command) -> None:
+    said = command("reward-model", "train", "whole-outcome", "--out", "again")
+    assert said.code == 0
+    assert equals_whole(Path("again"), "outcome")
+
+
+def refused(said: Said, *words: str) -> None:
+    assert said.code == 2, said
+    assert said.err.startswith("oncurve: "), said.err
+    assert "Traceback" not in said.err + said.out
+    for word in words:
+        assert word in said.err
+    assert not Path("out").exists()
+    assert not Path("runs").exists()
+
+
+SETTINGS = {
+    "data.kind=steps": ('data.kind = "steps" teaches a model of kind = "process"',),
+    "reward_model.kind=process": ('data.kind = "preferences" teaches a model of kind = "outcome"',),
+    "reward_model.kind=none": ("reward_model.kind", "outcome", "process"),
+    "reward_model.kind=outcom": ("did you mean 'outcome'?",),
+    "reward_model.path=": ("reward_model.path: missing; name a language model's",),
+    "reward_model.path=./nowhere": ("nowhere: no such directory",),
+    "reward_model.path=steps": ("is a token classifier: a reward model of steps, and not of outcomes",),
+    "reward_model.path=bare": ("bare has no config.json",),
+    "reward_model.learning_rat=1": ("reward_model.learning_rat: unknown key", "did you mean 'learning_rate'?"),
+    "reward_model.batch_size=0": ("reward_model.batch_size: should be greater than or equal to 1",),
+    "reward_model.dtype=float16": ("reward_model.dtype",),
+    "reward_model.max_length=3": ("none of 18 examples fits: tiny reads 3 tokens; take a model that reads more",),
+    "data.path=": ("data.path: missing; name a JSONL file",),
+    "data.path=preference.jsonl": ("data.path: there is no file", "did you mean 'preferences.jsonl'?"),
+    "data.path=steps.jsonl": ("steps.jsonl line 1: there is no column 'chosen'",),
+    "data.path=wrong.jsonl": ("wrong.jsonl line 2: rejected: expected a text, or chat messages, got 5",),
+    "data.path=chat.jsonl": ("tiny has no chat template",),
+    "data.prompt_column=question": ("preferences.jsonl line 1: there is no column 'question'",),
+    "data.eval_fraction=1": ("data.eval_fraction: should be less than 1",),
+    "data.eval_fraction=0.99": ("no example is left to train on; lower data.eval_fraction",),
+    "data.eval_path=held.jsonl": ("data.eval_path: there is no file",),
+    "rewards=[{kind='math'}]": ("rewards: unknown section",),
+    "run.steps=3": ("run.steps: unknown key",),
+    "checkpoint.keep=0": ("checkpoint.keep",),
+    "batch_size=3": ("did you mean reward_model.batch_size?",),
+    "reward_model.batch_size": ("expected section.key=value",),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_cannot_be_is_refused_in_one_message_and_leaves_no_folder(command: Command, setting: str) -> None:
+    good = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})
+    Path("wrong.jsonl").write_text(good + "\n" + json.dumps({"prompt": "a", "chosen": "b", "rejected": 5}) + "\n")
+    message = {"role": "user", "content": "a"}
+    Path("chat.jsonl").write_text(json.dumps({"prompt": [message], "chosen": "b", "rejected": "c"}) + "\n")
+    Path("bare").mkdir(exist_ok=True)
+    if setting == "reward_model.path=steps":
+        lay_down(Path("steps"), "process")
+    refused(command("reward-model", "train", "outcome.toml", setting, "--out", "out"), *SETTINGS[setting])
+
+
+def test_recipes_and_folders_that_are_not_there_are_refused(command: Command) -> None:
+    refused(command("reward-model", "train", "outcom.toml", "--out", "out"), "there is no file", "'outcome.toml'?")
+    refused(command("reward-model", "train", "grpo", "--out", "out"), "objective: unknown section")
+    refused(command("resume", "bare-run"), "bare-run is not a folder")
+
+
+def test_a_folder_that_holds_anything_is_never_written_into(command: Command) -> None:
+    before = {path: path.read_bytes() for path in Path("whole-outcome").rglob("*") if path.is_file()}
+    said = command("reward-model", "train", "outcome.toml", "--out", "whole-outcome")
+    refused(said, "whole-outcome exists and is not empty", "Go on with it (oncurve resume whole-outcome)")
+    Path("notes").mkdir()
+    Path("notes/mine.txt").write_text("mine")
+    refused(command("reward-model", "train", "outcome.toml", "--out", "notes"), "It is not a run of oncurve")
+    assert before == {path: path.read_bytes() for path in Path("whole-outcome").rglob("*") if path.is_file()}
+
+
+@kinds
+@pytest.mark.parametrize("update", [1, 5, UPDATES])
+def test_a_signal_ends_it_after_its_update_and_it_goes_on_exactly(
+    command: Command, monkeypatch: pytest.MonkeyPatch, kind: str, update: int
+) -> None:
+    out, plain, calls = Path(f"stopped-{kind}-{update}"), RewardLearner.update, [0]
+
+    def stopping(self: RewardLearner, examples: object) -> object:
+        calls[0] += 1
+        if calls[0] == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, examples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RewardLearner, "update", stopping)
+        said = command("reward-model", "train", f"{kind}.toml", "--out", str(out))
+    assert said.code == 128 + signal.SIGTERM
+    assert f"stopped by SIGTERM; it goes on after update {update}, with: oncurve resume {out}" in said.out
+    assert checkpoints(out)[-1] == update
+    assert not (out / "model").exists()
+    again = command("resume", str(out))
+    assert (again.code, f"{update} of {UPDATES} updates are done" in again.out) == (0, True)
+    assert "not exact" not in again.out
+    assert equals_whole(out, kind)
+
+
+def killed(folder: Path, out: Path, kind: str, place: str, count: int) -> None:
+    """A training that is killed when `place` is called for the `count`th time."""
+    arguments = [place, str(count), "reward-model", "train", f"{kind}.toml", "--out", str(out)]
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments], cwd=folder, capture_output=True, timeout=300, check=False
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()[-3000:]
+
+
+def test_a_killed_training_goes_on_to_the_same_bytes(laid_out: Path, command: Command) -> None:
+    out = Path("killed")
+    killed(laid_out, out, "outcome", "update", 6)
+    assert checkpoints(out) == [2, 4]
+    assert len(lines_of(out)) == 5
+    said = command("resume", str(out))
+    assert (said.code, f"4 of {UPDATES} updates are done" in said.out) == (0, True)
+    assert equals_whole(out, "outcome")
+
+
+@pytest.mark.slow
+@kinds
+@pytest.mark.parametrize(
+    ("place", "count"), [("update", 1), ("update", 8), ("_move_into_place", 2), ("prune", 2), ("save", 1)]
+)
+def test_it_may_be_killed_anywhere(laid_out: Path, command: Command, kind: str, place: str, count: int) -> None:
+    out = Path(f"killed-{kind}-{place}-{count}")
+    killed(laid_out, out, kind, place, count)
+    said = command("resume", str(out))
+    assert said.code == 0, said.err
+    assert equals_whole(out, kind)
+
+
+@pytest.mark.slow
+@kinds
+def test_kills_at_random_instants_change_nothing(laid_out: Path, command: Command, kind: str) -> None:
+    settings = ["reward_model.epochs=30", "checkpoint.every=1"]
+    whole, out = Path(f"long-{kind}"), Path(f"often-{kind}")
+    assert command("reward-model", "train", f"{kind}.toml", *settings, "--out", str(whole)).code == 0
+    chance, kills = random.Random(kind), 0
+    for _ in range(3):
+        fresh = not (out / "config.toml").exists()
+        if fresh:
+            shutil.rmtree(out, ignore_errors=True)
+        words = (
+            ["reward-model", "train", f"{kind}.toml", *settings, "--out", str(out)] if fresh else ["resume", str(out)]
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "oncurve", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        before, deadline = checkpoints(out), time.monotonic() + 120
+        while checkpoints(out) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(0.2 * chance.random())
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.wait()
+    assert kills > 0
+    assert command("resume", str(out)).code == 0
+    assert equals_whole(out, kind, whole)

@@ -1,0 +1,315 @@
+"""The learner of a reward model beside a plain one: gradients, updates, what is passed over, exact state."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fakes.classifiers import LONGEST, lay_down
+from fakes.learning import relative_error
+from oncurve.errors import CheckpointError, DataError
+from oncurve.learner import reward_model
+from oncurve.learner.reward_model import Example, OutcomeModel, ProcessModel, RewardLearner
+from oncurve.metrics import Metrics
+from oncurve.models.judges import load_classifier
+from oncurve.types import LabelledSteps, PreferencePair
+from oracles.finite_differences import finite_difference_gradient
+from oracles.plain_reward_model import plain_chances, plain_pair_loss, plain_reward, plain_step_loss, plain_updates
+
+PAIRS = [
+    PreferencePair("7*8=", "56", "54"),
+    PreferencePair("Mia has 7 bags of 8 beads\n", "7*8=56\n#### 56", "7*8=63\n#### 63", 0.5),
+    PreferencePair("2+2=", "4", "a long way round to 5", -0.25),
+    PreferencePair("", "1", "2"),
+]
+STEPS = [
+    LabelledSteps("7*8+31\n", "7*8=56\n56+31=97\n#### 97", (7, 16, 23), (1.0, 0.0, None)),
+    LabelledSteps("2+2\n", "4", (1,), (0.75,)),
+    LabelledSteps("3\n", "1+2\n\n3\n", (5, 7), (None, 0.25)),
+    LabelledSteps("9-8\n", "1\n1\n1\n1", (2, 4, 6, 7), (1.0, 1.0, 0.5, 0.0)),
+]
+EXAMPLES: dict[str, Sequence[Example]] = {"outcome": PAIRS, "process": STEPS}
+CENTER = 0.03
+TOO_LONG = "1" * LONGEST
+heads = pytest.mark.parametrize("head", ["outcome", "process"])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {head: lay_down(tmp_path_factory.mktemp(head), head) for head in EXAMPLES}
+
+
+@pytest.fixture
+def learners(folders: dict[str, Path]) -> Any:
+    """`learners(head, **settings)`: a fresh learner of the same weights each time."""
+
+    def make(head: str, total_updates: int = 0, **settings: Any) -> RewardLearner:
+        if head == "outcome":
+            settings = {"center": CENTER, **settings}
+        chosen = (OutcomeModel if head == "outcome" else ProcessModel)(
+            path=str(folders[head]), device="cpu", **settings
+        )
+        return chosen.build(chosen.load(), total_updates)
+
+    return make
+
+
+def plain_loss(module: Any, learner: RewardLearner, examples: Sequence[Example]) -> Tensor:
+    tokenizer = learner.classifier.tokenizer
+    if learner.classifier.head == "outcome":
+        return plain_pair_loss(module, tokenizer, examples, CENTER)
+    return plain_step_loss(module, tokenizer, examples)
+
+
+def gradient(learner: RewardLearner, examples: Sequence[Example]) -> Tensor:
+    learner.optimizer.zero_grad()
+    learner._measured(examples, Metrics(), backward=True)
+    return torch.cat([part.flatten().double() for part in learner.optimizer.gradients().values()])
+
+
+def in_float64(module: Any) -> Any:
+    """A copy in float64 throughout: the norms of transformers compute in float32 whatever they are given."""
+    module = copy.deepcopy(module)
+    for inner in list(module.modules()):
+        for name, norm in list(inner.named_children()):
+            if type(norm).__name__ == "LlamaRMSNorm":
+                whole = torch.nn.RMSNorm(norm.weight.shape, norm.variance_epsilon)
+                whole.weight = norm.weight
+                setattr(inner, name, whole)
+    return module.double()
+
+
+def weights(learner: RewardLearner) -> Tensor:
+    return torch.cat([p.detach().flatten().double() for p in learner.classifier.module.parameters()])
+
+
+@heads
+def test_the_gradient_is_that_of_one_text_at_a_time(learners: Any, head: str) -> None:
+    learner = learners(head)
+    module = in_float64(learner.classifier.module)
+    plain_loss(module, learner, EXAMPLES[head]).backward()
+    wanted = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    assert relative_error(gradient(learner, EXAMPLES[head]), wanted) < 1e-5
+
+
+@heads
+def test_the_gradient_is_that_of_central_differences(learners: Any, head: str) -> None:
+    learner = learners(head)
+    gradient(learner, EXAMPLES[head])
+    found = {name: p.grad.double() for name, p in learner.classifier.module.named_parameters()}
+    module = in_float64(learner.classifier.module)
+    for name in ("score.weight", "model.norm.weight", "model.layers.1.input_layernorm.weight"):
+        parameter = module.get_parameter(name)
+
+        def loss(x: Tensor, parameter: Any = parameter) -> Tensor:
+            before = parameter.detach().clone()
+            with torch.no_grad():
+                parameter.copy_(x)
+                value = plain_loss(module, learner, EXAMPLES[head])
+                parameter.copy_(before)
+            return value
+
+        wanted = finite_difference_gradient(loss, parameter.detach().clone())
+        assert float(wanted.abs().max()) > 1e-4
+        assert relative_error(found[name], wanted) < 1e-5, name
+
+
+@heads
+def test_updates_are_those_of_torch(learners: Any, head: str) -> None:
+    learner = learners(head, learning_rate=0.01)
+    module = in_float64(learner.classifier.module)
+    batches = [EXAMPLES[head][:2], EXAMPLES[head][2:], EXAMPLES[head]]
+    plain_updates(module, [lambda b=batch: plain_loss(module, learner, b) for batch in batches], 0.01)
+    for batch in batches:
+        assert not learner.update(batch).skipped
+    wanted = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    # AdamW's first step is the rate times the sign of the gradient: a gradient near 0 may round to either side.
+    close = ((weights(learner) - wanted).abs() < 1e-4).double().mean()
+    assert float(close) > 0.999
+
+
+@heads
+@pytest.mark.parametrize("tokens", [1, 60, 90])
+def test_the_pieces_that_a_batch_is_computed_in_change_nothing(
+    learners: Any, monkeypatch: pytest.MonkeyPatch, head: str, tokens: int
+) -> None:
+    learner = learners(head)
+    whole, measured = gradient(learner, EXAMPLES[head]), learner.measure(EXAMPLES[head])
+    monkeypatch.setattr(reward_model, "TOKENS", tokens)
+    calls = []
+    verdicts = type(learner.classifier).verdicts
+    monkeypatch.setattr(
+        type(learner.classifier), "verdicts", lambda self, texts: calls.append(len(texts)) or verdicts(self, texts)
+    )
+    assert relative_error(gradient(learner, EXAMPLES[head]), whole) < 1e-5
+    assert learner.measure(EXAMPLES[head]) == pytest.approx(measured, abs=1e-6)
+    assert len(calls) > 2
+    assert sum(calls) == 2 * len(EXAMPLES[head]) * (2 if head == "outcome" else 1)
+
+
+def test_what_is_measured_of_pairs(learners: Any) -> None:
+    learner = learners("outcome")
+    module, tokenizer = learner.classifier.module, learner.classifier.tokenizer
+    with torch.no_grad():
+        loss = float(plain_pair_loss(module, tokenizer, PAIRS, CENTER))
+        right = [
+            plain_reward(module, tokenizer, p.prompt + p.chosen)
+            > plain_reward(module, tokenizer, p.prompt + p.rejected)
+            for p in PAIRS
+        ]
+    wanted = {"loss": pytest.approx(loss, abs=1e-6), "accuracy": sum(map(bool, right)) / 4}
+    assert learner.measure(PAIRS) == wanted
+    update = learner.update(PAIRS)
+    assert update.metrics.result() == {f"reward_model_{name}": value for name, value in wanted.items()}
+
+
+def test_what_is_measured_of_steps(learners: Any) -> None:
+    learner = learners("process")
+    module, tokenizer = learner.classifier.module, learner.classifier.tokenizer
+    right = []
+    with torch.no_grad():
+        loss = float(plain_step_loss(module, tokenizer, STEPS))
+        for each in STEPS:
+            chances = plain_chances(module, tokenizer, each.prompt, each.completion, each.ends)
+            right += [(p > 0.5) == (y >= 0.5) for p, y in zip(chances, each.labels, strict=True) if y is not None]
+    wanted = {"loss": pytest.approx(loss, abs=1e-6), "accuracy": sum(map(bool, right)) / 8}
+    assert learner.measure(STEPS) == wanted
+
+
+@heads
+def test_measuring_learns_nothing(learners: Any, head: str) -> None:
+    learner = learners(head)
+    before = weights(learner)
+    learner.measure(EXAMPLES[head])
+    assert torch.equal(weights(learner), before)
+    assert all(parameter.grad is None for parameter in learner.classifier.module.parameters())
+    assert learner.state()[1] == {"steps": 0, "attempts": 0}
+    assert learner.measure([]) == {}
+
+
+def test_settings_say_what_margin_and_center_do(learners: Any) -> None:
+    pair, wide = PreferencePair("2+2=", "4", "5"), PreferencePair("2+2=", "4", "5", 2.0)
+    plain = learners("outcome", center=0.0)
+    assert plain.measure([wide])["loss"] > plain.measure([pair])["loss"]
+    assert learners("outcome", center=1.0).measure([pair])["loss"] > plain.measure([pair])["loss"]
+    with torch.no_grad():
+        module, tokenizer = plain.classifier.module, plain.classifier.tokenizer
+        chosen, rejected = (float(plain_reward(module, tokenizer, text)) for text in ("2+2=4", "2+2=5"))
+    centered = learners("outcome", center=1.0).measure([pair])["loss"] - plain.measure([pair])["loss"]
+    assert centered == pytest.approx((chosen + rejected) ** 2, rel=1e-5)
+
+
+@heads
+def test_what_is_too_long_or_unlabelled_is_passed_over(learners: Any, head: str) -> None:
+    useless: list[Example] = (
+        [PreferencePair(TOO_LONG, "1", "2"), PreferencePair("", TOO_LONG, "2"), PreferencePair("", "1", TOO_LONG)]
+        if head == "outcome"
+        else [LabelledSteps("", TOO_LONG, (5,), (1.0,)), LabelledSteps("2+2\n", "4\n4", (2, 3), (None, None))]
+    )
+    one, two = learners(head), learners(head)
+    good = list(EXAMPLES[head])
+    assert one.fitting([*useless, *good, *useless]) == good
+    assert one.measure(useless) == {}
+    assert one.measure([*useless, *good]) == pytest.approx(one.measure(good), abs=1e-6)
+    one.update([useless[0], *good, useless[-1]])
+    two.update(good)
+    assert torch.equal(weights(one), weights(two))
+
+
+def test_what_nobody_said_of_a_step_is_not_learned(learners: Any) -> None:
+    learner = learners("process")
+    cut = [LabelledSteps(STEPS[0].prompt, STEPS[0].completion, (7, 16), (1.0, 0.0)), *STEPS[1:]]
+    assert torch.equal(gradient(learner, STEPS), gradient(learner, cut))
+
+
+@heads
+def test_the_other_kind_of_example_is_an_error(learners: Any, head: str) -> None:
+    other = "process" if head == "outcome" else "outcome"
+    wanted = "preference pairs" if head == "outcome" else "labelled steps"
+    for ask in ("fitting", "update", "measure"):
+        with pytest.raises(DataError, match=f"learns from {wanted}, and was given {type(EXAMPLES[other][0]).__name__}"):
+            getattr(learners(head), ask)(EXAMPLES[other])
+
+
+@heads
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_state_comes_back_bit_for_bit(learners: Any, head: str, dtype: str) -> None:
+    settings = {"dtype": dtype, "learning_rate": 0.01, "schedule": "linear"}
+    first = learners(head, total_updates=5, **settings)
+    for _ in range(2):
+        first.update(EXAMPLES[head])
+    tensors, meta = first.state()
+    kept = {name: tensor.clone() for name, tensor in tensors.items()}
+    first.update(EXAMPLES[head][:2])
+    second = learners(head, total_updates=5, **settings)
+    second.load_state(kept, meta)
+    assert second.state()[1] == meta == {"steps": 2, "attempts": 2}
+    second.update(EXAMPLES[head][:2])
+    ended = first.state()[0]
+    assert all(torch.equal(tensor, ended[name]) for name, tensor in second.state()[0].items())
+    assert torch.equal(weights(first), weights(second))
+
+
+def test_the_state_of_another_model_is_refused(learners: Any) -> None:
+    tensors, meta = learners("outcome").state()
+    with pytest.raises(CheckpointError, match="score"):
+        learners("process").load_state(tensors, meta)
+
+
+@heads
+def test_bfloat16_learns_on_masters_in_full(learners: Any, head: str, tmp_path: Path) -> None:
+    learner = learners(head, dtype="bfloat16", learning_rate=1e-5)
+    before = {name: master.clone() for name, master in learner.optimizer.masters.items()}
+    for _ in range(3):
+        assert not learner.update(EXAMPLES[head]).skipped
+    assert {p.dtype for p in learner.classifier.module.parameters()} == {torch.bfloat16}
+    moved = [not torch.equal(before[name], master) for name, master in learner.optimizer.masters.items()]
+    assert all(moved)
+    learner.save(tmp_path / "model")
+    saved = load_classifier(str(tmp_path / "model"), head, device="cpu").module
+    masters = learner.optimizer.masters
+    assert all(torch.equal(parameter, masters[name]) for name, parameter in saved.named_parameters())
+
+
+@heads
+def test_a_loss_that_is_not_finite_changes_nothing(learners: Any, head: str) -> None:
+    learner = learners(head, learning_rate=0.01)
+    learner.update(EXAMPLES[head])
+    score = learner.classifier.module.score.weight
+    good = score.detach().clone()
+    with torch.no_grad():
+        score[0, 0] = float("nan")
+    before = {name: tensor.clone() for name, tensor in learner.state()[0].items()}
+    result = learner.update(EXAMPLES[head])
+    assert result.skipped
+    assert result.reason.startswith("reward model: loss nan, gradient norm")
+    assert result.metrics.result() == {}
+    after = learner.state()[0]
+    assert all(torch.equal(tensor.nan_to_num(7.0), after[name].nan_to_num(7.0)) for name, tensor in before.items())
+    assert learner.state()[1] == {"steps": 1, "attempts": 2}
+    assert all(parameter.grad is None for parameter in learner.classifier.module.parameters())
+    with torch.no_grad():
+        score.copy_(good)
+    assert not learner.update(EXAMPLES[head]).skipped
+
+
+def test_a_decaying_schedule_ends_at_its_last_update(learners: Any) -> None:
+    learner = learners("outcome", total_updates=2, learning_rate=0.01, schedule="linear")
+    for _ in range(2):
+        learner.update(PAIRS)
+    before = weights(learner)
+    learner.update(PAIRS)
+    assert torch.equal(weights(learner), before)
+
+
+@heads
+def test_it_learns(learners: Any, head: str) -> None:
+    learner = learners(head, learning_rate=0.01)
+    hard: list[Example] = PAIRS if head == "outcome" else [s for s in STEPS if 0.5 not in s.labels]
+    for _ in range(30):
+        learner.update(hard)
+    assert learner.measure(hard)["accuracy"] == 1.0

@@ -1,0 +1,234 @@
+"""Rewards that a network gives: a classifier's verdicts on prompt and completion, as a whole or step by step."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down
+from fakes.scoring import faults_of, group, rewards_of
+from oncurve.errors import ConfigError, ModelError, TrainingError
+from oncurve.models.classifier import Classifier
+from oncurve.models.judges import load_classifier
+from oncurve.rewards import RewardSet
+from oncurve.rewards.parts import as_stepwise
+from oncurve.types import Completion, Group, Prompt
+
+GROUPS = [group("7*8=56\n#### 56", "7*8=54", number=1), group("", "  \n", "1\n2\n\n3", number=2)]
+LINES = {"7*8=56\n#### 56": (7, 14), "7*8=54": (6,), "1\n2\n\n3": (2, 5, 6)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {head: lay_down(tmp_path_factory.mktemp(head), head) for head in ("outcome", "process")}
+
+
+@pytest.fixture(scope="module")
+def judges(folders: dict[str, Path]) -> dict[str, Classifier]:
+    return {head: load_classifier(str(folder), head, device="cpu") for head, folder in folders.items()}
+
+
+def letters(prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tuple[int, ...]:
+    """The groups' tokens are characters."""
+    return tuple(end - 1 for end in ends)
+
+
+def scored(groups: Sequence[Group], *settings: Any, judge: Classifier | None = None) -> list[Group]:
+    with RewardSet.build(settings) as rewards:
+        rewards.locate = letters
+        if judge is not None:
+            rewards.judge_with(judge)
+        return rewards.score(groups)
+
+
+def chances(judge: Classifier, prompt: str, text: str) -> list[float]:
+    return judge.judge([judge.encode(prompt, text, LINES[text])])[0]
+
+
+def test_a_model_gives_its_verdict_on_prompt_and_completion(
+    folders: dict[str, Path], judges: dict[str, Classifier]
+) -> None:
+    wanted = [
+        judges["outcome"].judge([judges["outcome"].encode(each.prompt.text, completion.text)])[0][0]
+        for each in GROUPS
+        for completion in each.completions
+    ]
+    found = scored(GROUPS, {"kind": "model", "path": str(folders["outcome"])})
+    assert rewards_of(found) == pytest.approx(wanted, abs=1e-6)
+    assert [score.parts["model"] for each in found for score in each.scores] == rewards_of(found)
+    assert len(set(wanted)) == len(wanted)
+    assert found[0].scores[0].step_ends == ()
+    assert found[0].scores[0].part_steps == {}
+
+
+WHOLES: dict[str, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "mean": lambda steps: sum(steps) / len(steps),
+    "last": lambda steps: steps[-1],
+    "product": math.prod,
+}
+
+
+@pytest.mark.parametrize("whole", WHOLES)
+def test_a_process_model_gives_each_step_its_likelihood_and_the_whole_what_is_asked(
+    folders: dict[str, Path], judges: dict[str, Classifier], whole: str
+) -> None:
+    found = scored(GROUPS, {"kind": "process_model", "path": str(folders["process"]), "whole": whole})
+    for each in found:
+        for completion, score in zip(each.completions, each.scores, strict=True):
+            if not completion.text.strip():
+                assert (score.reward, score.valid, score.step_ends, score.part_steps) == (0.0, True, (), {})
+                continue
+            steps = chances(judges["process"], each.prompt.text, completion.text)
+            assert score.step_rewards == pytest.approx(steps, abs=1e-6)
+            assert score.step_offsets == LINES[completion.text]
+            assert score.step_ends == tuple(end - 1 for end in LINES[completion.text])
+            assert score.reward == pytest.approx(WHOLES[whole](steps), abs=1e-6)
+            assert score.part_steps == {
+                "process_model": tuple(zip(score.step_offsets, score.step_rewards, strict=True))
+            }
+
+
+def test_steps_end_where_the_split_says(folders: dict[str, Path]) -> None:
+    (found,) = scored([group("1. 2. 3")], {"kind": "process_model", "path": str(folders["process"]), "split": r"/\. /"})
+    assert found.scores[0].step_offsets == (3, 6, 7)
+
+
+def test_a_chat_is_read_through_the_models_own_template(tmp_path: Path) -> None:
+    judge = classifier(tmp_path, "process", tokenizer=byte_tokenizer(), template=TRIMMING)
+    asked = ({"role": "user", "content": "2+2?"},)
+    (found,) = scored([group(" 2+2\n4\n", messages=asked)], {"kind": "process_model"}, judge=judge)
+    ids = judge.encode(asked, " 2+2\n4\n", (5, 7))
+    assert judge.tokenizer.decode(ids.ids) == "<|user|>2+2?<|end|>\n<|assistant|>2+2\n4<|end|>\n"
+    assert found.scores[0].step_rewards == pytest.approx(judge.judge([ids])[0], abs=1e-6)
+    assert found.scores[0].step_offsets == (5, 7)
+
+
+@pytest.mark.parametrize(("kind", "head"), [("model", "outcome"), ("process_model", "process")])
+def test_what_is_too_long_has_no_reward_and_is_said(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture, kind: str, head: str
+) -> None:
+    groups = [group("1", "1" * LONGEST, "2")]
+    with caplog.at_level(logging.WARNING):
+        alone = scored(groups, {"kind": kind, "path": str(folders[head])})
+    assert f"reads {LONGEST} tokens" in caplog.text
+    assert faults_of(alone) == [None, "none", None]
+    assert rewards_of(alone)[1] is None
+    beside = scored(groups, {"kind": kind, "path": str(folders[head])}, lambda completion: 1.0)
+    assert rewards_of(beside)[1] == 1.0
+    assert rewards_of(beside)[::2] == pytest.approx([value + 1.0 for value in rewards_of(alone)[::2]])
+
+
+def test_the_runs_own_model_judges_where_no_path_is_given(
+    folders: dict[str, Path], judges: dict[str, Classifier], tmp_path: Path
+) -> None:
+    other = lay_down(tmp_path, seed=1)
+    settings = [{"kind": "model", "name": "own"}, {"kind": "model", "name": "other", "path": str(other)}]
+    found = scored(GROUPS, *settings, judge=judges["outcome"])
+    own = scored(GROUPS, {"kind": "model", "path": str(folders["outcome"])})
+    foreign = scored(GROUPS, {"kind": "model", "path": str(other)})
+    parts = [score.parts for each in found for score in each.scores]
+    assert [part["own"] for part in parts] == rewards_of(own)
+    assert [part["other"] for part in parts] == rewards_of(foreign) != rewards_of(own)
+
+
+def test_the_runs_own_model_is_needed_and_must_judge_alike(judges: dict[str, Classifier]) -> None:
+    with pytest.raises(ConfigError, match=r"\"process_model\" without a path judges with the run's own \[reward_model"):
+        scored(GROUPS, {"kind": "process_model"})
+    with pytest.raises(ConfigError, match=r"reward steps judges by process, and reward_model\.kind is 'outcome'"):
+        scored(GROUPS, {"kind": "process_model", "name": "steps"}, judge=judges["outcome"])
+
+
+def test_a_path_is_relative_to_the_recipe(tmp_path: Path) -> None:
+    lay_down(tmp_path / "judge")
+    with RewardSet.build([{"kind": "model", "path": "judge"}], base=tmp_path) as rewards:
+        assert rewards_of(rewards.score([group("1")]))[0] is not None
+        assert rewards.announcements == []
+
+
+def test_a_label_may_be_the_reward(tmp_path: Path) -> None:
+    folder = lay_down(tmp_path, labels={0: "bad", 1: "good"})
+    good, bad = (scored(GROUPS, {"kind": "model", "path": str(folder), "label": label}) for label in ("good", "bad"))
+    assert rewards_of(good) == pytest.approx([-value for value in rewards_of(bad)], abs=1e-6)
+
+
+def steps_said(value: float | None, *steps: tuple[int, float]) -> Callable[..., Any]:
+    def function(completion: str) -> Any:
+        return {"reward": value, "step_ends": [end for end, _ in steps], "step_rewards": [said for _, said in steps]}
+
+    return function
+
+
+def test_a_part_of_weight_zero_looks_on() -> None:
+    watcher = {"kind": "python", "function": steps_said(9.0, (1, 5.0), (3, 6.0)), "name": "watcher", "weight": 0}
+    worker = {"kind": "python", "function": steps_said(1.0, (2, 0.5), (3, 0.25)), "name": "worker", "weight": 2.0}
+    (found,) = scored([group("abc")], watcher, worker)
+    score = found.scores[0]
+    assert (score.reward, score.valid, score.fault) == (2.0, True, None)
+    assert score.parts == {"watcher": 9.0, "worker": 1.0}
+    assert (score.step_offsets, score.step_rewards) == ((2, 3), (1.0, 0.5))
+    assert score.part_steps == {"watcher": ((1, 5.0), (3, 6.0)), "worker": ((2, 0.5), (3, 0.25))}
+    (alone,) = scored([group("abc")], watcher, lambda completion: 1.0)
+    assert (alone.scores[0].reward, alone.scores[0].step_ends) == (1.0, ())
+    assert "watcher" in alone.scores[0].part_steps
+
+
+def test_the_fault_of_a_part_of_weight_zero_is_said_and_masks_nothing() -> None:
+    def fails(completion: str) -> float:
+        raise ValueError("cannot judge that")
+
+    def fails_once(completion: str) -> float:
+        return fails(completion) if completion == "b" else 3.0
+
+    watcher = {"kind": "python", "function": fails_once, "name": "watcher", "weight": 0}
+    (found,) = scored([group("a", "b")], watcher, lambda completion: 1.0)
+    assert rewards_of([found]) == [1.0, 1.0]
+    assert found.scores[1].parts == {"watcher": None, "reward": 1.0}
+    assert found.scores[1].fault == "exception: watcher: ValueError: cannot judge that"
+    (masked,) = scored([group("a", "b")], {**watcher, "weight": 0.5}, lambda completion: 1.0)
+    assert rewards_of([masked]) == [2.5, None]
+    with pytest.raises(TrainingError, match="of watcher"):
+        scored([group("a", "b")], {**watcher, "function": fails}, lambda completion: 1.0)
+
+
+def test_a_model_of_weight_zero_changes_no_reward(folders: dict[str, Path], judges: dict[str, Classifier]) -> None:
+    watcher = {"kind": "process_model", "path": str(folders["process"]), "weight": 0}
+    found = scored(GROUPS, watcher, lambda completion: float(len(completion)))
+    assert rewards_of(found) == [float(len(c.text)) for each in GROUPS for c in each.completions]
+    assert all(score.step_ends == () for each in found for score in each.scores)
+    assert [len(score.part_steps.get("process_model", ())) for score in found[1].scores] == [0, 0, 3]
+    judged = found[0].scores[0].part_steps["process_model"]
+    text = GROUPS[0].completions[0].text
+    assert [reward for _, reward in judged] == pytest.approx(chances(judges["process"], "prompt 1", text), abs=1e-6)
+
+
+def test_steps_without_a_reward_of_their_own_are_worth_their_mean() -> None:
+    said = as_stepwise({"reward": None, "step_ends": [1, 2, 3], "step_rewards": [1.0, None, 0.0]})
+    assert said == as_stepwise({"reward": 0.5, "step_ends": [1, 3], "step_rewards": [1.0, 0.0]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "model", "path": "outcome", "label": "good"}, "has no label 'good'; set rewards.label to one of"),
+        ({"kind": "model", "path": "process"}, "a reward model of steps, and not of outcomes"),
+        ({"kind": "process_model", "path": "outcome"}, "a reward model of outcomes, and not of steps"),
+        ({"kind": "model", "path": "./nowhere"}, "nowhere: no such directory"),
+        ({"kind": "model", "split": "newline"}, "rewards.0.split"),
+        ({"kind": "process_model", "split": "/(/"}, "holds no regular expression"),
+        ({"kind": "process_model", "split": "lines"}, "'lines' is unknown"),
+        ({"kind": "process_model", "whole": "sum"}, "rewards.0.whole"),
+        ({"kind": "model", "dtype": "float16"}, "rewards.0.dtype"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_mend(
+    folders: dict[str, Path], settings: dict[str, Any], message: str
+) -> None:
+    path = settings.get("path")
+    chosen = {**settings, "path": str(folders.get(path, path))} if path else settings
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        RewardSet.build([chosen])
+    assert message in str(caught.value)

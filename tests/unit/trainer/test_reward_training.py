@@ -1,0 +1,201 @@
+"""Passes over judged examples: each once a pass, in an order that a number gives back; stopped anywhere, it goes on."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oncurve import durable
+from oncurve.errors import CheckpointError, DataError, TrainingError
+from oncurve.learner import UpdateResult
+from oncurve.learner.reward_model import OutcomeModel
+from oncurve.metrics import Metrics
+from oncurve.trainer.reward_training import RewardTraining, batch_of, fit, updates_of
+from oncurve.types import PreferencePair
+
+EXAMPLES = [PreferencePair(str(number), "a", "b") for number in range(7)]
+
+
+@dataclass
+class Learner:
+    """Keeps what it was given, and sums it up so that the order counts; `bad`: updates that are not finite."""
+
+    settings: OutcomeModel
+    bad: set[int] = field(default_factory=set)
+    batches: list[list[int]] = field(default_factory=list)
+    sum: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+    count: int = 0
+
+    def update(self, examples: Sequence[Any]) -> UpdateResult:
+        numbers = [int(example.prompt) for example in examples]
+        self.batches.append(numbers)
+        self.count += 1
+        if self.count - 1 in self.bad:
+            return UpdateResult(Metrics(), skipped=True, reason=f"loss nan in {numbers}")
+        for number in numbers:
+            self.sum = self.sum * 1.5 + number
+        metrics = Metrics()
+        metrics.add("reward_model_loss", float(self.sum))
+        return UpdateResult(metrics)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {"sum": self.sum}, {"count": self.count}
+
+    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        self.sum, self.count = tensors["sum"].clone(), meta["count"]
+
+
+def learner(epochs: int = 3, batch_size: int = 3, bad: Sequence[int] = ()) -> Learner:
+    return Learner(OutcomeModel(epochs=epochs, batch_size=batch_size), set(bad))
+
+
+@pytest.mark.parametrize(("examples", "size"), [(7, 3), (6, 3), (1, 5), (5, 1), (4, 9)])
+def test_each_example_is_met_once_a_pass(examples: int, size: int) -> None:
+    per_pass = updates_of(examples, size, 1)
+    orders = []
+    for epoch in range(3):
+        batches = [batch_of(epoch * per_pass + place, examples, size, seed=4) for place in range(per_pass)]
+        assert [len(batch) for batch in batches[:-1]] == [size] * (per_pass - 1)
+        orders.append([index for batch in batches for index in batch])
+        assert sorted(orders[-1]) == list(range(examples))
+    assert updates_of(examples, size, 3) == 3 * per_pass
+    if examples >= 5:
+        assert orders[0] != orders[1] != orders[2]
+        assert batch_of(0, examples, size, seed=4) != batch_of(0, examples, size, seed=5) or size == 1
+
+
+def test_updates_are_counted_by_hand() -> None:
+    assert [updates_of(*sizes) for sizes in ((7, 3, 1), (7, 3, 2), (6, 3, 2), (1, 32, 4), (0, 3, 2))] == [3, 6, 4, 4, 0]
+
+
+def test_fit_makes_all_passes_and_says_what_came_of_them() -> None:
+    made = learner(epochs=2, bad=[1])
+    metrics = fit(made, EXAMPLES, seed=4).result()
+    assert made.batches == [batch_of(update, 7, 3, 4) for update in range(6)]
+    assert metrics["reward_model_updates"] == 5.0
+
+
+@pytest.mark.parametrize("bad", [(1, 2, 3), (3, 4, 5)])
+def test_three_skipped_updates_in_a_row_end_it(bad: tuple[int, ...]) -> None:
+    for train in (
+        lambda made: fit(made, EXAMPLES, seed=4),
+        lambda made: RewardTraining(made, EXAMPLES, 4).train(lambda *_: None),
+    ):
+        with pytest.raises(TrainingError, match=r"3 updates .* in a row .*loss nan in .*reward_model\.learning_rate"):
+            train(learner(bad=bad))
+    fit(learner(bad=[0, 1, 3, 4, 6, 7]), EXAMPLES, seed=4)
+
+
+def test_a_training_without_a_folder_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told: list[tuple[int, dict[str, float]]] = []
+    made = learner()
+    training = RewardTraining(made, EXAMPLES, 4, every=4, evaluate=lambda: {"reward_model_heldout_loss": 0.5})
+    assert training.train(lambda done, line: told.append((done, line))) is None
+    assert [done for done, _ in told] == list(range(1, 10))
+    assert [done for done, line in told if "reward_model_heldout_loss" in line] == [4, 8, 9]
+    assert list(tmp_path.iterdir()) == []
+    plain = learner()
+    fit(plain, EXAMPLES, seed=4)
+    assert torch.equal(plain.sum, made.sum)
+
+
+def test_without_examples_there_is_no_training() -> None:
+    with pytest.raises(DataError, match="no example to train on"):
+        RewardTraining(learner(), [], 4)
+
+
+def trained(folder: Path, made: Learner, stop_after: int | None = None, **settings: Any) -> RewardTraining:
+    training = RewardTraining(made, EXAMPLES, 4, folder=folder, keep_every=2, environment={"torch": "9"}, **settings)
+    if any(folder.iterdir()):
+        training.restore()
+
+    def tell(done: int, line: dict[str, float]) -> None:
+        if done == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert training.train(tell) == (None if stop_after is None else "SIGTERM")
+    return training
+
+
+def checkpoints(folder: Path) -> list[int]:
+    return [number for number, _ in durable.numbered(folder / "checkpoints")]
+
+
+@pytest.mark.parametrize("stop_after", [1, 4, 9])
+def test_a_signal_ends_it_between_two_updates_and_it_goes_on_to_the_same_end(tmp_path: Path, stop_after: int) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    one = learner(bad=[3, 4])
+    trained(whole, one)
+    trained(cut, learner(bad=[3, 4]), stop_after)
+    assert checkpoints(cut)[-1] == stop_after
+    two = learner(bad=[3, 4])
+    again = trained(cut, two)
+    assert again.environment_before == {"torch": "9"}
+    assert torch.equal(one.sum, two.sum)
+    assert two.batches == one.batches[stop_after:]
+    assert (whole / "metrics.jsonl").read_bytes() == (cut / "metrics.jsonl").read_bytes()
+    lines = [json.loads(line) for line in (cut / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 10))
+    assert [line["reward_model_updates"] for line in lines] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
+
+
+def test_what_was_skipped_before_a_stop_counts_after_it(tmp_path: Path) -> None:
+    trained(tmp_path, learner(bad=[2, 3, 4]), stop_after=4)
+    with pytest.raises(TrainingError, match="3 updates"):
+        trained(tmp_path, learner(bad=[4]))
+
+
+def test_old_checkpoints_go_and_the_last_one_is_written_once(tmp_path: Path) -> None:
+    trained(tmp_path, learner(), keep=3)
+    assert checkpoints(tmp_path) == [6, 8, 9]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_what_followed_is_done_again(tmp_path: Path) -> None:
+    one = learner()
+    trained(tmp_path, one)
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    path = tmp_path / "checkpoints" / "step-000009" / "learner.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    two = learner()
+    training = RewardTraining(two, EXAMPLES, 4, folder=tmp_path)
+    (note,) = training.restore()
+    assert note.startswith("step-000009 is damaged and was passed over")
+    assert training.done == 8
+    training.train(lambda *_: None)
+    assert torch.equal(one.sum, two.sum)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+    assert durable.verify(path.parent) == []
+
+
+def test_a_training_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1.0}\n{"st')
+    training = RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path)
+    assert training.restore() == ["there is no checkpoint; the training begins again, and will be the same"]
+    training.train(lambda *_: None)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 9
+
+
+def test_where_no_checkpoint_verifies_it_is_an_error(tmp_path: Path) -> None:
+    trained(tmp_path, learner(), keep=1)
+    (tmp_path / "checkpoints" / "step-000009" / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no checkpoint verifies\. step-000009 is damaged"):
+        RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()
+
+
+def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
+    record = durable.to_json({"format": 1, "trainer": {}})
+    durable.write_directory(tmp_path / "checkpoints" / "step-000003", {"state.json": record})
+    with pytest.raises(CheckpointError, match="written by another version of oncurve"):
+        RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()
