@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,12 @@ def test_reference_and_reward_model_change_at_the_boundaries_and_nowhere_else(
             metrics.append(result.metrics)
 
         assert run.train(look) is None
-    moved = [not same(before, after) for before, after in zip(references, references[1:], strict=False)]
+    moved = [not same(before, after) for before, after in pairwise(references)]
     assert moved == [step % ITERATION == 1 and step > 1 for step in range(1, STEPS + 1)]
     for step in range(ITERATION + 1, STEPS + 1, ITERATION):
         assert same(references[step], policies[step - 1])
         assert metrics[step - 1]["kl"] == 0.0
-    taught = [not same(before, after) for before, after in zip(models, models[1:], strict=False)]
+    taught = [not same(before, after) for before, after in pairwise(models)]
     new = [line.get("reward_model_new", 0.0) for line in metrics]
     assert taught == [count > 0 for count in new]
     assert all(count > 0 for count in new[ITERATION - 1 :: ITERATION])

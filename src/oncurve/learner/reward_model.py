@@ -181,7 +181,8 @@ class RewardLearner:
             process:  1/S Σ step_cross_entropy(verdict, label)                  S labelled steps
 
         It does not depend on the pieces that a batch is computed in. Nothing changes where loss or gradient is not
-        finite. Examples that do not fit are passed over (see `fitting`).
+        finite. Examples that do not fit are passed over (see `fitting`); where none does
+        nothing is done.
         """
         rate = scheduled_rate(
             self.settings.learning_rate, self._attempts, self.total_updates, 0, self.settings.schedule
@@ -189,7 +190,10 @@ class RewardLearner:
         self._attempts += 1
         metrics = Metrics()
         self.optimizer.zero_grad()
-        loss = sum(self._measured(examples, metrics, backward=True))
+        losses = self._measured(examples, metrics, backward=True)
+        if not losses:
+            return UpdateResult(metrics)
+        loss = sum(losses)
         norm = self.optimizer.gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.optimizer.zero_grad()

@@ -145,4 +145,5 @@ def _label(module: Any, head: HeadKind, label: str | None, source: str, section:
     wrong = (
         f"has no label {label!r}" if label is not None else f"has {count} labels, and which is the reward is not said"
     )
-    raise ModelError(f"{source} {wrong}; set {section}.label to one of: {listed}")
+    mend = f"set {section}.label to one of: {listed}" if section == "rewards" else "one with a single logit is needed"
+    raise ModelError(f"{source} {wrong}; {mend}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from oncurve.errors import ConfigError
 from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner
@@ -40,6 +40,13 @@ class NetworkReward(RewardSettings):
     label: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @model_validator(mode="after")
+    def _of_a_path(self) -> NetworkReward:
+        for key in ("label", "dtype", "device"):
+            if self.path is None and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key}: without a path the run's own reward model judges, as [reward_model] says")
+        return self
 
     def start(self, base: Path | None) -> Runner:
         """The network, loaded; of the run's own the place that it will be put in. Raises ModelError."""

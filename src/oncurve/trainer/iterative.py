@@ -118,7 +118,7 @@ class Iterations:
         tensors, meta = self.learner.state()
         return tensors, {
             "reward_model": meta,
-            "replay_bytes": self.replay.bytes,
+            "replay_bytes": self.replay.stored_bytes(),
             "reference": self.reference.state()[1],
         }
 

@@ -80,7 +80,7 @@ class RollOuts:
     context    the most tokens that the model can hold; None: any
 
     A completion's last step needs no roll-outs: it is right where the completion is. A roll-out may have as many tokens
-    as a completion, or as are left in the context behind the longest beginning.
+    as a completion; of beginnings with less room in the context, as many as are left behind the longest of those.
     """
 
     engine: RolloutEngine
@@ -131,21 +131,25 @@ class RollOuts:
         self, beginnings: Sequence[Prompt], begun: Sequence[tuple[int, int, Group, Completion]]
     ) -> list[float | None]:
         """The share of roll-outs from each beginning that come out right; None where none could be judged."""
-        longest = max(len(beginning.ids) for beginning in beginnings)
-        room = self.sampling.max_new_tokens if self.context is None else self.context - longest
-        if room < 1:
-            return [None] * len(beginnings)
-        limit = min(self.sampling.max_new_tokens, room)
-        sampling = self.sampling.model_copy(update={"group_size": self.count, "max_new_tokens": limit})
-        written = self.engine.generate(beginnings, ROLL_OUT_DRAW - begun[0][2].draw, sampling)
-        whole = [
-            Group(group.prompt, tuple(_joined(beginning, end, group.prompt) for end in rolled.completions))
-            for beginning, rolled, (_, _, group, _) in zip(beginnings, written, begun, strict=True)
-        ]
-        shares: list[float | None] = []
-        for group in self.scorer.score(whole):
+        most = self.sampling.max_new_tokens
+        room = [most if self.context is None else self.context - len(each.ids) for each in beginnings]
+        whole: dict[int, Group] = {}
+        for fits in (True, False):  # those near the end of the context do not cut the others short
+            chosen = [index for index, left in enumerate(room) if (left >= most) == fits and left > 0]
+            if not chosen:
+                continue
+            limit = min(most, *(room[index] for index in chosen))
+            sampling = self.sampling.model_copy(update={"group_size": self.count, "max_new_tokens": limit})
+            draw = ROLL_OUT_DRAW - begun[0][2].draw
+            written = self.engine.generate([beginnings[index] for index in chosen], draw, sampling)
+            for index, rolled in zip(chosen, written, strict=True):
+                prompt = begun[index][2].prompt
+                ends = tuple(_joined(beginnings[index], end, prompt) for end in rolled.completions)
+                whole[index] = Group(prompt, ends)
+        shares: list[float | None] = [None] * len(beginnings)
+        for index, group in zip(whole, self.scorer.score(list(whole.values())) if whole else (), strict=True):
             said = [value for score in group.scores if (value := score.parts.get(self.judge)) is not None]
-            shares.append(sum(value >= RIGHT for value in said) / len(said) if said else None)
+            shares[index] = sum(value >= RIGHT for value in said) / len(said) if said else None
         return shares
 
 

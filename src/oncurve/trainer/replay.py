@@ -27,6 +27,7 @@ class Replay:
         self._history = list(history)
         self._kept: list[tuple[int, bool, Example]] = []
         self._log: durable.AppendLog | None = None
+        self._closed = False
 
     def open(self, offset: int = 0) -> None:
         """Begin, or go on with what the log had at `offset` bytes. Raises CheckpointError: it has less."""
@@ -41,7 +42,7 @@ class Replay:
 
     def add(self, iteration: int, examples: Sequence[Example], held_out: bool) -> None:
         """Keep examples of an iteration, from 1."""
-        if self._log is None:
+        if self._log is None and not self._closed:
             self.open()
         for example in examples:
             self._kept.append((iteration, held_out, example))
@@ -62,8 +63,7 @@ class Replay:
         count = round(share * len(earlier))
         return [earlier[index] for index in sorted(permutation(seed, iteration, len(earlier))[:count].tolist())]
 
-    @property
-    def bytes(self) -> int:
+    def stored_bytes(self) -> int:
         """The length of the log, on the disk when this returns; 0 without one."""
         if self._log is None:
             return 0
@@ -71,7 +71,8 @@ class Replay:
         return self._log.offset
 
     def close(self) -> None:
-        """Close the log."""
+        """Close the log; what is added later is kept in memory alone."""
+        self._closed = True
         if self._log is not None:
             self._log.close()
             self._log = None

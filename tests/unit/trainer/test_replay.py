@@ -66,10 +66,10 @@ def on_disk(folder: Path, offset: int | None = None) -> Replay:
 def test_the_log_comes_back_whole_and_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     steps = [LabelledSteps(({"role": "user", "content": "2+2?"},), "4\n4", (2, 3), (0.25, None))]
     first = on_disk(tmp_path)
-    assert first.bytes == 0
+    assert first.stored_bytes() == 0
     first.add(1, pairs("one", 3), held_out=False)
     first.add(1, steps, held_out=True)
-    kept = first.bytes
+    kept = first.stored_bytes()
     assert kept == (tmp_path / FILE).stat().st_size > 0
     first.add(2, pairs("lost", 2), held_out=False)
     first.close()
@@ -77,7 +77,7 @@ def test_the_log_comes_back_whole_and_is_cut_back_to_the_checkpoint(tmp_path: Pa
     assert again.of(1) == pairs("one", 3)
     assert again.of(1, held_out=True) == steps
     assert again.of(2) == []
-    assert (tmp_path / FILE).stat().st_size == again.bytes == kept
+    assert (tmp_path / FILE).stat().st_size == again.stored_bytes() == kept
     again.add(2, pairs("two", 1), held_out=False)
     again.close()
     assert on_disk(tmp_path, kept + len((tmp_path / FILE).read_bytes()[kept:])).of(2) == pairs("two", 1)
@@ -89,7 +89,7 @@ def test_a_resumed_log_ends_with_the_same_bytes(tmp_path: Path) -> None:
     whole, cut = on_disk(tmp_path / "whole"), on_disk(tmp_path / "cut")
     for replay in (whole, cut):
         replay.add(1, pairs("one", 3), held_out=False)
-    offset = cut.bytes
+    offset = cut.stored_bytes()
     cut.add(2, pairs("torn", 1), held_out=True)
     cut.close()
     resumed = on_disk(tmp_path / "cut", offset)
@@ -102,7 +102,7 @@ def test_a_resumed_log_ends_with_the_same_bytes(tmp_path: Path) -> None:
 def test_a_log_that_has_lost_lines_is_an_error(tmp_path: Path) -> None:
     first = on_disk(tmp_path)
     first.add(1, pairs("one", 1), held_out=False)
-    offset = first.bytes
+    offset = first.stored_bytes()
     first.close()
     (tmp_path / FILE).write_bytes(b"")
     with pytest.raises(CheckpointError, match=FILE):
@@ -112,6 +112,6 @@ def test_a_log_that_has_lost_lines_is_an_error(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     replay = filled()
-    assert replay.bytes == 0
+    assert replay.stored_bytes() == 0
     replay.close()
     assert list(tmp_path.iterdir()) == []
