@@ -19,7 +19,9 @@ __all__ = ["render_report", "write_report"]
 
 FEATURED = (
     "reward",
+    "reward/",
     "eval/accuracy",
+    "reward_model_heldout_accuracy",
     "kl",
     "entropy",
     "completion_length",
@@ -28,6 +30,8 @@ FEATURED = (
     "advantage_abs",
     "truncated_fraction",
 )
+"""The curves to see first; "reward/" is each reward by itself, where there are several."""
+
 ADVANTAGES = {
     "group": "(reward − mean of the group) / standard deviation of the group",
     "batch": "(reward − mean of the group) / standard deviation of the batch",
@@ -67,7 +71,7 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
     )
     metrics = _with_evaluation(run)
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
-    featured = [key for key in FEATURED if key in keys]
+    featured = _featured(list(keys))
     return environment.get_template("report.html.j2").render(
         name=visible(str(_at(run.config or {}, "run", "name") or run.directory.resolve().name)),
         facts=[visible(fact) for fact in _facts(run)],
@@ -83,6 +87,12 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
         width=WIDTH,
         height=HEIGHT,
     )
+
+
+def _featured(keys: Sequence[str]) -> list[str]:
+    parts = [key for key in keys if key.startswith("reward/")]
+    found = {"reward/": parts if len(parts) > 1 else []}
+    return [key for name in FEATURED for key in found.get(name, [name] if name in keys else [])]
 
 
 def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list[Chart]:
