@@ -3,12 +3,10 @@
 import re
 
 GLAD = frozenset(
-    "happy glad smiled smile laughed laugh fun love loved friend friends hug hugged good nice kind best play played "
-    "proud joy excited thanked safe pretty beautiful great cheerful".split()
+    ["happy", "glad", "smiled", "smile", "laughed", "laugh", "fun", "love", "loved", "friend", "friends", "hug", "hugged", "good", "nice", "kind", "best", "play", "played", "proud", "joy", "excited", "thanked", "safe", "pretty", "beautiful", "great", "cheerful"]
 )
 SAD = frozenset(
-    "sad cried cry crying hurt angry scared afraid bad mean lost broke broken fell sick alone worried ugly mad sorry "
-    "scary pain upset tears".split()
+    ["sad", "cried", "cry", "crying", "hurt", "angry", "scared", "afraid", "bad", "mean", "lost", "broke", "broken", "fell", "sick", "alone", "worried", "ugly", "mad", "sorry", "scary", "pain", "upset", "tears"]
 )
 
 

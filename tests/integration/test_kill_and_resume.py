@@ -36,6 +36,13 @@ VARIANTS = {
         "kl.where=reward",
         "kl.target=0.05",
     ],
+    "shared": [
+        "model.dtype=float32",
+        "advantage.kind=gae",
+        "critic.kind=shared",
+        "critic.learning_rate=1e-3",
+        "critic.warmup_steps=2",
+    ],
     "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup=0.5"],
     "process": ["model.dtype=float32", "advantage.kind=process", "rewards=[{kind='task_steps'}]"],
 }

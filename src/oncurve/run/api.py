@@ -14,6 +14,7 @@ from oncurve.durable import read_log
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation
 from oncurve.models.huggingface import loaded_from
+from oncurve.rewards import REWARD_KINDS
 from oncurve.run.assemble import Given, Run, assemble
 from oncurve.run.checks import check_complete
 from oncurve.run.directory import RunDirectory
@@ -99,7 +100,8 @@ def train(
         reference: what the KL term holds the policy near; None: a frozen copy of the policy as it is given.
         data: a JSONL file, or rows in memory (mappings of columns, or prompts alone).
         template: makes the prompt from columns, `"{question}"`.
-        reward: a function, a kind such as "math", a path "file.py:name", a table of settings, or a list of these.
+        reward: a function, a kind such as "math", a path "file.py:name", a reward model (folder or hub id), a table of
+            settings, or a list of these.
         settings: more settings as nested tables, `{"kl": {"coef": 0.01}}`.
         out: the run directory, which must not exist; None: nothing is written, and nothing can be resumed.
         on_step: called after every step.
@@ -207,7 +209,10 @@ def _reward_table(reward: Any) -> Any:
     if isinstance(reward, (Mapping, Component)):
         return reward
     if isinstance(reward, str):
-        return {"kind": "python", "path": reward} if ":" in reward else {"kind": reward}
+        if ":" in reward:
+            return {"kind": "python", "path": reward}
+        is_model = reward not in REWARD_KINDS and ("/" in reward or Path(reward).is_dir())
+        return {"kind": "model", "path": reward} if is_model else {"kind": reward}
     if callable(reward):
         return {"kind": "python", "function": reward}
     raise ConfigError(f"reward: expected a function, a kind, a path 'file.py:name' or a table, got {reward!r}")
