@@ -2,16 +2,18 @@
 
 import re
 
-GLAD = frozenset(
-    ["happy", "glad", "smiled", "smile", "laughed", "laugh", "fun", "love", "loved", "friend", "friends", "hug", "hugged", "good", "nice", "kind", "best", "play", "played", "proud", "joy", "excited", "thanked", "safe", "pretty", "beautiful", "great", "cheerful"]
+GLAD = re.compile(
+    r"\b(happy|glad|smiled?|laugh(ed)?|fun|loved?|friends?|hug(ged)?|good|nice|kind|best|play(ed)?|proud|joy|excited"
+    r"|thanked|safe|pretty|beautiful|great|cheerful)\b"
 )
-SAD = frozenset(
-    ["sad", "cried", "cry", "crying", "hurt", "angry", "scared", "afraid", "bad", "mean", "lost", "broke", "broken", "fell", "sick", "alone", "worried", "ugly", "mad", "sorry", "scary", "pain", "upset", "tears"]
+SAD = re.compile(
+    r"\b(sad|cr(y|ied|ying)|hurt|angry|scared|afraid|bad|mean|lost|broken?|fell|sick|alone|worried|ugly|mad|sorry"
+    r"|scary|pain|upset|tears)\b"
 )
 
 
 def glad(completion: str) -> float:
     """1 if glad words outnumber sad ones, 0 if it is the other way round, a half where they are level."""
-    words = re.findall(r"[a-z]+", completion.lower())
-    balance = sum(word in GLAD for word in words) - sum(word in SAD for word in words)
+    text = completion.lower()
+    balance = len(GLAD.findall(text)) - len(SAD.findall(text))
     return 0.5 if balance == 0 else float(balance > 0)

@@ -1,10 +1,7 @@
 """Iterative GRPO whole: what changes when, what is replayed, and kills inside each of its phases."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -15,16 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve import durable
+from fakes.killed_runs import KILLER, PLACES, command, compare
 from oncurve.learner.reward_model import OutcomeModel, ProcessModel, RewardModelSettings
-from oncurve.metrics import METRICS
 from oncurve.models import tiny
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.loading import load_config
 from oncurve.tasks.arithmetic import check_steps, problems, solution
 from oncurve.types import LabelledSteps, PreferencePair
 
-TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 RECIPE = Path(__file__).parents[2] / "recipes" / "task.toml"
 STEPS, ITERATION = 6, 2
 SETTINGS = [
@@ -190,38 +185,6 @@ def test_held_out_samples_are_of_other_prompts_and_judge_the_reward_model(judges
         assert line["reward_model_heldout_loss"] > 0
 
 
-KILLER = """
-import os, signal, sys
-from importlib import import_module
-module, name, method, count = sys.argv[1:5]
-owner = getattr(import_module(module), name)
-real, calls = getattr(owner, method), [0]
-def deadly(*arguments, **named):
-    calls[0] += 1
-    if calls[0] == int(count):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments, **named)
-setattr(owner, method, deadly)
-sys.argv = ["oncurve", *sys.argv[5:]]
-from oncurve.cli import main
-main()
-"""
-PLACES = {
-    "rollout": ("oncurve.rollout.engine", "InProcessEngine", "_completions", 20),
-    "update": ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", 4),
-    "reward-model training": ("oncurve.learner.reward_model", "RewardLearner", "update", 2),
-    "keeping examples": ("oncurve.trainer.replay", "Replay", "add", 6),
-}
-
-
-def command(arguments: list[str], *begin: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    begin = begin or ("-m", "oncurve")
-    return subprocess.run(
-        [sys.executable, *begin, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 @pytest.fixture(scope="session")
 def whole(judges: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The uninterrupted run of either kind, made when it is asked for."""
@@ -234,31 +197,6 @@ def whole(judges: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
         return folder / kind
 
     return run
-
-
-def raw(tensor: Tensor) -> bytes:
-    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def compare(first: Path, second: Path) -> None:
-    for step in range(1, STEPS + 1):
-        name = f"checkpoints/step-{step:06d}"
-        for file in ("learner.safetensors", "outer.safetensors"):
-            one, two = (durable.read_tensors(out / name / file) for out in (first, second))
-            assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, (step, file)
-        one, two = (durable.read_json(out / name / "state.json") for out in (first, second))
-        assert one["reference"] == two["reference"]
-        assert one["outer"] == two["outer"]
-    lines = [
-        [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in path.read_text().splitlines()]
-        for path in (first / "metrics.jsonl", second / "metrics.jsonl")
-    ]
-    assert lines[0] == lines[1]
-    assert (first / "replay.jsonl").read_bytes() == (second / "replay.jsonl").read_bytes()
-    for path in sorted((first / "rollouts").iterdir()):
-        assert path.read_bytes() == (second / "rollouts" / path.name).read_bytes(), path.name
-    for file in ("model/model.safetensors", "reward_model/model.safetensors"):
-        assert (first / file).read_bytes() == (second / file).read_bytes(), file
 
 
 @pytest.mark.parametrize("kind", ["process", pytest.param("outcome", marks=pytest.mark.slow)])
@@ -274,4 +212,4 @@ def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     resumed = command(["resume", out])
     assert resumed.returncode == 0, resumed.stderr
-    compare(whole(kind), tmp_path / "run")
+    compare(whole(kind), tmp_path / "run", STEPS)
