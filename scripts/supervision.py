@@ -28,7 +28,11 @@ RECIPES = {"outcome": DEMO / "recipe.toml", "process": DEMO / "process.toml", "p
 BASES = {"process": "outcome", "ppo": "outcome", "process_model": "process"}
 """What each is compared with."""
 
-LABELLED_PROMPTS = 512
+LEASH = ["learner.learning_rate=5e-5", "kl.coef=0.5"]
+"""For the process reward model and the checker beside it: far from where it learned, a reward model is wrong."""
+
+TEMPERATURES = (1.0, 1.5)
+LABELLED_PROMPTS = 1024
 REWARD_MODEL = """
 [data]
 kind = "steps"
@@ -39,15 +43,16 @@ kind = "process"
 learning_rate = 1e-3
 schedule = "cosine"
 batch_size = 64
-epochs = 6
+epochs = 4
 """
 LEVELS = (0.5, 0.8, 0.95)
 METRIC = "eval/accuracy"
 
 
-def curve(kind: str, seed: int, steps: int, every: int) -> dict[int, float]:
+def curve(kind: str, seed: int, steps: int, every: int, leash: bool) -> dict[int, float]:
     """Held-out accuracy by step of one run, in a process and a folder of its own."""
     words = [f"run.seed={seed}", f"run.steps={steps}", f"eval.every={every}", "checkpoint.every=0"]
+    words += LEASH if leash else []
     words.append("learner.schedule=constant")  # so that the number of steps changes nothing but where a run ends
     with tempfile.TemporaryDirectory() as folder:
         recipe = RECIPES["process" if kind == "process_model" else kind]
@@ -69,8 +74,13 @@ def oncurve_(*words: str) -> None:
 def learned_judge(seed: int, folder: Path) -> Path:
     """A process reward model trained on what the step checker says of the shipped model's samples."""
     recipe, model = str(RECIPES["process"]), tiny.path()
-    told = ["--kind", "steps", "--prompts", str(LABELLED_PROMPTS)]
-    oncurve_("reward-model", "label", recipe, f"run.seed={seed}", *told, "--out", str(folder / "steps.jsonl"))
+    lines = []
+    for heat in TEMPERATURES:
+        out = folder / f"{heat}.jsonl"
+        told = ["--kind", "steps", "--prompts", str(LABELLED_PROMPTS), "--out", str(out)]
+        oncurve_("reward-model", "label", recipe, f"run.seed={seed}", f"rollout.temperature={heat}", *told)
+        lines.append(out.read_text())
+    (folder / "steps.jsonl").write_text("".join(lines))
     (folder / "rm.toml").write_text(REWARD_MODEL)
     words = [f"run.seed={seed}", f"reward_model.path={model}", "run.threads=1"]
     oncurve_("reward-model", "train", str(folder / "rm.toml"), *words, "--out", str(folder / "rm"))
@@ -102,7 +112,9 @@ def main() -> None:
     curves: dict[str, list[dict[int, float]]] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for kind in (BASES[arguments.other], arguments.other):
-            run = partial(curve, kind, steps=arguments.steps, every=arguments.every)
+            run = partial(
+                curve, kind, steps=arguments.steps, every=arguments.every, leash=arguments.other == "process_model"
+            )
             curves[kind] = []
             for seed, found in enumerate(pool.map(run, range(arguments.seeds))):
                 curves[kind].append(found)

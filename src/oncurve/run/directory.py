@@ -4,6 +4,7 @@ config.toml        the resolved configuration             environment.json   wha
 metrics.jsonl      one line a step                        rollouts/          every group of every step
 checkpoints/       what a resume needs                    model/             the policy in Hugging Face form
 report.html        the run on one page                    incidents/         batches of skipped updates
+replay.jsonl       what iterations taught the reward model         reward_model/      as the last one left it
 """
 
 from __future__ import annotations
