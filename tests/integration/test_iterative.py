@@ -213,3 +213,14 @@ def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_
     resumed = command(["resume", out])
     assert resumed.returncode == 0, resumed.stderr
     compare(whole(kind), tmp_path / "run", STEPS)
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_evaluated_by_its_judge(whole: Callable[[str], Path]) -> None:
+    done = command(["eval", str(whole("outcome")), "--n", "2", "--limit", "6"])
+    assert done.returncode == 0, done.stderr
+    assert "greedy accuracy" in done.stdout
+    again = command(["resume", str(whole("outcome"))])
+    assert again.returncode == 0, again.stderr
+    assert "is finished" in again.stdout
+    assert "reward_model" in again.stdout
