@@ -181,8 +181,7 @@ class RewardLearner:
             process:  1/S Σ step_cross_entropy(verdict, label)                  S labelled steps
 
         It does not depend on the pieces that a batch is computed in. Nothing changes where loss or gradient is not
-        finite. Examples that do not fit are passed over (see `fitting`); where none does
-        nothing is done.
+        finite. Examples that do not fit are passed over (see `fitting`); where none does, nothing is done.
         """
         rate = scheduled_rate(
             self.settings.learning_rate, self._attempts, self.total_updates, 0, self.settings.schedule

@@ -89,6 +89,14 @@ REWARD_MODEL_METRICS: tuple[Metric, ...] = (
         "It grows by reward_model_new an iteration.",
     ),
     Metric(
+        "seconds_reward_model",
+        "last",
+        "seconds",
+        "wall-clock time of line 12: the reward model judged, trained and judged again",
+        "What the end of an iteration takes; it is not part of `seconds`.",
+        "Much of a run: longer iterations, fewer passes (reward_model.epochs), a smaller replay share.",
+    ),
+    Metric(
         "iteration",
         "last",
         "iterations",

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,7 @@ class Iterations:
 
     def _train_on(self, number: int) -> dict[str, float]:
         """The reward model's continued training at the end of an iteration; its metrics."""
+        started = time.perf_counter()
         new, held_out = self.replay.of(number), self.replay.of(number, held_out=True)
         earlier = self.replay.earlier(number)
         replayed = self.replay.replayed(number, self.settings.replay, self._seed)
@@ -103,6 +105,7 @@ class Iterations:
             "reward_model_replayed": float(len(replayed) if new else 0),
             "reward_model_history": float(len(earlier)),
             "reward_model_updates": 0.0,
+            "seconds_reward_model": time.perf_counter() - started,
             **metrics.result(),
             **{f"reward_model_heldout_{name}": value for name, value in after.items()},
         }
