@@ -107,14 +107,14 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5, help="steps between judgements")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side; each takes one thread")
     parser.add_argument("--with", dest="other", default="process", choices=list(BASES), help="beside its base")
+    parser.add_argument("--no-leash", action="store_true", help="with process_model: the demo's rate and KL term")
     parser.add_argument("--out", type=Path, help="also write the curves as JSON")
     arguments = parser.parse_args()
+    leash = arguments.other == "process_model" and not arguments.no_leash
     curves: dict[str, list[dict[int, float]]] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for kind in (BASES[arguments.other], arguments.other):
-            run = partial(
-                curve, kind, steps=arguments.steps, every=arguments.every, leash=arguments.other == "process_model"
-            )
+            run = partial(curve, kind, steps=arguments.steps, every=arguments.every, leash=leash)
             curves[kind] = []
             for seed, found in enumerate(pool.map(run, range(arguments.seeds))):
                 curves[kind].append(found)

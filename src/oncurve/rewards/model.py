@@ -121,6 +121,7 @@ class ProcessModelReward(NetworkReward):
         whole = WHOLE[self.whole]
 
         def values(classifier: Classifier, pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+            """Each completion's steps, and what it is worth as a whole."""
             texts = [_text_of(completion) for _, completion in pairs]
             ends = [splitter(text) for text in texts]
             read = [
