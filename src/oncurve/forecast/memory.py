@@ -7,6 +7,7 @@ A run holds its state throughout, and one phase's own memory at a time:
                  logits
     training     gradients and activations: at the start of a backward pass all layers' activations (and the gradients
                  of earlier micro-batches), at its end all gradients and one layer's activations; the larger counts
+                 (on a CPU gradients stay from update to update: all of them in every phase)
     export       the largest tensor in float32: the files are written a tensor at a time
 
 The peak is the process as it was before the model, the state, and the largest phase.
@@ -33,7 +34,7 @@ HEAP = 1.35
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one parameter, by what holds them. `gradient` exists from backward to update only.
+    """Bytes of one parameter, by what holds them. `gradient`: on a GPU from backward to update only.
 
     `critic`: another model's weights, masters and moments, a parameter of the policy's each. Example: bfloat16 with
     everything else in float32 and a reference is `Footprint(2, 4, 8, 4, 2)`, 20 bytes.
@@ -153,24 +154,27 @@ def memory_of(
     training: float | None = None,
     packed: float = 0.0,
     judges: float = 0.0,
+    gradients_stay: bool = False,
 ) -> Memory:
     """The whole forecast.
 
     training    what a training pass was seen to hold over the state, where that is known
     packed      bytes of weights that are put in order for decoding
     judges      bytes of reward models
+    gradients_stay   whether they are kept from update to update (`models.gradients`), as on a CPU
     """
     number, width = shape.parameters, footprint.weight
     micro_tokens, _ = work.largest_micro
     kept = activations.heap * shape.layers * activations.token * micro_tokens
     beside = activations.heap * (activations.inside * micro_tokens + activations.fixed)
     gradients = float(footprint.gradient * number)
-    first = gradients if work.micro_batches > 1 else float(footprint.gradient * shape.outside_layers)
+    first = gradients if gradients_stay or work.micro_batches > 1 else float(footprint.gradient * shape.outside_layers)
     passing = max(first + kept + beside, gradients + kept / shape.layers + beside)
     cache = cache_bytes(shape, work, width)
     rows = min(work.completions, max(work.rows, work.group_size))
     sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows)
     state = process + number * footprint.lasting + judges
+    staying = gradients if gradients_stay else 0.0
     parts = {
         "process": process,
         "parameters": float(number * (footprint.weight + footprint.master)),
@@ -184,8 +188,8 @@ def memory_of(
         "head_and_workspace": beside,
     }
     phases = {
-        "rollout": state + packed + 1.25 * cache + sampler,
+        "rollout": state + staying + packed + 1.25 * cache + sampler,
         "training": state + (training if training is not None else passing),
-        "export": state + 4.0 * shape.head,
+        "export": state + staying + 4.0 * shape.head,
     }
     return Memory(parts, phases)

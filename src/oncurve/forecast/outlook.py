@@ -109,7 +109,7 @@ class Forecast:
         says = {
             "parameters": f"{self.shape.parameters:,} × {per.weight + per.master} bytes",
             "optimizer": f"{per.moments} bytes a parameter",
-            "gradients": f"{per.gradient} bytes a parameter, while training",
+            "gradients": f"{per.gradient} bytes a parameter",
             "reference": f"{per.reference} bytes a parameter" if per.reference else "none: no KL term",
             "critic": f"{per.critic} bytes a parameter",
             "keys_and_values": "while sampling, at full length",
@@ -184,7 +184,8 @@ class Variant:
         found = activations or self.activations()
         width = self.footprint.weight
         packed = packed_bytes(width * (self.shape.body + self.shape.head), width == 2) if self.on_cpu else 0
-        return memory_of(self.shape, self.work, self.footprint, found, self.process, training, packed, self.judges)
+        state = (self.footprint, found, self.process, training, packed, self.judges)
+        return memory_of(self.shape, self.work, *state, gradients_stay=self.on_cpu)
 
 
 def mends(variant: Variant, factor: float = 1.0) -> list[Mend]:

@@ -21,6 +21,7 @@ from oncurve.forecast.variants import build_variant
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Objective, Regularizer
 from oncurve.models import CausalModel
+from oncurve.models.gradients import kept_bytes
 from oncurve.models.probe import wrap
 from oncurve.rollout import InProcessEngine, Policy, Sampling
 from oncurve.types import Completion, Graded, Group, Prompt, Score, TrainBatch
@@ -66,7 +67,7 @@ class Rehearsed:
     seconds      by phase: "prefill", "decode_step", "reference", "old", "train", "optimizer"
     parameters   of the relative
     saved        bytes that the forward pass of the layers kept for the backward
-    held         bytes that the training pass held over what was there before it; None where it cannot be seen
+    held         bytes that the training pass held, gradients with it; None where it cannot be seen
     path_reason  which path the model takes, and why
     fast         whether that is the fast one
     decoded      decode steps that were timed
@@ -161,7 +162,7 @@ class _Stage:
         ready = scored[-1].with_advantages(self._parts.advantage(scored[-1]))
         ready = ready.with_weights(self._parts.token_weights(ready))
         tidy()
-        before = self._meter.now()
+        before = self._meter.now() - kept_bytes(self._model.module.parameters())
         self._meter.reset()
         accumulated: list[Any] = []
         seconds["train"] = seconds_of(lambda: accumulated.append(learner.accumulate(ready)), device)

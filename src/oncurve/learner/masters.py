@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from oncurve.models.gradients import keep_gradient
+
 __all__ = ["Master", "SplitMaster", "WholeMaster", "make_master"]
 
 HALF = (torch.bfloat16, torch.float16)
@@ -120,8 +122,8 @@ class SplitMaster:
 def make_master(parameter: nn.Parameter, dtype: torch.dtype | None, split: bool) -> Master:
     """The master of a parameter, which itself becomes `dtype`: itself, or one that holds what it held before.
 
-    A bfloat16 parameter has a split master where `split`. Of a trainable half-precision parameter the gradient
-    accumulates in float32 from now on. One without a dense layout is laid out anew.
+    A bfloat16 parameter has a split master where `split`. The gradient of a trainable one accumulates in its master's
+    precision from now on, see `keep_gradient`. A parameter without a dense layout is laid out anew.
     """
     before = parameter.data.contiguous()
     parameter.data = before
@@ -129,10 +131,11 @@ def make_master(parameter: nn.Parameter, dtype: torch.dtype | None, split: bool)
         return WholeMaster(parameter, parameter)
     if dtype is not None and parameter.dtype != dtype:
         parameter.data = before.to(dtype)
-    if parameter.dtype not in HALF:
-        return WholeMaster(parameter, parameter)
+    half = parameter.dtype in HALF
     if parameter.requires_grad:
-        parameter.grad_dtype = torch.float32
+        keep_gradient(parameter, torch.float32 if half else parameter.dtype)
+    if not half:
+        return WholeMaster(parameter, parameter)
     if split and parameter.dtype == torch.bfloat16:
         return SplitMaster(parameter, before)
     master = before.to(torch.float32, copy=before.dtype == torch.float32 and before is parameter.data)

@@ -19,6 +19,7 @@ from oncurve.durable import LazyTensors
 from oncurve.errors import CheckpointError, ModelError
 from oncurve.learner.adamw import Hyperparameters, SlicedAdamW
 from oncurve.learner.masters import make_master
+from oncurve.models.gradients import kept_gradient
 
 __all__ = ["MasterAdamW", "MasterKind", "MomentKind", "Schedule", "scheduled_rate"]
 
@@ -49,7 +50,7 @@ def scheduled_rate(peak: float, update: int, total: int, warmup: int, schedule: 
 class MasterAdamW:
     """AdamW (arXiv:1711.05101) on a full-precision master of every trainable parameter of a module.
 
-    A half-precision parameter accumulates its gradient in float32 (`Parameter.grad_dtype`), the step is taken on its
+    A half-precision parameter accumulates its gradient in float32 (`models.gradients`), the step is taken on its
     float32 master, and the parameter follows the master: small updates are not lost to rounding, and every matrix
     product still runs in half precision. A float32 or float64 parameter is its own master.
 
@@ -99,13 +100,15 @@ class MasterAdamW:
         found: dict[str, Tensor] = {}
         for name in self.trained:
             parameter = self.parameters[name]
-            if parameter.grad is None:
-                empty = torch.zeros(parameter.shape, dtype=self._masters[name].dtype, device=parameter.device)
-                parameter.grad = empty
-            elif parameter.grad.is_sparse or not parameter.grad.is_contiguous():
-                dense = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad.contiguous()
-                parameter.grad = dense
-            found[name] = parameter.grad
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse or not gradient.is_contiguous():
+                place = kept_gradient(parameter)
+                if place is None:
+                    place = torch.empty(parameter.shape, dtype=self._masters[name].dtype, device=parameter.device)
+                place.zero_()
+                gradient = place if gradient is None else place.add_(gradient)
+                parameter.grad = gradient
+            found[name] = gradient
         return found
 
     def gradient_norm(self) -> float:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from oncurve.models.gradients import gradient_dtype
+
 __all__ = ["sparse_embeddings"]
 
 
@@ -34,7 +36,7 @@ def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
     for part, weight in looked_up:
         part.sparse = True
         part.weight = nn.Parameter(weight.detach())
-        part.weight.grad_dtype = weight.grad_dtype
+        part.weight.grad_dtype = gradient_dtype(weight)
 
     def settle() -> None:
         """Bound the rows that have gathered, see above."""

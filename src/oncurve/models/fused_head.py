@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from oncurve.models.compiled import compiled
+from oncurve.models.gradients import GradientByRows
 
 __all__ = ["ACCELERATOR_WORKSPACE_BYTES", "KEPT_BYTES", "WORKSPACE_BYTES", "linear_logprobs", "matrix_of"]
 
-WORKSPACE_BYTES = 24 * 2**20
+WORKSPACE_BYTES = 12 * 2**20
 """Logits of one block. On the CPU below 32 MiB, from where on glibc gives every temporary back to the system."""
 
 ACCELERATOR_WORKSPACE_BYTES = 512 * 2**20
@@ -40,8 +41,8 @@ ACCELERATOR_WORKSPACE_BYTES = 512 * 2**20
 KEPT_BYTES = 64 * 2**20
 """Up to so many bytes of logits are kept for the backward instead of made again."""
 
-# Numbers per elementwise operation: on the CPU 256 KiB in float32, so that a chain of them stays in the cache.
-_AT_ONCE = 1 << 16
+# Numbers per elementwise operation: on the CPU 1 MiB in float32, so that a chain of them stays in the cache.
+_AT_ONCE = 1 << 18
 _ACCELERATOR_AT_ONCE = 1 << 25
 
 # Widths of blocks are multiples of this, or products lose their alignment.
@@ -79,7 +80,8 @@ def linear_logprobs(
 
     Returns:
         Both in float32 at least, differentiable (once) with respect to `hidden` and `weight`. The gradient of a
-        half-precision weight comes in the dtype its `grad` is accumulated in (`Tensor.grad_dtype`).
+        half-precision weight comes in the dtype its `grad` is accumulated in (`gradients.gradient_dtype`), and goes
+        there by itself where that is a tensor that stays (`gradients.keep_gradient`).
 
     Raises:
         ValueError: a temperature that is not positive, or shapes that do not fit.
@@ -152,7 +154,7 @@ class _LinearLogprobs(torch.autograd.Function):
             rise = factor * rise + slope * logprobs.exp() * (logprobs + entropy)
         met = (hidden * outside[:, None]).to(hidden.dtype)
         by_hidden = total.new_zeros(hidden.shape) if wants_hidden else None
-        by_weight = torch.empty_like(weight, dtype=_gradient_dtype(weight)) if wants_weight else None
+        by_weight = GradientByRows(weight) if wants_weight else None
         blocks = _blocks(len(ids), weight, ctx.workspace_bytes)
         work = weight.new_empty(len(ids) * blocks[0][1])
         for first, last in blocks:
@@ -166,10 +168,10 @@ class _LinearLogprobs(torch.autograd.Function):
             if by_hidden is not None:
                 _add_product(by_hidden, gradient, matrix)
             if by_weight is not None:
-                by_weight[first:last] = gradient.t() @ met
+                by_weight.put(first, gradient.t() @ met)
         if by_hidden is not None:
             by_hidden = by_hidden.mul_(outside[:, None]).to(hidden.dtype)
-        return by_hidden, by_weight, None, None, None, None, None
+        return by_hidden, None if by_weight is None else by_weight.done(), None, None, None, None, None
 
 
 @compiled
@@ -204,12 +206,6 @@ def _gradient(logits: Tensor, total: Tensor, temperature: float, slopes: Tensor 
 def _exact(x: Tensor) -> torch.dtype:
     """What sums are made in."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _gradient_dtype(weight: Tensor) -> torch.dtype:
-    """What the weight's gradient is accumulated in, so that nobody has to widen it afterwards."""
-    wanted: torch.dtype | None = weight.grad_dtype if weight.is_leaf else None
-    return wanted or weight.dtype
 
 
 def _product(hidden: Tensor, matrix: Tensor, work: Tensor) -> Tensor:
