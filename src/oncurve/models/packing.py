@@ -22,26 +22,36 @@ MOST_JOINED_BYTES = 64 << 20
 """Other weights are only joined, which saves calls and nothing else: not worth it beyond small models."""
 
 
+PIECE_BYTES = 24 << 20
+"""A larger matrix is packed by pieces: below 32 MiB they come from the heap, whose pages are there already."""
+
+
 class Packed:
     """Linear layers of one input as one: `(..., H)` -> `(..., O)`, O all their outputs side by side."""
 
     def __init__(self, layers: Sequence[nn.Linear], rows: int) -> None:
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        self._bias: Tensor | None = None
-        if any(bias is not None for bias in biases):
-            self._bias = torch.cat(
-                [w.new_zeros(w.shape[0]) if b is None else b for w, b in zip(weights, biases, strict=True)]
-            )
+        bias: Tensor | None = None
+        if any(one is not None for one in biases):
+            each = zip(weights, biases, strict=True)
+            bias = torch.cat([of.new_zeros(of.shape[0]) if one is None else one for of, one in each])
         self._blocked = _half(weight)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows) if self._blocked else weight
+        self._pieces = [(weight, bias)]
+        if self._blocked:
+            count = -(-weight.nbytes // PIECE_BYTES)
+            parts = weight.chunk(count)
+            some = [None] * len(parts) if bias is None else bias.chunk(count)
+            reorder = torch.ops.mkldnn._reorder_linear_weight
+            self._pieces = [(reorder(part, rows), its) for part, its in zip(parts, some, strict=True)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """All layers' outputs of `x`, side by side."""
-        if self._blocked:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return out
-        return nn.functional.linear(x, self._weight, self._bias)
+        if not self._blocked:
+            return nn.functional.linear(x, *self._pieces[0])
+        product = torch.ops.mkldnn._linear_pointwise
+        outputs: list[Tensor] = [product(x, weight, bias, "none", [], "") for weight, bias in self._pieces]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 Packs = Mapping[nn.Module, Sequence[Packed]]
