@@ -70,13 +70,19 @@ def watch(run: Any) -> Probe:
 
 
 def _watch_prefill(model: Any, probe: Probe) -> None:
-    """Prompts are prefilled when a decoder is made, and when further groups join it."""
-    make = model.decoder
+    """Prompts are prefilled when a decoder is made, and when further groups join it.
+
+    The decoder's class is watched and not the decoder: one that held a function of its own would live on, with its
+    weights packed for decoding, until the garbage collector comes by.
+    """
+    make, watched = model.decoder, set[type]()
 
     def decoder(*arguments: Any, **keywords: Any) -> Any:
         with probe.phase("prefill"):
             made = make(*arguments, **keywords)
-        probe.timed(made, "join", "prefill")
+        if type(made) not in watched:
+            watched.add(type(made))
+            probe.timed(type(made), "join", "prefill")
         return made
 
     model.decoder = decoder
