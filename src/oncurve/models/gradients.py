@@ -1,8 +1,8 @@
 """Where a parameter's gradient is accumulated: a tensor that stays from update to update.
 
 autograd makes every gradient anew, in pages that the system has just taken back from the last update's: at 494M
-parameters a third of an update's time on a CPU, and holes of all sizes in the heap. Here the first gradient of an
-update is written into the tensor of the last one, and `.grad` is that tensor; what comes after is added to it as ever.
+parameters a tenth of an update's time on a CPU. Here the first gradient of an update is written into the tensor of the
+last one, and `.grad` is that tensor; what comes after is added to it as ever.
 
     backward -> gradient in the products' precision -> kept tensor (float32) == parameter.grad
     zero_grad      `.grad` is None; the kept tensor waits, its numbers mean nothing
