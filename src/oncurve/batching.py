@@ -9,34 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from oncurve.randomness import permutation
-from oncurve.types import Completion, Group, TrainBatch
+from oncurve.types import Completion, Group, TrainBatch, axes_of
 
-__all__ = ["collate", "concat", "micro_batches", "minibatches", "select_groups", "select_rows"]
-
-_TOKEN_FIELDS = (
-    "completion_ids",
-    "loss_mask",
-    "rollout_logprobs",
-    "old_logprobs",
-    "ref_logprobs",
-    "values",
-    "advantages",
-    "returns",
-    "token_weights",
-    "kl_rewards",
-)
-_ROW_FIELDS = ("lengths", "valid", "rewards", "step_counts", "truncated", "values_beyond")
-_STEP_FIELDS = ("step_ends", "step_rewards")
+__all__ = ["collate", "concat", "micro_batches", "minibatches", "select_groups", "select_rows", "token_rewards"]
 
 _PASSES_LIMIT = 1 << 20
+
+Batch = TypeVar("Batch", bound=TrainBatch)
 
 
 def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncated: bool = False) -> TrainBatch:
@@ -45,7 +32,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     T is the longest completion (`pad_length`, where it is given). `loss_mask` is on for every token that exists,
     except in completions without a valid score and, with `mask_truncated`, in those that `ended == "length"`: these
     keep their place in the group's statistics, but are not trained. Recorded log-probs and rewards are kept in float64,
-    exactly as recorded. Step rewards are carried where any score has them.
+    exactly as recorded. Step rewards are carried where any score has them; `token_rewards` are made of both.
 
     Raises ValueError: no groups, a group without completions, scores or log-probs that do not match the completions
     one to one, a non-finite valid reward, a completion longer than `pad_length`.
@@ -70,7 +57,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
             "step_rewards": _pad([score.step_rewards for _, score in rows], torch.float64),
             "step_counts": torch.tensor([len(score.step_ends) for _, score in rows]),
         }
-    return TrainBatch(
+    batch = TrainBatch(
         completion_ids=_pad([completion.ids for completion in completions], torch.int64, width),
         lengths=lengths,
         loss_mask=(torch.arange(width)[None, :] < lengths[:, None]) & trained[:, None],
@@ -79,9 +66,30 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
         prompts=tuple(torch.tensor(group.prompt.ids, dtype=torch.int64) for group in groups),
         rewards=torch.tensor([score.reward if score.valid else 0.0 for _, score in rows], dtype=torch.float64),
         truncated=truncated,
+        policy_versions=torch.tensor([completion.policy_version for completion in completions]),
         rollout_logprobs=_pad([completion.logprobs for completion in completions], torch.float64, width),
         **steps,
     )
+    return replace(batch, token_rewards=token_rewards(batch))
+
+
+def token_rewards(batch: TrainBatch) -> Tensor:
+    """r_t `(B, T)` float64 of the batch's `rewards` and steps: an outcome at the last token, steps at their ends.
+
+    Σ_t r_t is the completion's reward, exactly; where its steps were scored it is the sum of theirs. 0 where not valid.
+    """
+    rewards = torch.zeros(batch.completion_ids.shape, dtype=torch.float64, device=batch.lengths.device)
+    whole = batch.valid
+    if batch.step_ends is not None and batch.step_rewards is not None and batch.step_counts is not None:
+        numbers = torch.arange(batch.step_ends.shape[1], device=rewards.device)
+        steps = numbers[None, :] < batch.step_counts[:, None]
+        row_of, column_of = (steps & batch.valid[:, None]).nonzero(as_tuple=True)
+        place = (row_of, batch.step_ends[row_of, column_of])
+        rewards.index_put_(place, batch.step_rewards[row_of, column_of].to(torch.float64), accumulate=True)
+        whole = whole & (batch.step_counts == 0)
+    rows = torch.arange(batch.size, device=rewards.device)[whole]
+    rewards[rows, batch.lengths[whole] - 1] = batch.rewards[whole].to(torch.float64)
+    return rewards
 
 
 def _check(group: Group) -> None:
@@ -115,7 +123,7 @@ def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype, width: int | None 
     return padded
 
 
-def select_groups(batch: TrainBatch, groups: Sequence[int]) -> TrainBatch:
+def select_groups(batch: Batch, groups: Sequence[int]) -> Batch:
     """The batch of the given groups, in the given order, renumbered from 0; padding cut to the longest row.
 
     Raises ValueError: no groups, one that is not in the batch, or the same one twice.
@@ -127,7 +135,7 @@ def select_groups(batch: TrainBatch, groups: Sequence[int]) -> TrainBatch:
     return _take(batch, order[renumbered[order] >= 0], groups)
 
 
-def select_rows(batch: TrainBatch, rows: Tensor) -> TrainBatch:
+def select_rows(batch: Batch, rows: Tensor) -> Batch:
     """The batch of the given rows `(k,)` int64, in the given order; padding cut to the longest of them.
 
     Groups are renumbered from 0 in the order in which they appear; one without a row left is not in the result. Rows
@@ -145,21 +153,22 @@ def _numbering(batch: TrainBatch, groups: Sequence[int]) -> Tensor:
     return number
 
 
-def _take(batch: TrainBatch, rows: Tensor, groups: Sequence[int]) -> TrainBatch:
+def _take(batch: Batch, rows: Tensor, groups: Sequence[int]) -> Batch:
     """The batch of `rows` (k,), whose groups are `groups`, each row's group renumbered by its place in `groups`."""
     width = int(batch.lengths[rows].max())
-    taken: dict[str, Any] = {
-        "group_ids": _numbering(batch, groups)[batch.group_ids[rows]],
-        "prompts": tuple(batch.prompts[group] for group in groups),
-    }
-    for name in (*_TOKEN_FIELDS, *_ROW_FIELDS, *_STEP_FIELDS):
-        stream: Tensor | None = getattr(batch, name)
-        if stream is not None:
-            picked = stream[rows]
-            taken[name] = picked[:, :width] if name in _TOKEN_FIELDS else picked
-    if batch.ref_hidden is not None:
-        taken["ref_hidden"] = batch.ref_hidden[_flat_rows(batch.lengths, rows)]
-    return TrainBatch(**taken)
+    taken: dict[str, Any] = {}
+    for name, axes in axes_of(batch).items():
+        value = getattr(batch, name)
+        if value is None:
+            continue
+        if axes == "G":
+            taken[name] = tuple(value[group] for group in groups)
+        elif axes == "NH":
+            taken[name] = value[_flat_rows(batch.lengths, rows)]
+        else:
+            taken[name] = value[rows][:, :width] if axes == "BT" else value[rows]
+    taken["group_ids"] = _numbering(batch, groups)[taken["group_ids"]]
+    return replace(batch, **taken)
 
 
 def _flat_rows(lengths: Tensor, rows: Tensor) -> Tensor:
@@ -172,31 +181,36 @@ def _flat_rows(lengths: Tensor, rows: Tensor) -> Tensor:
     return torch.repeat_interleave(starts[rows], counts) + offsets
 
 
-def concat(batches: Sequence[TrainBatch]) -> TrainBatch:
+def concat(batches: Sequence[Batch]) -> Batch:
     """The batches one after another, group ids shifted, padded to the longest.
 
-    Raises ValueError: no batches, or a stream that some of them have and others do not.
+    Raises ValueError: no batches, ones of different kinds, or a stream that some of them have and others do not.
     """
-    if not batches:
-        raise ValueError("concat needs at least one batch")
-    joined: dict[str, Any] = {"prompts": tuple(prompt for batch in batches for prompt in batch.prompts)}
-    shifts = [sum(len(before.prompts) for before in batches[:index]) for index in range(len(batches))]
-    joined["group_ids"] = torch.cat([batch.group_ids + shift for batch, shift in zip(batches, shifts, strict=True)])
-    for name in (field.name for field in fields(TrainBatch) if field.name not in joined):
-        parts: list[Tensor | None] = [getattr(batch, name) for batch in batches]
+    if not batches or any(type(batch) is not type(batches[0]) for batch in batches):
+        kinds = ", ".join(dict.fromkeys(type(batch).__name__ for batch in batches)) or "none"
+        raise ValueError(f"concat needs at least one batch, and all of one kind; got {kinds}")
+    joined: dict[str, Any] = {}
+    for name, axes in axes_of(batches[0]).items():
+        parts = [getattr(batch, name) for batch in batches]
         present = [part for part in parts if part is not None]
         if not present:
             continue
         if len(present) != len(parts):
             raise ValueError(f"{name} is in {len(present)} of {len(parts)} batches; it must be in all or none")
-        if name in _TOKEN_FIELDS or name in _STEP_FIELDS:
+        if axes == "G":
+            joined[name] = tuple(chain.from_iterable(present))
+            continue
+        if axes in ("BT", "BS"):
             width = max(part.shape[1] for part in present)
             present = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in present]
         joined[name] = torch.cat(present)
-    return TrainBatch(**joined)
+    shifts = torch.tensor([0, *(len(batch.prompts) for batch in batches[:-1])]).cumsum(0)
+    sizes = torch.tensor([batch.size for batch in batches])
+    joined["group_ids"] = joined["group_ids"] + shifts.repeat_interleave(sizes).to(joined["group_ids"].device)
+    return replace(batches[0], **joined)
 
 
-def minibatches(batch: TrainBatch, count: int, seed: int, step: int, pass_index: int) -> list[TrainBatch]:
+def minibatches(batch: Batch, count: int, seed: int, step: int, pass_index: int) -> list[Batch]:
     """The batch in `count` minibatches of whole groups, one optimizer update each; as many as groups if they are fewer.
 
     Which groups go together is a function of `(seed, step, pass_index)`, so it needs no state to resume; sizes differ
@@ -215,7 +229,7 @@ def minibatches(batch: TrainBatch, count: int, seed: int, step: int, pass_index:
     return [select_groups(batch, sorted(order[low:high])) for low, high in pairwise(bounds)]
 
 
-def micro_batches(batch: TrainBatch, tokens_per_micro_batch: int) -> Iterator[TrainBatch]:
+def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[Batch]:
     """The batch in pieces that fit one forward pass; every row in exactly one, in the batch's order.
 
     A piece costs `Σ_groups (P_g + Σ_rows |o_i|)`: a prompt is computed once for the rows it has in the piece. A group

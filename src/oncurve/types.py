@@ -20,13 +20,14 @@ and in the batch of that group (B = 2, T = 3):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "Axes",
     "Completion",
     "Ending",
     "Graded",
@@ -39,6 +40,7 @@ __all__ = [
     "Streams",
     "TokenLoss",
     "TrainBatch",
+    "axes_of",
 ]
 
 Ending = Literal["eos", "stop", "length"]
@@ -139,6 +141,15 @@ class Graded:
     returns: Tensor
 
 
+Axes = Literal["BT", "B", "BS", "G", "NH"]
+"""The axes of a batch's field: completions and tokens; completions; completions and steps; groups (a tuple with one
+tensor of any length per group); or the tokens of all completions, one row of the tensor after another."""
+
+
+def _axes(axes: Axes) -> dict[str, Axes]:
+    return {"axes": axes}
+
+
 @dataclass(frozen=True)
 class TrainBatch:
     """Everything a learner needs and nothing else. Shapes: `(B, T)` over completion tokens, padded on the right.
@@ -149,35 +160,45 @@ class TrainBatch:
     valid          (B,)   bool      False: no usable reward; loss_mask is off for the whole row
     group_ids      (B,)   int64     index into `prompts`; rows of a group are adjacent
     prompts        tuple of (P_g,) int64, one a group
-    rewards        (B,)   float64   0 where not valid
+    rewards        (B,)   float64   the completion's reward, with its KL where that is in the reward; 0 if not valid
+    token_rewards  (B, T) float64   the same by token: an outcome at the last token, steps at their ends, the KL at each
     truncated      (B,)   bool      the completion was cut off at the limit
+    policy_versions (B,)  int64     the version of the policy that sampled it
     rollout_logprobs, old_logprobs, ref_logprobs, values, advantages, returns, token_weights   (B, T) or absent
-    kl_rewards     (B, T)           -β KL(t), where the KL is a part of the reward; values_beyond (B,): V behind the end
+    values_beyond  (B,)             V after the last token
     ref_hidden     (N, H)           reference hidden states of all completion tokens, row after row (`full` KL only)
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
+
+    Every field states its axes in its metadata, a subclass's too. Selecting, cutting, joining, moving and recording
+    follow from them (`axes_of`), so a field cannot be lost on the way:
+
+        @dataclass(frozen=True)
+        class WithTeacher(TrainBatch):
+            teacher_logprobs: Tensor | None = field(default=None, metadata={"axes": "BT"})
     """
 
-    completion_ids: Tensor
-    lengths: Tensor
-    loss_mask: Tensor
-    valid: Tensor
-    group_ids: Tensor
-    prompts: tuple[Tensor, ...]
-    rewards: Tensor
-    rollout_logprobs: Tensor | None = None
-    old_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    ref_hidden: Tensor | None = None
-    values: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
-    token_weights: Tensor | None = None
-    step_ends: Tensor | None = None
-    step_rewards: Tensor | None = None
-    step_counts: Tensor | None = None
-    truncated: Tensor | None = None
-    kl_rewards: Tensor | None = None
-    values_beyond: Tensor | None = None
+    completion_ids: Tensor = field(metadata=_axes("BT"))
+    lengths: Tensor = field(metadata=_axes("B"))
+    loss_mask: Tensor = field(metadata=_axes("BT"))
+    valid: Tensor = field(metadata=_axes("B"))
+    group_ids: Tensor = field(metadata=_axes("B"))
+    prompts: tuple[Tensor, ...] = field(metadata=_axes("G"))
+    rewards: Tensor = field(metadata=_axes("B"))
+    rollout_logprobs: Tensor | None = field(default=None, metadata=_axes("BT"))
+    old_logprobs: Tensor | None = field(default=None, metadata=_axes("BT"))
+    ref_logprobs: Tensor | None = field(default=None, metadata=_axes("BT"))
+    ref_hidden: Tensor | None = field(default=None, metadata=_axes("NH"))
+    values: Tensor | None = field(default=None, metadata=_axes("BT"))
+    advantages: Tensor | None = field(default=None, metadata=_axes("BT"))
+    returns: Tensor | None = field(default=None, metadata=_axes("BT"))
+    token_weights: Tensor | None = field(default=None, metadata=_axes("BT"))
+    step_ends: Tensor | None = field(default=None, metadata=_axes("BS"))
+    step_rewards: Tensor | None = field(default=None, metadata=_axes("BS"))
+    step_counts: Tensor | None = field(default=None, metadata=_axes("B"))
+    truncated: Tensor | None = field(default=None, metadata=_axes("B"))
+    token_rewards: Tensor | None = field(default=None, metadata=_axes("BT"))
+    policy_versions: Tensor | None = field(default=None, metadata=_axes("B"))
+    values_beyond: Tensor | None = field(default=None, metadata=_axes("B"))
 
     @property
     def size(self) -> int:
@@ -189,24 +210,47 @@ class TrainBatch:
         """Tokens that are trained: the number of True in `loss_mask`."""
         return int(self.loss_mask.sum())
 
-    def having(self, **streams: Any) -> TrainBatch:
+    def having(self, **streams: Any) -> Self:
         """This batch with the named fields replaced."""
         return replace(self, **streams)
 
-    def with_advantages(self, advantages: Tensor | Graded) -> TrainBatch:
+    def with_advantages(self, advantages: Tensor | Graded) -> Self:
         """This batch with `advantages` `(B, T)`, and with `returns` where they come with them."""
         if isinstance(advantages, Graded):
             return replace(self, advantages=advantages.advantages, returns=advantages.returns)
         return replace(self, advantages=advantages)
 
-    def with_weights(self, token_weights: Tensor) -> TrainBatch:
+    def with_weights(self, token_weights: Tensor) -> Self:
         """This batch with `token_weights` `(B, T)`, which hold the global denominators."""
         return replace(self, token_weights=token_weights)
+
+    def to(self, device: torch.device) -> Self:
+        """This batch with its tensors on `device`; what is ragged (the prompts) stays, and models move it."""
+        tensors = {name: getattr(self, name) for name, axes in axes_of(self).items() if axes != "G"}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items() if value is not None})
 
     def existing(self) -> Tensor:
         """`(B, T)` bool: this token exists (trained or not)."""
         positions = torch.arange(self.completion_ids.shape[1], device=self.lengths.device)
         return positions[None, :] < self.lengths[:, None]
+
+
+def axes_of(batch: TrainBatch) -> dict[str, Axes]:
+    """The axes of every field of a batch, also of the fields that a subclass adds, in their order.
+
+    Raises TypeError: a field states none, or ones that there are not.
+    """
+    found: dict[str, Axes] = {}
+    for entry in fields(batch):
+        axes: Any = entry.metadata.get("axes")
+        if axes not in get_args(Axes):
+            known = ", ".join(get_args(Axes))
+            raise TypeError(
+                f"the field {entry.name} of {type(batch).__name__} must state its axes, one of {known}: "
+                f'{entry.name}: ... = field(metadata={{"axes": "BT"}}); it states {axes!r}'
+            )
+        found[entry.name] = axes
+    return found
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.advantages import GAEAdvantage, gae, token_rewards, whiten
+from oncurve.advantages import GAEAdvantage, gae, whiten
 from oncurve.batching import collate
 from oncurve.losses import KLPenalty, value_loss
+from oncurve.metrics import Metrics
+from oncurve.trainer import KLControl
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 
@@ -63,11 +65,15 @@ def batch_of(reward: float, logprobs: list[float], **streams: Tensor) -> TrainBa
 def test_the_kl_in_the_reward_adds_up_to_that_of_the_completion() -> None:
     old, reference, beta = [-1.0, -2.0, -0.5], one([-1.5, -1.0, -0.25]), 0.1
     batch = batch_of(2.0, old, ref_logprobs=reference)
-    shares = KLPenalty(where="reward", coef=beta).shares(batch, beta)
-    assert shares[0].tolist() == pytest.approx([-0.05, 0.1, 0.025], abs=1e-12)
-    r = token_rewards(batch.having(kl_rewards=shares))
+    control, metrics = KLControl(KLPenalty(where="reward", coef=beta)), Metrics()
+    penalised = control.penalise(batch, None, metrics)
+    r = penalised.token_rewards
+    assert r is not None
     assert r[0].tolist() == pytest.approx([-0.05, 0.1, 2.025], abs=1e-12)
     assert float(r.sum()) == pytest.approx(2.0 - beta * (sum(old) - float(reference.sum())), abs=1e-12)
+    assert float(penalised.rewards) == pytest.approx(float(r.sum()), abs=1e-12)
+    k1 = (0.5 - 1.0 - 0.25) / 3
+    assert metrics.result() == pytest.approx({"kl_coef": beta, "kl": k1, "kl_controller": k1}, abs=1e-12)
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.05, 0.00097952), (0.11, 0.00101024), (0.1, 0.001), (5.0, 0.00102048)])

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from oncurve import ops
-from oncurve.advantages import gae, token_rewards, whiten
+from oncurve.advantages import gae, whiten
 from oncurve.kl import kl_value
 from oncurve.losses import Clipped, KLPenalty, Objective, Reinforce, SeqMeanTokenMean, TokenMean
+from oncurve.metrics import Metrics
 from oncurve.spec import Component
+from oncurve.trainer import KLControl
 from oncurve.types import Streams, TrainBatch
 
 Case = dict[str, Any]
@@ -157,8 +159,9 @@ def kl_rewards(case: Case) -> Tensor:
     batch = batch_of(torch.ones_like(old, dtype=torch.bool), old).having(
         ref_logprobs=tensor(given["ref_logprobs"]), rewards=tensor(given["scores"])
     )
-    shares = KLPenalty(where="reward", coef=coef).shares(batch, coef)
-    return token_rewards(batch.having(kl_rewards=shares))
+    rewards = KLControl(KLPenalty(where="reward", coef=coef)).penalise(batch, None, Metrics()).token_rewards
+    assert rewards is not None
+    return rewards
 
 
 RUN = {

@@ -10,7 +10,7 @@ advantage are carried through them, as if they were not there. Source: arXiv:150
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,7 +19,7 @@ from torch import Tensor
 from oncurve.spec import Component
 from oncurve.types import Graded, TrainBatch
 
-__all__ = ["GAEAdvantage", "gae", "token_rewards", "whiten"]
+__all__ = ["GAEAdvantage", "gae", "whiten"]
 
 
 def gae(
@@ -70,28 +70,6 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros_like(x).masked_scatter(mask, centred * scale)
 
 
-def token_rewards(batch: TrainBatch) -> Tensor:
-    """r_t `(B, T)` float64: the KL's share of each token, and rewards of steps at their ends, else of the whole at its.
-
-    Σ_t r_t is the completion's reward (the sum of its steps', where they were judged) and the KL's shares.
-    """
-    existing = batch.existing()
-    kl = batch.kl_rewards
-    rewards = torch.zeros(existing.shape, dtype=torch.float64, device=existing.device)
-    if kl is not None:
-        rewards = torch.where(existing, kl.to(torch.float64), 0.0)
-    rows = torch.arange(batch.size, device=existing.device)
-    whole = batch.valid
-    if batch.step_ends is not None and batch.step_rewards is not None and batch.step_counts is not None:
-        steps = torch.arange(batch.step_ends.shape[1], device=existing.device)[None, :] < batch.step_counts[:, None]
-        row_of, column_of = (steps & batch.valid[:, None]).nonzero(as_tuple=True)
-        place = (row_of, batch.step_ends[row_of, column_of])
-        rewards.index_put_(place, batch.step_rewards[row_of, column_of].to(torch.float64), accumulate=True)
-        whole = whole & (batch.step_counts == 0)
-    rewards[rows[whole], batch.lengths[whole] - 1] += batch.rewards[whole].to(torch.float64)
-    return rewards
-
-
 class GAEAdvantage(Component):
     """Settings of generalised advantage estimation (`kind = "gae"`): it needs a `[critic]`.
 
@@ -106,19 +84,22 @@ class GAEAdvantage(Component):
     scale: Literal["batch", "none"] = "batch"
     bootstrap: bool = False
 
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+    """A critic's values."""
+
     @property
     def least_valid(self) -> int:
         """1: a completion needs no siblings."""
         return 1
 
     def __call__(self, batch: TrainBatch) -> Graded:
-        """Advantages and returns `(B, T)`. Raises ValueError where nobody has filled in the values."""
-        if batch.values is None:
-            raise ValueError("generalised advantages need values: a critic has to fill them in first")
+        """Advantages and returns `(B, T)`. Raises ValueError where the batch has no values or no token rewards."""
+        if batch.values is None or batch.token_rewards is None:
+            raise ValueError("generalised advantages need a reward and a critic's value of every token")
         beyond = None
         if self.bootstrap:
             if batch.values_beyond is None or batch.truncated is None:
                 raise ValueError("bootstrapping needs the values behind the last tokens, and which were cut off there")
             beyond = torch.where(batch.truncated, batch.values_beyond.to(torch.float64), 0.0)
-        raw, returns = gae(token_rewards(batch), batch.values, batch.loss_mask, self.gamma, self.lam, beyond)
+        raw, returns = gae(batch.token_rewards, batch.values, batch.loss_mask, self.gamma, self.lam, beyond)
         return Graded(whiten(raw, batch.loss_mask) if self.scale == "batch" else raw, returns)

@@ -9,7 +9,7 @@ standard deviation of the whole batch: arXiv:2508.08221.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -137,6 +137,9 @@ class GroupAdvantage(Component):
     ddof: Literal[0, 1] = 1
     eps: float = Field(default=1e-6, ge=0)
 
+    needs: ClassVar[frozenset[str]] = frozenset({"siblings"})
+    """Other completions of the same prompt."""
+
     @property
     def least_valid(self) -> int:
         """Valid completions that a group needs; the trainer drops and counts smaller ones."""
@@ -144,6 +147,5 @@ class GroupAdvantage(Component):
 
     def __call__(self, batch: TrainBatch) -> Tensor:
         """The completion's advantage at each of its tokens, 0 beyond: `(B, T)` float64."""
-        rewards = batch.rewards if batch.kl_rewards is None else batch.rewards + batch.kl_rewards.sum(1)
-        per_row = group_advantages(rewards, batch.valid, batch.group_ids, self.scale, self.ddof, self.eps)
+        per_row = group_advantages(batch.rewards, batch.valid, batch.group_ids, self.scale, self.ddof, self.eps)
         return per_row[:, None] * batch.existing()

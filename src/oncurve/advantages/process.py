@@ -9,6 +9,8 @@ completion, ending at its last token, this is outcome supervision (`group.py`), 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -70,6 +72,9 @@ class ProcessAdvantage(GroupAdvantage):
 
     A completion whose steps nobody judged is one step, ending at its last token, with the completion's reward.
     """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"siblings", "steps"})
+    """Other completions of the same prompt, and rewards of their steps."""
 
     def __call__(self, batch: TrainBatch) -> Tensor:
         """Each token's advantage, 0 behind the last step: `(B, T)` float64."""

@@ -147,9 +147,7 @@ class OwnCritic:
         with sparse_embeddings(self._network) as settle:
             for micro in micro_batches(batch, tokens):
                 values = self._reader.of(micro)
-                names = ("values", "returns", "loss_mask", "token_weights")
-                streams = {name: getattr(micro, name) for name in names}
-                here = micro.having(**{n: None if x is None else x.to(values.device) for n, x in streams.items()})
+                here = micro.to(values.device)
                 token = self._loss(values, here)
                 assert here.token_weights is not None  # `update` has looked
                 loss = (token.loss * here.token_weights).sum()

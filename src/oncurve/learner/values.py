@@ -49,7 +49,7 @@ class ValueReader:
 
         The value behind a completion is what would be said before one token more.
         """
-        longer = TrainBatch(
+        longer = TrainBatch(  # one token more, and only what a network reads
             completion_ids=pad(batch.completion_ids, (0, 1)),
             lengths=batch.lengths + 1,
             loss_mask=pad(batch.loss_mask, (0, 1)),

@@ -46,6 +46,11 @@ class KLPenalty(Component):
         return self.coef if self.where == "loss" else 0.0
 
     @property
+    def in_reward(self) -> bool:
+        """Whether the KL is a part of the reward."""
+        return self.where == "reward" and self.coef > 0
+
+    @property
     def needs(self) -> frozenset[str]:
         """Streams beside the log-probs: {"full_kl"} for the exact KL, where it is used at all."""
         return KL_KINDS[self.estimator].needs if self.loss_coef > 0 else frozenset()
@@ -81,8 +86,9 @@ class Regularizer:
 
     `value`: the loss of values that are read off the policy's own hidden states, added where there are any.
 
-    Statistics: "kl", the estimator's value, where β > 0 or the batch has reference log-probs; "entropy", where the
-    stream is there. Statistics alone cost no gradient.
+    Statistics: "kl", the estimator's value, where it is in the loss, or in nothing and the batch has reference
+    log-probs (a KL in the reward is another estimator's, observed where it is added); "entropy", where the stream is
+    there. Statistics alone cost no gradient.
     """
 
     kl: KLPenalty
@@ -118,6 +124,8 @@ class Regularizer:
 
     def _kl(self, streams: Streams, batch: TrainBatch) -> Tensor | None:
         """The estimator's value per token, 0 where `loss_mask` is False; None where neither needed nor to be had."""
+        if self.kl.in_reward:
+            return None
         exact = "full_kl" in KL_KINDS[self.kl.estimator].needs
         if not self.kl.coef and (streams.full_kl if exact else batch.ref_logprobs) is None:
             return None

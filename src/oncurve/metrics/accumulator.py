@@ -71,11 +71,15 @@ class Metrics:
         if len(usable) < len(values):
             self._fold(key, (0.0, 0.0, float(len(values) - len(usable))))
 
-    def merge(self, other: Metrics) -> None:
-        """Adds all observations of `other`; its "last" ones come after this one's."""
+    def merge(self, other: Metrics, off_policy: bool = False) -> None:
+        """Adds all observations of `other`; its "last" ones come after this one's.
+
+        `off_policy`: they were made after the weights had moved, so those that are declared `on_policy` are left out.
+        """
         other._fetch()
         for key, total in other._totals.items():
-            self._fold(key, total)
+            if not (off_policy and declared(key).on_policy):
+                self._fold(key, total)
 
     def result(self) -> dict[str, float]:
         """One float a key; a key without any observation is absent."""

@@ -16,6 +16,8 @@ class Metric:
 
     `name` is its key in `metrics.jsonl`. A name that ends in `<…>` declares a family: any key that begins with what
     stands before the `<`. `reduction` makes one number of a step's observations; `formula` is that number.
+    `on_policy`: it means something only where the weights are still those that the rollout was sampled with, so of a
+    step's updates the first one alone is observed.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Metric:
     formula: str
     meaning: str
     advice: str
+    on_policy: bool = False
 
     @property
     def prefix(self) -> str | None:

@@ -32,10 +32,25 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "kl",
         "mean",
         "nats per token",
-        "mean over trained tokens of the chosen estimator's value",
-        "How far the policy has moved from the reference; exactly 0 before the first update.",
+        "mean over trained tokens of the estimator that is used: kl.estimator at the policy before the step's first "
+        "update, over the tokens of that update; log π_old - log π_ref (k1) over the whole batch where "
+        'kl.where = "reward"',
+        "How far the policy that sampled has moved from the reference; exactly 0 before the first update of a run.",
         "Growing without end, or reward rising with it steeply: raise kl.coef or lower the learning rate. "
-        "Not 0 at step 1: the reference is not a copy of the policy.",
+        "Not 0 at step 1: the reference is not a copy of the policy. Below 0: k1 is no distance of single tokens, and "
+        "a mean over few of them may be negative.",
+        on_policy=True,
+    ),
+    Metric(
+        "kl_controller",
+        "mean",
+        "nats per token",
+        "mean over completions of the mean over their trained tokens of log π_old - log π_ref; only where "
+        'kl.where = "reward"',
+        "What kl.target is compared with to steer kl_coef. It differs from kl where long completions differ from short "
+        "ones: here each completion counts the same, there each token.",
+        "Above kl.target: kl_coef rises by at most 0.2 · completions / kl.horizon of itself a step; where that is too "
+        "slow, lower kl.horizon.",
     ),
     Metric(
         "reference_moved",
@@ -100,8 +115,10 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "mean",
         "1",
         "mean ρ",
-        "How much likelier the sampled tokens became since the rollout; 1 on the first update.",
-        "Not 1 on the first update: see mismatch. Far from 1: too many updates, or too large, for one rollout.",
+        "How much likelier the sampled tokens became since the rollout; 1 on the first update where the engine sampled "
+        "with the present weights.",
+        "Not 1 with one update per rollout: the engine's weights lag; see mismatch. Far from 1: too many updates, or "
+        "too large, for one rollout.",
     ),
     Metric(
         "ratio_max",
@@ -147,10 +164,11 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "mismatch",
         "mean",
         "nats",
-        "mean |log π_learner - log π_sampler| over trained tokens, before any update",
+        "mean |log π_learner - log π_sampler| over the trained tokens of the step's first update, before it",
         "How well the learner reproduces the log-probs the sampler recorded; rounding only, in one process.",
         "Above 1e-3 in float32 or 0.05 in bfloat16: sampler and learner do not compute the same distribution; check "
-        "temperature, chat template, attention path.",
+        "temperature, chat template, attention path; or the engine's weights lag behind the learner's.",
+        on_policy=True,
     ),
     Metric(
         "mismatch_max",
@@ -159,6 +177,7 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "max |log π_learner - log π_sampler|",
         "The worst token of the step.",
         "As mismatch; one large value in thousands is usual for bfloat16.",
+        on_policy=True,
     ),
     Metric(
         "grad_norm",
@@ -192,6 +211,15 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "updates whose loss or gradient was not finite",
         "Updates left out; their batch is kept under incidents/.",
         "Three in a row stop the run. Try float32, a lower learning rate, and look at the saved batch.",
+    ),
+    Metric(
+        "updates_without_tokens",
+        "sum",
+        "updates",
+        "updates whose batch has no trained token; absent where there are none",
+        "Updates that could teach nothing: every completion was left out of the loss. What AdamW's averages still hold "
+        "moves the weights all the same.",
+        "Above 0: all completions were truncated under filter.mask_truncated; raise rollout.max_new_tokens.",
     ),
     Metric(
         "out_of_memory",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from oncurve import durable
 from oncurve.report.records import group_record
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Group, TrainBatch
+from oncurve.types import Group, TrainBatch, axes_of
 
 __all__ = ["Recorder"]
 
@@ -53,12 +52,14 @@ class Recorder:
     def incident(self, step: int, update: int, batch: TrainBatch, reason: str) -> Path:
         """Save the batch of a skipped update under `incidents/`."""
         tensors: dict[str, Tensor] = {}
-        for field in fields(batch):
-            value = getattr(batch, field.name)
-            if isinstance(value, Tensor):
-                tensors[field.name] = value.detach().to("cpu").contiguous()
-        tensors["prompt_lengths"] = torch.tensor([len(prompt) for prompt in batch.prompts])
-        tensors["prompt_ids"] = torch.cat([prompt.to("cpu") for prompt in batch.prompts])
+        for name, axes in axes_of(batch).items():
+            value = getattr(batch, name)
+            if value is None:
+                continue
+            if axes == "G":  # ragged: one after another, and how long each is
+                tensors[f"{name}.lengths"] = torch.tensor([len(part) for part in value])
+                value = torch.cat(value)
+            tensors[name] = value.detach().to("cpu").contiguous()
         path = self.directory / "incidents" / f"step-{step:06d}-{update}"
         if not path.exists():
             durable.write_directory(path, {"batch.safetensors": tensors, "reason.txt": reason.encode()})

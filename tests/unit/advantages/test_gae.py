@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from oncurve.advantages import GAEAdvantage, gae, token_rewards
-from oncurve.batching import collate
+from oncurve.advantages import GAEAdvantage, gae
+from oncurve.batching import collate, token_rewards
 from oncurve.types import Completion, Group, Prompt, Score
 from oracles.plain_gae import plain_gae
 
