@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -207,7 +207,6 @@ class LocalLearner:
         accumulated = self.budget.fit(lambda tokens: self._accumulate(live, tokens), minibatch)
         metrics = accumulated.metrics
         observe_dead_rows(metrics, minibatch, live)
-        self._observe_mismatch_of_old(metrics, minibatch)
         if self.budget.halved > halved:
             metrics.add("out_of_memory", float(self.budget.halved - halved))
         return accumulated
@@ -222,7 +221,7 @@ class LocalLearner:
             self._values.head.zero_grad()  # of an attempt that ran out of memory
         with sparse_embeddings(self._model.module) as settle:
             for micro in micro_batches(live, tokens) if live is not None else ():
-                loss += self._backward(_on(device, micro), metrics)
+                loss += self._backward(micro.to(device), metrics)
                 settle()
         return Accumulated(loss, metrics)
 
@@ -237,8 +236,7 @@ class LocalLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         for key, values in token.stats.items():
             metrics.add(key, values, micro.loss_mask)
-        if micro.old_logprobs is None:
-            _observe_mismatch(metrics, streams.logprobs, micro)
+        _observe_mismatch(metrics, streams.logprobs, micro)
         return loss.detach()
 
     def forget(self, accumulated: Accumulated) -> UpdateResult:
@@ -341,20 +339,10 @@ class LocalLearner:
             raise CheckpointError("the checkpoint has a reference, but this run's settings need none (kl.coef = 0)")
         self.reference.load_state(tensors)
 
-    def _observe_mismatch_of_old(self, metrics: Metrics, batch: TrainBatch) -> None:
-        """Sampler against learner, where the old log-probs are the learner's own; from the sampler's there is none."""
-        if batch.old_logprobs is not None and self.config.old_logprobs == "recompute":
-            _observe_mismatch(metrics, batch.old_logprobs, batch)
-
 
 def _observe_mismatch(metrics: Metrics, logprobs: Tensor, batch: TrainBatch) -> None:
+    """How far the learner is from what the sampler recorded: of a step's updates the first one's counts (`Metric`)."""
     if batch.rollout_logprobs is not None:
         gap = (logprobs.detach() - batch.rollout_logprobs).abs()
         metrics.add("mismatch", gap, batch.loss_mask)
         metrics.add("mismatch_max", gap, batch.loss_mask)
-
-
-def _on(device: torch.device, batch: TrainBatch) -> TrainBatch:
-    """The batch with its tensors on `device`; prompts stay where they are, models move them."""
-    tensors = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return batch.having(**{name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)})

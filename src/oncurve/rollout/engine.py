@@ -25,7 +25,7 @@ from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
 from oncurve.types import Completion, Group, Prompt
 
-__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine"]
+__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine", "is_exact"]
 
 OnGroup = Callable[[int, Group], None]
 """`(index of the prompt, its finished group)`, called in this process while other groups still grow."""
@@ -45,6 +45,14 @@ class Policy:
 class RolloutEngine(Protocol):
     """Prompts in, groups out, by the policy that was followed last."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether recorded log-probs are those of the weights that `policy_version` names, up to rounding.
+
+        An engine with kernels, a precision or a copy of the weights of its own is not exact, nor one that may not have
+        taken over the weights that it was given last. Left out: False.
+        """
+
     def follow(self, policy: Policy) -> None:
         """Sample from this policy from now on."""
 
@@ -58,6 +66,11 @@ class RolloutEngine(Protocol):
         `on_group` is called once for every group, in the order in which they are finished, as soon as the last of its
         completions has ended. What it raises ends the rollout.
         """
+
+
+def is_exact(engine: RolloutEngine) -> bool:
+    """What the engine states in `exact`; False where it states nothing."""
+    return bool(getattr(engine, "exact", False))
 
 
 class InProcessEngine:
@@ -75,6 +88,9 @@ class InProcessEngine:
 
     Raises ConfigError: stop strings without a tokenizer, or one that is a special token.
     """
+
+    exact = True
+    """The learner's own module samples."""
 
     def __init__(
         self,

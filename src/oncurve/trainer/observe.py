@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from oncurve.metrics import Metrics
 from oncurve.types import Group, TrainBatch
 
-__all__ = ["observe_batch", "observe_groups", "peak_memory_bytes", "timer"]
+__all__ = ["UntrainedUpdates", "observe_batch", "observe_groups", "peak_memory_bytes", "timer"]
+
+log = logging.getLogger("oncurve.trainer")
 
 
 @contextmanager
@@ -67,3 +71,28 @@ def observe_batch(metrics: Metrics, batch: TrainBatch) -> None:
     metrics.add("advantage_abs", batch.advantages.abs(), mask=batch.loss_mask)
     on_gpu = torch.cuda.is_available()
     metrics.add("memory_bytes", float(torch.cuda.max_memory_allocated() if on_gpu else peak_memory_bytes()))
+
+
+@dataclass
+class UntrainedUpdates:
+    """Counts the updates whose batch has no trained token; the first of a run is announced in one line."""
+
+    announced: bool = False
+
+    def observe(self, metrics: Metrics, batch: TrainBatch, step: int) -> None:
+        """Look at the batch of one update of `step`."""
+        if batch.token_count:
+            return
+        metrics.add("updates_without_tokens", 1.0)
+        if self.announced:
+            return
+        self.announced = True
+        cut = 0 if batch.truncated is None else int((batch.valid & batch.truncated).sum())
+        log.warning(
+            "step %d: an update has no token to train: %d of its %d completions are truncated and left out of the loss "
+            "(filter.mask_truncated); raise rollout.max_new_tokens. The metric updates_without_tokens counts such "
+            "updates",
+            step,
+            cut,
+            batch.size,
+        )

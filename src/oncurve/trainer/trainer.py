@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from oncurve.batching import collate, minibatches
 from oncurve.errors import OncurveError, TrainingError
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
-from oncurve.rollout import Policy, RolloutEngine
+from oncurve.rollout import Policy, RolloutEngine, is_exact
 from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.control import KLControl
 from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
-from oncurve.trainer.observe import observe_batch, observe_groups, timer
+from oncurve.trainer.observe import UntrainedUpdates, observe_batch, observe_groups, timer
 from oncurve.trainer.protocols import Advantage, Outer, Scorer, Scoring, Stream
 from oncurve.trainer.recorder import Recorder
 from oncurve.trainer.signals import StepAbandonedError, StopSignals
@@ -78,6 +78,7 @@ class Trainer:
     evaluator: Callable[[int], dict[str, float]] | None = None
     observers: tuple[Callable[[StepResult], None], ...] = ()
     environment: dict[str, object] | None = None
+    untrained: UntrainedUpdates = field(default_factory=UntrainedUpdates)
 
     def train(self) -> str | None:
         """Run the steps that are left. Returns the name of the signal that stopped the run early, or None."""
@@ -102,12 +103,14 @@ class Trainer:
         batch = self.kl.penalise(batch, self.state.kl_coef, metrics)
         batch = batch.with_advantages(self.advantage(batch))  # 9   one advantage per token
         observe_batch(metrics, batch)
-        skipped = self.state.skipped_in_a_row
+        skipped, version = self.state.skipped_in_a_row, self.learner.version
         with timer(metrics, "update"):
             for number, minibatch in enumerate(self.minibatches(batch)):  # 10   mu passes
+                self.untrained.observe(metrics, minibatch, self.state.step + 1)
                 weighted = minibatch.with_weights(self.aggregation(minibatch))  # denominators, once, here
+                moved = self.learner.version != version
                 update = self.learner.update(weighted)  # 11   maximise the objective
-                metrics.merge(update.metrics)
+                metrics.merge(update.metrics, off_policy=moved)
                 skipped = skipped + 1 if update.skipped else 0
                 if update.skipped:
                     self.refuse(weighted, number, update.reason, skipped)
@@ -161,15 +164,25 @@ class Trainer:
         return sum(score.valid for score in group.scores) >= self.advantage.least_valid
 
     def streams(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
-        """The reference's stream, and the old policy's where more than one update makes the ratio leave 1."""
+        """The reference's stream, and the old policy's wherever the ratio to it can leave 1.
+
+        The old policy is the one that sampled. Of completions by the present weights the learner computes its log-probs
+        (or the recorded ones are taken, `old_logprobs` = "rollout"); of older ones only the recorded ones are left.
+        """
         with timer(metrics, "reference"):
             batch = self.learner.reference_streams(batch)
-        if self.config.passes * self.config.minibatches == 1:
-            return batch  # ratio 1 by construction: no pass needed
-        if self.config.old_logprobs == "rollout":
+        assert batch.policy_versions is not None  # collate has filled them in
+        present = batch.policy_versions == self.learner.version
+        if self.config.passes * self.config.minibatches == 1 and is_exact(self.engine) and bool(present.all()):
+            return batch  # ratio 1 up to rounding: no pass needed
+        if self.config.old_logprobs == "rollout" or not bool(present.any()):
             return batch.having(old_logprobs=batch.rollout_logprobs)
         with timer(metrics, "old"):
-            return batch.having(old_logprobs=self.learner.old_logprobs(batch))
+            old = self.learner.old_logprobs(batch)
+        if not bool(present.all()):
+            assert batch.rollout_logprobs is not None
+            old = torch.where(present[:, None], old.to(batch.rollout_logprobs.dtype), batch.rollout_logprobs)
+        return batch.having(old_logprobs=old)
 
     def minibatches(self, batch: TrainBatch) -> Iterator[TrainBatch]:
         """The updates of this step: `passes` times over the batch, in `minibatches` pieces of whole groups."""
