@@ -35,7 +35,9 @@ __all__ = [
     "explain_validation",
     "kind_of",
     "locate",
+    "misstated",
     "nearest",
+    "path_component",
     "suggest",
     "validated",
 ]
@@ -248,6 +250,29 @@ def suggest(word: str, options: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the option most like `word`, or `""`."""
     near = nearest(word, options)
     return f"; did you mean {near!r}?" if near is not None else ""
+
+
+def misstated(what: str, stated: object, known: frozenset[str]) -> str | None:
+    """What is wrong with a component's statement `what`, which must be a set of `known` names; None: nothing."""
+    if isinstance(stated, frozenset | set) and all(isinstance(name, str) for name in stated):
+        unknown = sorted(stated - known)
+        if not unknown:
+            return None
+        said = f"there is no {unknown[0]!r}{suggest(unknown[0], known)}"
+    else:
+        said = f"it is {stated!r}"
+    return f"{what} must be a frozenset of names among {', '.join(sorted(known))}; {said}"
+
+
+def path_component(name: str) -> str:
+    """`name`, if it can be the name of a file or a folder. Raises ValueError with what is wrong."""
+    if not name.strip() or name != name.strip() or name.startswith("."):
+        raise ValueError("a name is not empty and does not begin with a dot, nor begin or end with a space")
+    if any(character in "/\\" or not character.isprintable() for character in name):
+        raise ValueError("a name has no slash, backslash or unprintable character: it may become the name of a folder")
+    if len(name.encode("utf-8", "replace")) > 100:
+        raise ValueError("a name has at most 100 bytes")
+    return name
 
 
 def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] | None = None) -> str:

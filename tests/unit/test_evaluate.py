@@ -211,8 +211,8 @@ def test_evaluation_as_json_and_as_metrics() -> None:
     assert metrics["eval/pass@2"] == 1.0
 
 
-def test_the_threshold_of_correct_can_be_lowered() -> None:
-    result = evaluate(Answers([["ab"]]), Equals(), prompts(1), greedy=0, threshold=0.5)
+def test_what_is_correct_can_be_said_otherwise() -> None:
+    result = evaluate(Answers([["ab"]]), Equals(), prompts(1), greedy=0, correct=lambda score: score.reward >= 0.5)
     assert result.greedy_correct == (True,)
     assert result.mean_reward is None
     assert result.pass_at_k == {}

@@ -8,12 +8,10 @@ the completion is worth, the KL included where it is in the reward. It states tw
                   (rewards of single steps); may be left out, for nothing of these
 """
 
-from collections.abc import Set
-
 from oncurve.advantages.gae import GAEAdvantage, gae, whiten
 from oncurve.advantages.group import GroupAdvantage, constant_groups, group_advantages
 from oncurve.advantages.process import ProcessAdvantage, process_advantages
-from oncurve.spec import Component
+from oncurve.spec import Component, misstated
 
 __all__ = [
     "ADVANTAGE_KINDS",
@@ -21,6 +19,7 @@ __all__ = [
     "GAEAdvantage",
     "GroupAdvantage",
     "ProcessAdvantage",
+    "check_advantage",
     "constant_groups",
     "gae",
     "group_advantages",
@@ -40,14 +39,17 @@ ADVANTAGE_KINDS: dict[str, type[Component]] = {
 
 
 def needs_of(advantage: object) -> frozenset[str]:
-    """What an advantage states in `needs`, a subset of `ADVANTAGE_NEEDS`; nothing where it states nothing.
+    """What an advantage states in `needs`; nothing where it states nothing."""
+    stated: frozenset[str] = getattr(advantage, "needs", frozenset())
+    return stated
 
-    Raises ValueError: it states something else.
-    """
-    stated: object = getattr(advantage, "needs", frozenset())
-    if not isinstance(stated, Set) or not stated <= ADVANTAGE_NEEDS:
-        known = ", ".join(f'"{name}"' for name in sorted(ADVANTAGE_NEEDS))
-        raise ValueError(
-            f"{type(advantage).__name__}.needs is {stated!r}; it must be a frozenset of what there is: {known}"
+
+def check_advantage(advantage: object) -> str | None:
+    """What is wrong with what an advantage states of itself; None: nothing."""
+    name = type(advantage).__name__
+    least: object = getattr(advantage, "least_valid", None)
+    if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+        return (
+            f"{name}.least_valid is {least!r}; it must be the number of valid completions that a group needs, 1 or more"
         )
-    return frozenset(stated)
+    return misstated(f"{name}.needs", needs_of(advantage), ADVANTAGE_NEEDS)

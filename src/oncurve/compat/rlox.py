@@ -20,7 +20,7 @@ from oncurve.errors import DataError, RewardError
 from oncurve.losses import Regularizer
 from oncurve.models import save, wrap
 from oncurve.rewards.scoring import Afterwards
-from oncurve.rollout import InProcessEngine, Policy
+from oncurve.rollout import InProcessEngine, Policy, check_token_ids
 from oncurve.run.assemble import trainer_config
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
@@ -97,6 +97,7 @@ class GRPO:
             reference=reference,
         )
         self.learner = self.config.critic.build(actor)
+        check_token_ids("eos_ids", (*eos_ids, *self.config.rollout.eos_ids), policy)
         self.engine = InProcessEngine(self.config.rollout, None, tuple(eos_ids), seed)
         self.outer: Outer = ReferenceSchedule(self.config.reference.every, self.config.reference.mixup, self.learner)
         self.state = TrainerState()

@@ -73,6 +73,11 @@ class DataSettings(Component):
             template_columns(template)
         return template
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether there may be held-out rows, told from the settings alone. Where it says nothing: `read` tells."""
+        return True
+
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """The source's training rows and its held-out rows, unchecked and unlimited. Each source has its own."""
         raise TypeError(f"{type(self).__name__} must define read(base) -> (training rows, held-out rows)")

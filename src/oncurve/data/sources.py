@@ -38,6 +38,11 @@ class Jsonl(DataSettings):
     eval_path: str | None = None
     eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
 
+    @property
+    def holds_out(self) -> bool:
+        """A second file, or a share of the first."""
+        return self.eval_path is not None or self.eval_fraction > 0
+
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """Both files, or the one file in two parts. Raises DataError: there is no path."""
         if self.path is None:
@@ -57,6 +62,11 @@ class InMemory(DataSettings):
 
     rows: tuple[Any, ...] = ()
     eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    @property
+    def holds_out(self) -> bool:
+        """A share of the rows."""
+        return self.eval_fraction > 0
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """The rows, a bare prompt put under `prompt_column`."""
@@ -97,6 +107,11 @@ class Task(DataSettings):
         if task not in TASKS:
             raise ValueError(f"unknown task; the built-in tasks are: {', '.join(TASKS)}")
         return task
+
+    @property
+    def holds_out(self) -> bool:
+        """Problems of their own."""
+        return self.eval_size > 0
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """Both splits, each problem made when it is asked for."""

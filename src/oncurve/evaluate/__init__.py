@@ -1,8 +1,8 @@
 """What a policy can do: greedy accuracy, mean reward, pass@k and maj@k, each with a 95 % interval.
 
-A completion is *correct* where its score is valid and its reward reaches `threshold` (1 unless said): a right answer
-with a bonus for its form is still right, half a point is not. A completion that could not be scored is not correct,
-and is counted in `invalid`.
+A completion is *correct* where its score is valid and the one reward that checks answers gives it 1, whatever the
+rewards weigh (`part_is_1`); where there is no such reward, accuracy, pass@k and maj@k are not given. A completion that
+could not be scored is not correct, and is counted in `invalid`.
 
 What is covered: exact estimators, intervals that do not collapse at 0 % and 100 %, the same digits on every run.
 What is not covered: comparing two policies on rewards that are not 0 or 1 (use `bootstrap` on the differences).
@@ -19,6 +19,7 @@ from oncurve.evaluate.evaluation import (
     Scorer,
     Scoring,
     evaluate,
+    part_is_1,
     vote_of,
 )
 from oncurve.evaluate.intervals import Interval, bootstrap, paired_difference, share, wilson
@@ -35,6 +36,7 @@ __all__ = [
     "evaluate",
     "maj_at_k",
     "paired_difference",
+    "part_is_1",
     "pass_at_k",
     "powers_of_two",
     "share",

@@ -13,9 +13,22 @@ from oncurve.evaluate.intervals import Interval, bootstrap, share, wilson
 from oncurve.rewards.answers import final_answer
 from oncurve.types import Completion, Group, Prompt, Score
 
-__all__ = ["EVALUATION_DRAW", "Engine", "Evaluation", "OverlappingScorer", "Scorer", "Scoring", "evaluate", "vote_of"]
+__all__ = [
+    "EVALUATION_DRAW",
+    "Engine",
+    "Evaluation",
+    "OverlappingScorer",
+    "Scorer",
+    "Scoring",
+    "evaluate",
+    "part_is_1",
+    "vote_of",
+]
 
 EVALUATION_DRAW = -1  # training draws count up from 0, so no evaluation shares its random numbers with a step
+
+Correct = Callable[[Score], bool]
+"""Whether a score is that of a correct completion."""
 
 Settings = TypeVar("Settings", contravariant=True)
 
@@ -69,12 +82,12 @@ class Evaluation:
 
     `completions` is n, the sampled completions a prompt; `mean_reward`, `pass_at_k` and `maj_at_k` are of those.
     `mean_length` (tokens) and `truncated_fraction` are of the sampled completions, of the greedy ones where there are
-    none. `greedy` holds the scored greedy groups, in the order of the prompts.
+    none. `greedy` holds the scored greedy groups, in the order of the prompts, and `greedy_correct` whether each is
+    correct: what `paired_difference` compares. `verifier` is the reward that says what is correct, if it is one alone.
     """
 
     prompts: int
     completions: int
-    threshold: float
     invalid: int
     mean_length: float
     truncated_fraction: float
@@ -84,11 +97,8 @@ class Evaluation:
     pass_at_k: dict[int, Interval] = field(default_factory=dict)
     maj_at_k: dict[int, Interval] = field(default_factory=dict)
     greedy: tuple[Group, ...] = ()
-
-    @property
-    def greedy_correct(self) -> tuple[bool, ...]:
-        """Whether each prompt's greedy completion is correct: what `paired_difference` compares."""
-        return tuple(_correct(group.scores[0], self.threshold) for group in self.greedy)
+    greedy_correct: tuple[bool, ...] = ()
+    verifier: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
@@ -96,7 +106,7 @@ class Evaluation:
         return {
             "prompts": self.prompts,
             "completions": self.completions,
-            "threshold": self.threshold,
+            "verifier": self.verifier,
             "invalid": self.invalid,
             "mean_length": self.mean_length,
             "truncated_fraction": self.truncated_fraction,
@@ -129,6 +139,21 @@ def vote_of(text: str) -> str | None:
     return (text.strip() if marked is None else marked) or None
 
 
+def reward_is_1(score: Score) -> bool:
+    """Correct by the reward as a whole: 1 or more, as a single verifier of weight 1 gives it."""
+    return score.valid and score.reward >= 1
+
+
+def part_is_1(name: str) -> Correct:
+    """Correct by one reward alone: its raw value is 1 or more, whatever its weight."""
+
+    def correct(score: Score) -> bool:
+        value = score.parts.get(name)
+        return score.valid and value is not None and value >= 1
+
+    return correct
+
+
 def evaluate(
     engine: Engine[Settings],
     scorer: Scorer | OverlappingScorer,
@@ -137,7 +162,8 @@ def evaluate(
     greedy: Settings | None = None,
     sampled: Settings | None = None,
     ks: Sequence[int] | None = None,
-    threshold: float = 1.0,
+    correct: Correct | None = reward_is_1,
+    verifier: str | None = None,
     answer_of: Callable[[str], Hashable | None] = vote_of,
     seed: int = 0,
 ) -> Evaluation:
@@ -146,6 +172,9 @@ def evaluate(
     scorer            scores groups while others are still being written, if it can (`OverlappingScorer`)
     greedy, sampled   sampling settings as the engine takes them: temperature 0 and one completion; n completions
     ks                the k of pass@k and maj@k, each at most n; None: powers of two up to n
+    correct           whether a score is that of a correct completion; None: not known, and then neither accuracy nor
+                      pass@k nor maj@k is given
+    verifier          the name of the reward that says so, for the record
     answer_of         what a completion's text votes for in maj@k
     seed              of the bootstrap intervals
 
@@ -160,20 +189,25 @@ def evaluate(
     n = min((len(group.completions) for group in many), default=0)
     chosen = powers_of_two(n) if ks is None else tuple(ks)
     pairs = [pair for group in (many or one) for pair in zip(group.completions, group.scores, strict=True)]
-    verdicts = [_correct(group.scores[0], threshold) for group in one]
+    verdicts = tuple(correct(group.scores[0]) for group in one) if correct is not None else ()
     return Evaluation(
         prompts=len(prompts),
         completions=n,
-        threshold=threshold,
         invalid=sum(not score.valid for group in (*one, *many) for score in group.scores),
         mean_length=math.fsum(len(completion.ids) for completion, _ in pairs) / len(pairs),
         truncated_fraction=sum(completion.ended == "length" for completion, _ in pairs) / len(pairs),
-        greedy_accuracy=wilson(sum(verdicts), len(verdicts)) if one else None,
+        greedy_accuracy=wilson(sum(verdicts), len(verdicts)) if verdicts else None,
         greedy_reward=_reward(one, seed),
         mean_reward=_reward(many, seed),
-        pass_at_k={k: share([_pass(group, k, threshold) for group in many], seed) for k in chosen},
-        maj_at_k={k: share([_majority(group, k, threshold, answer_of) for group in many], seed) for k in chosen},
+        pass_at_k={} if correct is None else {k: share([_pass(g, k, correct) for g in many], seed) for k in chosen},
+        maj_at_k=(
+            {}
+            if correct is None
+            else {k: share([_majority(g, k, correct, answer_of) for g in many], seed) for k in chosen}
+        ),
         greedy=tuple(one),
+        greedy_correct=verdicts,
+        verifier=verifier,
     )
 
 
@@ -187,20 +221,16 @@ def _scored(
         return scoring.finish(groups)
 
 
-def _correct(score: Score, threshold: float) -> bool:
-    return score.valid and score.reward >= threshold
+def _pass(group: Group, k: int, correct: Correct) -> float:
+    return pass_at_k(len(group.scores), sum(correct(score) for score in group.scores), k)
 
 
-def _pass(group: Group, k: int, threshold: float) -> float:
-    return pass_at_k(len(group.scores), sum(_correct(score, threshold) for score in group.scores), k)
-
-
-def _majority(group: Group, k: int, threshold: float, answer_of: Callable[[str], Hashable | None]) -> float:
+def _majority(group: Group, k: int, correct: Correct, answer_of: Callable[[str], Hashable | None]) -> float:
     def vote(completion: Completion, score: Score) -> Hashable | None:
         return answer_of(completion.text) if score.valid else None
 
     votes = [vote(completion, score) for completion, score in zip(group.completions, group.scores, strict=True)]
-    return maj_at_k(votes, [_correct(score, threshold) for score in group.scores], k)
+    return maj_at_k(votes, [correct(score) for score in group.scores], k)
 
 
 def _reward(groups: Sequence[Group], seed: int) -> Interval | None:

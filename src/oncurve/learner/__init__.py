@@ -1,7 +1,7 @@
 """The learner: owns weights and optimizer, and turns a batch with advantages and weights into one update."""
 
 from oncurve.learner.actor_critic import ActorCritic, SharedActorCritic
-from oncurve.learner.critic import CRITIC_KINDS, CriticConfig, NoCritic, SharedCriticConfig
+from oncurve.learner.critic import CRITIC_KINDS, CriticConfig, NoCritic, SharedCriticConfig, gives_values, warmup_of
 from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
 from oncurve.learner.policy import Accumulated, LearnerConfig, LocalLearner
 from oncurve.learner.protocol import Learner, UpdateResult
@@ -23,5 +23,7 @@ __all__ = [
     "SharedActorCritic",
     "SharedCriticConfig",
     "UpdateResult",
+    "gives_values",
     "scheduled_rate",
+    "warmup_of",
 ]

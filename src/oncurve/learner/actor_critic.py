@@ -99,6 +99,7 @@ class ActorCritic(_Pair):
         super().__init__(actor)
         self.critic = critic
         self._warmup = warmup
+        actor.begin_after(warmup)
 
     def reference_streams(self, batch: TrainBatch) -> TrainBatch:
         """What the KL term needs, and the critic's `values` and `values_beyond`."""
@@ -107,6 +108,8 @@ class ActorCritic(_Pair):
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One update of each, the critic first; of the critic alone while it warms up."""
         judged = self.critic.update(minibatch)
+        if judged.skipped:
+            self.actor.pass_over()
         if judged.skipped or self.critic.optimizer.steps <= self._warmup:
             return judged
         moved = self.actor.update(minibatch)
@@ -136,6 +139,7 @@ class SharedActorCritic(_Pair):
         self._rate, self._warmup, self._max_norm = rate, warmup, settings.max_grad_norm
         self._reader = ValueReader(actor.policy(), self.head, actor.budget)
         actor.also_train(self._reader, loss)
+        actor.begin_after(warmup)
 
     def reference_streams(self, batch: TrainBatch) -> TrainBatch:
         """What the KL term needs, and the head's `values` and `values_beyond`."""
@@ -148,6 +152,8 @@ class SharedActorCritic(_Pair):
         result = self.actor.forget(accumulated) if warming else self.actor.apply(accumulated)
         if result.skipped:
             self.optimizer.zero_grad()
+            if warming:
+                self.actor.pass_over()
             return result
         norm = self.optimizer.gradient_norm()
         self.optimizer.step(self._rate, norm, self._max_norm)

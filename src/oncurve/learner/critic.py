@@ -30,7 +30,16 @@ from oncurve.metrics import Metrics
 from oncurve.spec import Component
 from oncurve.types import TrainBatch
 
-__all__ = ["CRITIC_KINDS", "Critic", "CriticConfig", "NoCritic", "OwnCritic", "SharedCriticConfig"]
+__all__ = [
+    "CRITIC_KINDS",
+    "Critic",
+    "CriticConfig",
+    "NoCritic",
+    "OwnCritic",
+    "SharedCriticConfig",
+    "gives_values",
+    "warmup_of",
+]
 
 
 class Critic(Protocol):
@@ -82,6 +91,16 @@ class NoCritic(Component):
 
 
 CRITIC_KINDS: dict[str, type[Component]] = {"none": NoCritic, "own": CriticConfig, "shared": SharedCriticConfig}
+
+
+def gives_values(critic: Critic) -> bool:
+    """Whether there is a critic, which gives values and learns from returns."""
+    return not isinstance(critic, NoCritic)
+
+
+def warmup_of(critic: Critic) -> int:
+    """Updates at the beginning of a run in which the critic alone is trained."""
+    return critic.warmup_steps if isinstance(critic, CriticConfig) else 0
 
 
 class _ValueNetwork(nn.Module):

@@ -63,8 +63,10 @@ class LearnerConfig(Component):
                             the run whenever a GPU runs out of memory
     gradient_checkpointing  keep only each layer's input for the backward pass and run the layer again there: less
                             memory for activations, a third more work
-    old_logprobs            with several updates per rollout, the old policy's log-probs: "recompute" them with the
-                            learner before the first, or take what the sampler recorded ("rollout")
+    old_logprobs            the old policy's log-probs where the ratio to it can leave 1 (several updates per rollout,
+                            or an engine that is not exact): "recompute" them with the learner before the first
+                            update, or take what the sampler recorded ("rollout"), which is all there is of
+                            completions by older weights
     """
 
     learning_rate: float = Field(default=1e-6, ge=0)
@@ -136,7 +138,8 @@ class LocalLearner:
 
         Raises:
             ConfigError: a temperature that is not positive; a decaying schedule without `total_updates`; gradient
-                checkpointing of a module without layers of transformers.
+                checkpointing of a module without layers of transformers; an objective that needs the exact KL where
+                there is no reference.
             ModelError: nothing to train, or a model that cannot be copied for the reference.
         """
         if not temperature > 0:
@@ -169,6 +172,11 @@ class LocalLearner:
         self._temperature = temperature
         self._total_updates = total_updates
         self._needs = objective.needs | regularizer.needs
+        if "full_kl" in self._needs and self.reference is None:
+            raise ConfigError(
+                f"objective.kind: {type(objective).__name__} needs full_kl, the distance from a reference, and "
+                "there is none; set kl.coef above 0, or give a reference model"
+            )
         self._by_advantage = still_without_advantage(objective, regularizer)
         self._attempts = 0
         self._values: ValueReader | None = None
@@ -191,6 +199,14 @@ class LocalLearner:
         """Read values off this model's hidden states, and add their loss to every token's from now on."""
         self._values, self.regularizer = reader, replace(self.regularizer, value=loss)
         self._by_advantage = False  # a value may be wrong where the advantage is 0
+
+    def begin_after(self, updates: int) -> None:
+        """The first `updates` of the run are not this policy's: its schedule runs over the others."""
+        self._total_updates = max(0, self._total_updates - updates)
+
+    def pass_over(self) -> None:
+        """An update of the run in which this policy is left as it is: its schedule goes on."""
+        self._attempts += 1
 
     def accumulate(self, minibatch: TrainBatch) -> Accumulated:
         """The gradient of Σ weight_it · loss_it over the batch, left in the parameters' `.grad`; nothing is stepped.

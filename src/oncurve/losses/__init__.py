@@ -8,7 +8,7 @@ from oncurve.losses.aggregate import (
     TokenMean,
     TokenSum,
 )
-from oncurve.losses.objectives import OBJECTIVE_KINDS, Clipped, Objective, Reinforce, Sequence
+from oncurve.losses.objectives import OBJECTIVE_KINDS, Clipped, Objective, Reinforce, Sequence, check_objective
 from oncurve.losses.preference import bradley_terry, step_cross_entropy
 from oncurve.losses.regularize import KLPenalty, Regularizer
 from oncurve.losses.value import ValueLoss, value_loss
@@ -29,6 +29,7 @@ __all__ = [
     "TokenSum",
     "ValueLoss",
     "bradley_terry",
+    "check_objective",
     "step_cross_entropy",
     "value_loss",
 ]

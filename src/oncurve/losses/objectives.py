@@ -7,7 +7,8 @@ With ρ = π_θ/π_old at the sampled token and advantages Â:
     reinforce   -Â log π_θ                                                       no ratio, no clip
 
 Losses are 0, with gradient 0, where `loss_mask` is False, whatever stands there. Where a batch has no
-`old_logprobs` (one update per rollout) the old policy is the present one: ρ is 1 and its gradient alive.
+`old_logprobs` (one update per rollout of an exact engine) the old policy is the present one: ρ is 1, its gradient
+alive.
 """
 
 from __future__ import annotations
@@ -19,20 +20,26 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from oncurve.ops import clamped_ratio
-from oncurve.spec import Component
+from oncurve.spec import Component, misstated
 from oncurve.types import Streams, TokenLoss, TrainBatch
 
 __all__ = [
     "OBJECTIVE_KINDS",
+    "OBJECTIVE_NEEDS",
     "Clipped",
     "Objective",
     "Reinforce",
     "Sequence",
+    "check_objective",
     "clipped_surrogate",
     "reinforce_loss",
     "sequence_log_ratio",
     "token_log_ratio",
 ]
+
+
+OBJECTIVE_NEEDS = frozenset({"entropy", "full_kl"})
+"""The streams beside the log-probs that an objective can need."""
 
 
 class Objective(Protocol):
@@ -44,6 +51,11 @@ class Objective(Protocol):
 
     def __call__(self, streams: Streams, batch: TrainBatch) -> TokenLoss:
         """The unreduced loss and statistics, `(B, T)`."""
+
+
+def check_objective(objective: Objective) -> str | None:
+    """What is wrong with what an objective states of itself; None: nothing."""
+    return misstated(f"{type(objective).__name__}.needs", objective.needs, OBJECTIVE_NEEDS)
 
 
 def token_log_ratio(logprobs: Tensor, old_logprobs: Tensor | None, loss_mask: Tensor) -> Tensor:

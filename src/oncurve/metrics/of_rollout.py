@@ -160,7 +160,8 @@ ROLLOUT_METRICS: tuple[Metric, ...] = (
         "eval/<name>",
         "last",
         "as named",
-        "the evaluation's result of that name on held-out prompts",
+        "the evaluation's result of that name on held-out prompts; correct is a completion that one reward, "
+        "eval.judge or the only checker of answers, gives 1, before its weight",
         "What the policy can do on prompts it is not trained on.",
         "The only number that says whether training helped; if it falls while reward rises, stop and read completions.",
     ),

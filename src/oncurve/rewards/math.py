@@ -36,6 +36,7 @@ class Math(WorkerSettings):
     """
 
     judges_steps: ClassVar[bool] = False
+    verifies: ClassVar[bool | None] = True
     answer: str = "answer"
     after: str | None = None
 

@@ -35,6 +35,7 @@ class NetworkReward(RewardSettings):
     device   "auto": cuda where there is one
     """
 
+    verifies: ClassVar[bool | None] = False
     head: ClassVar[Literal["outcome", "process"]] = "outcome"
     path: str | None = None
     label: str | None = None

@@ -22,7 +22,7 @@ from oncurve.types import Group
 if TYPE_CHECKING:
     from oncurve.models.classifier import Classifier
 
-__all__ = ["RewardSet", "part_names"]
+__all__ = ["RewardSet", "part_names", "verifier_of"]
 
 
 class RewardSet:
@@ -145,3 +145,20 @@ def part_names(chosen: Sequence[RewardSettings]) -> list[str]:
         free = (candidate for candidate in (name, *(f"{name}_{n}" for n in range(2, len(chosen) + 2))))
         names.append(next(candidate for candidate in free if candidate not in names))
     return names
+
+
+def verifier_of(chosen: Sequence[RewardSettings], named: str | None = None) -> str | None:
+    """The name of the reward whose value 1 says that a completion is right, whatever the weights; None: not known.
+
+    It is the one that is `named`. Else the only checker of answers (`verifies`) that is not punished by its weight; of
+    several the only one whose weight is above 0. Else, without a checker, the only reward whose weight is above 0, or
+    the only reward there is, of weight 0. A reward model is none: its value is no verdict.
+    """
+    if named is not None:
+        return named
+    parts = [part for part in zip(part_names(chosen), chosen, strict=True) if part[1].weight >= 0]
+    checkers = [part for part in parts if part[1].verifies]
+    found = checkers if len(checkers) == 1 else [part for part in checkers or parts if part[1].weight > 0]
+    if not found and len(chosen) == 1:
+        found = parts
+    return found[0][0] if len(found) == 1 and found[0][1].verifies is not False else None

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from oncurve.spec import Component
+from oncurve.spec import Component, path_component
 from oncurve.workers import Reply, WorkerPool, last_words
 
 __all__ = ["Accepts", "InProcess", "RewardSettings", "Runner", "kind_meant"]
@@ -66,7 +66,11 @@ class RewardSettings(Component):
     judges_steps: ClassVar[bool] = True
     """Whether a reward of this kind may judge steps, as process supervision needs it."""
 
-    name: Annotated[str, Field(pattern=r"^[^<>\s]+$")] | None = None
+    verifies: ClassVar[bool | None] = None
+    """Whether the value 1 says that a completion is right. True: it checks an answer. False: it says something else.
+    None: that is the user's to say; evaluation takes it so where it is the only reward that counts."""
+
+    name: Annotated[str, Field(pattern=r"^[^<>\s]+$"), AfterValidator(path_component)] | None = None
     weight: float = 1.0
     on_error: Literal["mask", "raise"] | float = "mask"
     timeout_seconds: Positive = 10.0

@@ -24,6 +24,7 @@ class Checked(RewardSettings):
     """
 
     judges_steps: ClassVar[bool] = False
+    verifies: ClassVar[bool | None] = True
     answer: str = "answer"
     after: str | None = None
 
@@ -94,6 +95,8 @@ class TaskSteps(RewardSettings):
     Nothing built on a wrong step is right. The completion as a whole is worth 1 or 0, as with `task`: what is logged
     and evaluated is its answer. It needs the task's column `question`.
     """
+
+    verifies: ClassVar[bool | None] = True
 
     @property
     def default_name(self) -> str:

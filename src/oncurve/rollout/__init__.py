@@ -5,7 +5,7 @@ engine.py     prompts to groups        decoding.py   the token loop
 rows.py       the rows in that loop    stopping.py   token ids to text, and where a stop string ends it
 """
 
-from oncurve.rollout.engine import InProcessEngine, Limits, OnGroup, Policy, RolloutEngine, is_exact
+from oncurve.rollout.engine import InProcessEngine, Limits, OnGroup, Policy, RolloutEngine, check_token_ids, is_exact
 from oncurve.rollout.sampling import Sampling
 
-__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine", "Sampling", "is_exact"]
+__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine", "Sampling", "check_token_ids", "is_exact"]

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from oncurve.errors import ConfigError, DataError
-from oncurve.models.causal import CausalModel
+from oncurve.models.causal import CausalModel, module_device
 from oncurve.randomness import row_keys
 from oncurve.rollout.decoding import Ended, decode_rows
 from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
 from oncurve.types import Completion, Group, Prompt
 
-__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine", "is_exact"]
+__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine", "check_token_ids", "is_exact"]
 
 OnGroup = Callable[[int, Group], None]
 """`(index of the prompt, its finished group)`, called in this process while other groups still grow."""
@@ -208,6 +208,17 @@ def _first_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
         firsts.append(seen[prompt.id] * group_size)
         seen[prompt.id] += 1
     return firsts
+
+
+@torch.no_grad()
+def check_token_ids(key: str, ids: Sequence[int], model: CausalModel) -> None:
+    """Raises ConfigError where the setting `key` has an id that the model has no logit for: it can never be sampled."""
+    if not ids:
+        return
+    one = torch.ones(1, dtype=torch.int64, device=module_device(model.module))
+    size = model.logits(model.completion_hidden([one - 1], one - 1, one[None] - 1, one)).shape[-1]
+    if outside := [number for number in ids if not 0 <= number < size]:
+        raise ConfigError(f"{key}: {outside[0]} is not a token of the model, whose ids are 0 to {size - 1}")
 
 
 def _check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalModel) -> None:

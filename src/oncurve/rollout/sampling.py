@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, field_validator
 
 from oncurve.spec import Component
@@ -26,7 +28,7 @@ class Sampling(Component):
     max_new_tokens: int = Field(512, ge=1)
     temperature: float = Field(1.0, ge=0)
     stop: tuple[str, ...] = ()
-    eos_ids: tuple[int, ...] = ()
+    eos_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     rows: int = Field(256, ge=1)
 
     @field_validator("stop")

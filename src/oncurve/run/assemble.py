@@ -11,14 +11,15 @@ import torch
 
 from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError
-from oncurve.evaluate import Evaluation, evaluate
+from oncurve.evaluate import Evaluation, evaluate, part_is_1
 from oncurve.learner import ActorCritic, LocalLearner, SharedActorCritic
 from oncurve.learner.reward_model import NoRewardModel
 from oncurve.losses import Regularizer
 from oncurve.models import LoadedModel, save
 from oncurve.models.causal import module_device
 from oncurve.rewards import RewardSet
-from oncurve.rollout import InProcessEngine, Policy
+from oncurve.rewards.rewardset import verifier_of
+from oncurve.rollout import InProcessEngine, Policy, check_token_ids, is_exact
 from oncurve.run.config import RunConfig
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
 from oncurve.run.heap import keep_freed_memory
@@ -95,6 +96,7 @@ class Run:
             reference_given=self.reference_given,
             reference_bytes=None if frozen is None else bytes_each * sum(tensor.numel() for tensor in frozen.values()),
             kept=self.directory is not None,
+            exact_engine=is_exact(self.engine),
             device=str(module_device(self.loaded.model.module)),
             path_reason=self.loaded.model.path_reason,
             precision=f"{str(self.loaded.dtype).removeprefix('torch.')} ({self.loaded.dtype_reason})",
@@ -154,6 +156,11 @@ def assemble(config: RunConfig, base: Path | None = None, given: Given | None = 
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base, config.eval.limit)
+    if config.eval.every and not len(eval_rows):
+        raise ConfigError(
+            f"eval.every: the data source ({type(config.data).__name__}) holds no rows out to evaluate on; set "
+            "eval.every=0, or have the source hold some out"
+        )
     rewards = RewardSet.build(config.rewards, columns=_columns(rows), base=base)
     try:
         loaded = given.model or config.model.build(masters=True)
@@ -176,9 +183,15 @@ def _put_together(
     eval_rows: Rows,
 ) -> Run:
     config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
+    check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
     fits = room_for_prompts(loaded, config)
     prompts = open_prompts(rows, config.data, loaded.tokenizer, fits)
     eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits)
+    if config.eval.every and not len(eval_prompts):
+        raise ConfigError(
+            f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
+            "data.max_prompt_tokens, or set eval.every=0"
+        )
     actor = config.learner.build(
         loaded.model,
         config.objective,
@@ -206,7 +219,7 @@ def _put_together(
     )
     own = given.reference is not None
     run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, own)
-    if config.eval.every and len(eval_prompts):
+    if config.eval.every:
         trainer.evaluator = lambda step: run.evaluate(config.eval.n).to_metrics()
     return run
 
@@ -262,12 +275,16 @@ def judge(engine: InProcessEngine, rewards: RewardSet, prompts: Prompts, config:
     """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows.
 
     Where there is a judge (`eval.judge`) its word counts: what a reward model says of its own policy is no evidence.
+    What is correct is told by one reward alone (`verifier_of`), whatever its weight; without one it is not reported.
     """
+    verifier = verifier_of(config.rewards, config.eval.judge)
     return evaluate(
         engine,
         rewards if config.eval.judge is None else JudgedBy(rewards, config.eval.judge),
         [prompts[index] for index in range(len(prompts))],
         greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0}),
         sampled=config.rollout.model_copy(update={"group_size": n}) if n else None,
+        correct=None if verifier is None else part_is_1(verifier),
+        verifier=verifier,
         seed=config.run.seed,
     )

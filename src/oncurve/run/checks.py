@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.advantages import GAEAdvantage, GroupAdvantage, ProcessAdvantage
+from oncurve.advantages import GroupAdvantage, check_advantage, needs_of
 from oncurve.data import InMemory, Jsonl
 from oncurve.errors import ConfigError
-from oncurve.learner import NoCritic
+from oncurve.learner import gives_values
 from oncurve.learner.reward_model import NoRewardModel, ProcessModel, RewardModelSettings
-from oncurve.losses import OBJECTIVE_KINDS
+from oncurve.losses import OBJECTIVE_KINDS, check_objective
 from oncurve.rewards.model import NetworkReward
 from oncurve.rewards.rewardset import part_names
 from oncurve.run.config import SECTIONS, RunConfig
@@ -53,30 +53,28 @@ class Inert:
 
 IMPOSSIBLE: tuple[Impossible, ...] = (
     Impossible(
-        lambda c: c.rollout.group_size < c.advantage.least_valid,
+        lambda c: c.rollout.group_size < max(c.advantage.least_valid, 1 + _needs(c, "siblings")),
         "rollout.group_size: a completion is graded against its siblings, and a group of this size has too few; "
-        "set it to 2 at least",
+        "set it to 2 at least, or to what the advantage needs",
     ),
     Impossible(
-        lambda c: (
-            isinstance(c.advantage, ProcessAdvantage) and bool(c.rewards) and not any(r.judges_steps for r in c.rewards)
-        ),
-        'advantage.kind: "process" grades the steps of a completion, and none of the rewards judges steps; give one '
-        'that does (kind = "python" or "task_steps"), or grade whole completions with "grpo"',
+        lambda c: _needs(c, "steps") and bool(c.rewards) and not any(r.judges_steps for r in c.rewards),
+        "advantage.kind: the advantage needs rewards of the steps of a completion, and none of the rewards gives any; "
+        'add one that does (kind = "python" or "task_steps"), or set advantage.kind to "grpo", for whole completions',
     ),
     Impossible(
-        lambda c: isinstance(c.advantage, GAEAdvantage) and isinstance(c.critic, NoCritic),
-        'critic.kind: advantage.kind = "gae" grades tokens by a critic\'s values, and there is none; set it to "own", '
-        'or grade a completion by its siblings with advantage.kind = "grpo"',
+        lambda c: _needs(c, "values") and not gives_values(c.critic),
+        'critic.kind: the advantage needs a critic\'s values, and there is no critic; set it to "own", or '
+        'advantage.kind to "grpo", which compares completions of one prompt',
     ),
     Impossible(
-        lambda c: isinstance(c.advantage, (GroupAdvantage, ProcessAdvantage)) and not isinstance(c.critic, NoCritic),
-        "critic.kind: nobody asks the critic, for completions are graded by their siblings; set advantage.kind to "
-        '"gae", or leave the critic out ("none")',
+        lambda c: not _needs(c, "values") and gives_values(c.critic),
+        'critic.kind: the advantage reads no values (its `needs` lacks "values"), so a critic would learn from '
+        'nothing; set critic.kind to "none", or advantage.kind to "gae"',
     ),
     Impossible(
-        lambda c: isinstance(c.advantage, ProcessAdvantage) and c.kl.where == "reward" and c.kl.coef > 0,
-        'kl.where: process supervision grades steps, which have no KL of their own; leave the KL in the "loss"',
+        lambda c: _needs(c, "steps") and c.kl.in_reward,
+        'kl.where: the advantage needs rewards of steps, which have no KL of their own; set it to "loss"',
     ),
     Impossible(
         lambda c: c.rollout.temperature == 0,
@@ -139,7 +137,7 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'reward_model.schedule: the updates of all iterations are not known beforehand; set it to "constant"',
     ),
     Impossible(
-        lambda c: c.eval.every > 0 and not _holds_out(c),
+        lambda c: c.eval.every > 0 and not c.data.holds_out,
         "eval.every: there are no held-out prompts to judge on; set data.eval_path or data.eval_fraction",
     ),
 )
@@ -191,7 +189,7 @@ INERT: tuple[Inert, ...] = (
         ("learner.old_logprobs",),
         ("learner.passes", "learner.minibatches"),
         lambda c: c.updates_per_step == 1,
-        "with one update per rollout the old policy is the present one",
+        "with one update per rollout of the built-in engine, which is exact, the old policy is the present one",
     ),
     Inert(
         ("data.prompt_column",),
@@ -249,6 +247,11 @@ INERT: tuple[Inert, ...] = (
 )
 
 
+def _needs(config: RunConfig, what: str) -> bool:
+    """Whether the advantage states that it needs `what`."""
+    return what in needs_of(config.advantage)
+
+
 def _is_shipped(objective: object) -> bool:
     """Whether it is one of oncurve's own, which leave the reference to the KL term."""
     return type(objective) in OBJECTIVE_KINDS.values()
@@ -267,16 +270,15 @@ def _judge_sees_steps(config: RunConfig) -> bool:
     return not config.rewards or any(reward.judges_steps for name, reward in named if name == config.eval.judge)
 
 
-def _holds_out(config: RunConfig) -> bool:
-    """Whether the data may have held-out rows: of a source that is not oncurve's own nobody knows."""
-    data = config.data
-    if isinstance(data, Jsonl) and data.eval_path is not None:
-        return True
-    return data.eval_fraction > 0 if isinstance(data, (Jsonl, InMemory)) else getattr(data, "eval_size", 1) > 0
-
-
 def check_config(config: RunConfig) -> None:
-    """Raises ConfigError with every rule of `IMPOSSIBLE` that the configuration breaks."""
+    """Raises ConfigError: a component states what there is not, or every rule of `IMPOSSIBLE` that is broken."""
+    misstated = [
+        f"{section}.kind: {problem}"
+        for section, look in (("advantage", check_advantage), ("objective", check_objective))
+        if (problem := look(getattr(config, section))) is not None
+    ]
+    if misstated:
+        raise ConfigError("\n".join(misstated))
     broken = [rule.message for rule in IMPOSSIBLE if rule.holds(config)]
     if broken:
         raise ConfigError("\n".join(broken))

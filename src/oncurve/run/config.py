@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import Field, SerializeAsAny, SkipValidation
+from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation
 from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage
@@ -30,7 +30,7 @@ from oncurve.models.huggingface import ModelConfig
 from oncurve.rewards import RewardSettings
 from oncurve.rollout import Sampling
 from oncurve.run.schema import Schema, Section, fixed
-from oncurve.spec import Component
+from oncurve.spec import Component, path_component
 from oncurve.trainer.iterative import IterativeSettings
 from oncurve.trainer.protocols import Advantage
 from oncurve.types import TrainBatch
@@ -62,7 +62,7 @@ class RunSettings(Component):
 
     seed: int = 0
     steps: int = Field(default=100, ge=1)
-    name: str | None = None
+    name: Annotated[str, AfterValidator(path_component)] | None = None
     threads: int | None = Field(default=None, ge=1)
     grace_seconds: float = Field(default=30.0, ge=0)
 
@@ -103,8 +103,10 @@ class EvalSettings(Component):
     every   steps between evaluations; 0: none
     limit   use the first so many held-out prompts; none: all
     n       sampled completions a prompt, for pass@k and maj@k; 0: greedy only
-    judge   the name of the reward that says what is right, if it is one alone, of weight 0 perhaps: evaluation goes by
-            it, and iterations teach it to the reward model; none: the reward as a whole
+    judge   the name of the reward whose value 1 says that a completion is right, whatever its weight (0 perhaps):
+            evaluation goes by it alone, and iterations teach it to the reward model; none: the only checker of answers
+            among the rewards (exact, numeric, math, task), else the only reward whose weight is above 0; where that
+            leaves several or none, accuracy, pass@k and maj@k are not reported
     """
 
     every: int = Field(default=0, ge=0)

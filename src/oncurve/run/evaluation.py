@@ -18,6 +18,7 @@ from oncurve.run.assemble import assemble, judge, room_for_prompts
 from oncurve.run.checks import check_complete
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
+from oncurve.run.plan import NO_VERIFIER
 from oncurve.trainer import Checkpoints
 
 __all__ = ["Judged", "evaluate_target"]
@@ -36,6 +37,8 @@ class Judged:
         found = self.evaluation
         kind = "held-out prompts" if self.held_out else "prompts of the training data (the recipe holds none out)"
         lines = [f"{self.name}: {found.prompts} {kind}, {found.completions} samples each"]
+        if found.verifier is None:
+            lines.append(f"  {NO_VERIFIER}")
         rows: list[tuple[str, Interval | None]] = [("greedy accuracy", found.greedy_accuracy)]
         rows += [("mean reward", found.mean_reward or found.greedy_reward)]
         rows += [(f"pass@{k}", interval) for k, interval in found.pass_at_k.items()]

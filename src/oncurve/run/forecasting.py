@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from oncurve.advantages import GAEAdvantage, GroupAdvantage
+from oncurve.advantages import GroupAdvantage, needs_of
 from oncurve.errors import ConfigError, UserError
 from oncurve.forecast import (
     MODELS,
@@ -37,7 +37,7 @@ from oncurve.forecast import (
     shape_of_size,
     tidy,
 )
-from oncurve.learner import NoCritic
+from oncurve.learner import gives_values
 from oncurve.losses import Regularizer
 from oncurve.run.checks import check_config
 from oncurve.run.config import RunConfig
@@ -187,7 +187,7 @@ def _variant(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cp
         config.learner.gradient_checkpointing,
         on_cpu,
         process,
-        not isinstance(config.critic, NoCritic),
+        gives_values(config.critic),
         config.reference.every > 0 and config.reference.mixup < 1,
         judges_bytes(config),
     )
@@ -220,7 +220,7 @@ def _here(
         config.learner,
         config.objective,
         Regularizer(config.kl, config.entropy.coef),
-        GroupAdvantage() if isinstance(config.advantage, GAEAdvantage) else config.advantage,
+        GroupAdvantage() if "values" in needs_of(config.advantage) else config.advantage,
         config.token_weights,
         precision,
         device,

@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncurve.kl import KL_KINDS
+from oncurve.learner import warmup_of
 from oncurve.learner.reward_model import NoRewardModel
 from oncurve.losses import Reinforce, SeqMeanTokenSum, Sequence, TokenSum
+from oncurve.rewards.rewardset import verifier_of
 from oncurve.run.checks import inert, missing
 from oncurve.run.config import RunConfig
 
-__all__ = ["NOTES", "Facts", "Note", "plan"]
+__all__ = ["NOTES", "NO_VERIFIER", "Facts", "Note", "plan"]
+
+NO_VERIFIER = (
+    "accuracy, pass@k and maj@k are not reported: the rewards do not say which one tells a right completion; name it, "
+    "eval.judge=NAME"
+)
+"""Where several rewards count and none of them alone checks the answer."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Facts:
     kept                       whether the run has a directory
     device, path_reason        where the model runs; which path it takes and why
     precision                  what it computes in, and why
+    exact_engine               whether completions are of the present weights, as the built-in engine's are
     """
 
     rows: int | None = None
@@ -38,6 +47,7 @@ class Facts:
     device: str | None = None
     path_reason: str | None = None
     precision: str | None = None
+    exact_engine: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,13 @@ class Note:
 def plan(config: RunConfig, facts: Facts | None = None) -> list[str]:
     """The plan, a sentence a line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or Facts()
-    lines = [_updates(config), _lengths(config), _kl(config, known), *_reference(config, known), *_iterations(config)]
+    lines = [
+        _updates(config, known),
+        _lengths(config),
+        _kl(config, known),
+        *_reference(config, known),
+        *_iterations(config),
+    ]
     lines += [_steps(config, known), *_model(config, known), _judging(config, known), _safety(config, known)]
     notes = [note.text(config, known) for note in NOTES if note.holds(config, known)]
     return (
@@ -65,7 +81,7 @@ def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _updates(config: RunConfig) -> str:
+def _updates(config: RunConfig, facts: Facts) -> str:
     data, learner, group = config.data, config.learner, config.rollout.group_size
     completions = _count(config.completions_per_step, "completion")
     head = f"{_count(data.prompts_per_step, 'prompt')} × {group} = {completions} a step"
@@ -73,10 +89,15 @@ def _updates(config: RunConfig) -> str:
     updates = f"{pieces} × {_count(learner.passes, 'pass', 'passes')} = {_count(config.updates_per_step, 'update')}"
     if isinstance(config.objective, Reinforce):
         return f"{head}, {updates}."
-    if config.updates_per_step == 1:
+    if config.updates_per_step == 1 and facts.exact_engine:
         return f"{head}, {updates}: with one update per rollout the ratio is 1 and clipping cannot bind."
     old = "recomputed before the first" if learner.old_logprobs == "recompute" else "those that the sampler recorded"
-    return f"{head}, {updates}; clipping can bind from the 2nd; the old log-probs are {old}."
+    if facts.exact_engine:
+        return f"{head}, {updates}; clipping can bind from the 2nd; the old log-probs are {old}."
+    return (
+        f"{head}, {updates}; the engine is not exact, so clipping can bind from the 1st; the old log-probs are {old}, "
+        "and those that the sampler recorded of completions by older weights."
+    )
 
 
 def _lengths(config: RunConfig) -> str:
@@ -165,7 +186,9 @@ def _judging(config: RunConfig, facts: Facts) -> str:
     limits = [count for count in (facts.eval_rows, config.eval.limit) if count is not None]
     how_many = f"{_count(min(limits), 'held-out prompt')}" if limits else "the held-out prompts"
     sampled = f" and {_count(config.eval.n, 'sample')} each" if config.eval.n else ""
-    return f"Evaluation every {_count(config.eval.every, 'step')} on {how_many}: greedy{sampled}."
+    verifier = verifier_of(config.rewards, config.eval.judge)
+    correct = "" if verifier is None else f"; correct is what {verifier!r} gives 1"
+    return f"Evaluation every {_count(config.eval.every, 'step')} on {how_many}: greedy{sampled}{correct}."
 
 
 def _safety(config: RunConfig, facts: Facts) -> str:
@@ -174,6 +197,11 @@ def _safety(config: RunConfig, facts: Facts) -> str:
     if not config.checkpoint.every:
         return "One checkpoint, at the end (checkpoint.every = 0): a killed run begins anew."
     return f"A checkpoint every {_count(config.checkpoint.every, 'step')}, the last {config.checkpoint.keep} kept."
+
+
+def _policy_updates(config: RunConfig) -> int:
+    """Updates of the run, without those in which a critic alone is trained."""
+    return config.run.steps * config.updates_per_step - warmup_of(config.critic)
 
 
 NOTES: tuple[Note, ...] = (
@@ -185,10 +213,10 @@ NOTES: tuple[Note, ...] = (
     ),
     Note(lambda c, f: c.learner.learning_rate == 0, lambda c, f: "learner.learning_rate = 0: nothing will be learned"),
     Note(
-        lambda c, f: 0 < c.run.steps * c.updates_per_step <= c.learner.warmup_steps,
+        lambda c, f: 0 < _policy_updates(c) <= c.learner.warmup_steps,
         lambda c, f: (
-            f"learner.warmup_steps = {c.learner.warmup_steps} is no less than the run's "
-            f"{c.run.steps * c.updates_per_step} updates: the learning rate never reaches its peak"
+            f"learner.warmup_steps = {c.learner.warmup_steps} is no less than the policy's "
+            f"{_policy_updates(c)} updates: the learning rate never reaches its peak"
         ),
     ),
     Note(
@@ -257,6 +285,17 @@ NOTES: tuple[Note, ...] = (
     Note(
         lambda c, f: c.eval.every > c.run.steps,
         lambda c, f: f"eval.every = {c.eval.every} is more than the run's steps: it is evaluated at the end only",
+    ),
+    Note(
+        lambda c, f: bool(c.eval.every) and bool(c.rewards) and verifier_of(c.rewards, c.eval.judge) is None,
+        lambda c, f: NO_VERIFIER,
+    ),
+    Note(
+        lambda c, f: c.run.steps * c.updates_per_step <= warmup_of(c.critic),
+        lambda c, f: (
+            f"critic.warmup_steps = {warmup_of(c.critic)} is no less than the run's "
+            f"{c.run.steps * c.updates_per_step} updates: the policy is never trained"
+        ),
     ),
     Note(
         lambda c, f: "full_kl" in KL_KINDS[c.kl.estimator].needs and c.kl.loss_coef > 0,

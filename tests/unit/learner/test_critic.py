@@ -20,6 +20,7 @@ from oncurve.learner import (
     NoCritic,
     SharedActorCritic,
     SharedCriticConfig,
+    scheduled_rate,
 )
 from oncurve.learner.critic import OwnCritic
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean, value_loss
@@ -293,3 +294,37 @@ def test_on_one_backbone_an_attempt_that_ran_out_of_memory_leaves_nothing_in_the
     assert got is not None
     assert wanted is not None
     torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("warmup", "rising"), [(0, 0), (3, 0), (5, 2)])
+def test_the_policys_schedule_runs_over_its_own_updates(schedule: str, shared: bool, warmup: int, rising: int) -> None:
+    total = 8
+    actor = make_learner(
+        kl_coef=0.0,
+        learning_rate=0.01,
+        schedule=schedule,
+        warmup_steps=rising,
+        total_updates=total,
+        dtype=torch.float64,
+    )
+    learner = (SharedCriticConfig if shared else CriticConfig)(warmup_steps=warmup).build(actor)
+    rates = [learner.update(ready(learner)).metrics.result().get("learning_rate") for _ in range(total)]
+    own = total - warmup
+    assert rates[:warmup] == [None] * warmup
+    assert rates[warmup:] == [scheduled_rate(0.01, update, own, rising, schedule) for update in range(own)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("broken", [0, 4])
+def test_a_skipped_update_does_not_hold_the_schedule_back(shared: bool, broken: int) -> None:
+    actor = make_learner(kl_coef=0.0, learning_rate=0.01, schedule="linear", total_updates=7)
+    learner = (SharedCriticConfig if shared else CriticConfig)(warmup_steps=2).build(actor)
+    rates = []
+    for update in range(7):
+        batch = ready(learner)
+        if update == broken:
+            batch = batch.having(returns=torch.full_like(batch.returns, torch.nan))
+        rates.append(learner.update(batch).metrics.result().get("learning_rate"))
+    assert rates[-1] == pytest.approx(0.01 / 5)  # the last of five updates of its own, whichever was skipped

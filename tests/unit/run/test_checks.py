@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 
 from oncurve.data import InMemory
 from oncurve.errors import ConfigError
 from oncurve.run.checks import INERT, check_complete, inert, missing
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config, to_toml
+from oncurve.spec import Component
+from oncurve.types import Graded, TrainBatch
 
 
 def complaint(*overrides: str, recipe: str | Path | None = None) -> str:
@@ -110,3 +114,131 @@ def test_what_a_run_misses_is_named():
     check_complete(config)
     with pytest.raises(ConfigError, match=r"model\.path: missing"):
         check_complete(RunConfig())
+
+
+class Values(Component):
+    """An advantage from elsewhere that reads a critic's values."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+    least_valid: ClassVar[int] = 1
+
+    def __call__(self, batch: TrainBatch) -> Graded:
+        return Graded(batch.values, batch.values)
+
+
+class Steps(Values):
+    needs: ClassVar[frozenset[str]] = frozenset({"steps"})
+
+
+class Siblings(Values):
+    needs: ClassVar[frozenset[str]] = frozenset({"siblings"})
+
+
+class Nothing(Component):
+    """States nothing but what it must."""
+
+    least_valid: ClassVar[int] = 1
+
+    def __call__(self, batch: TrainBatch) -> Tensor:
+        return batch.rewards[:, None] * batch.existing()
+
+
+class Misspelt(Values):
+    needs: ClassVar[frozenset[str]] = frozenset({"value"})
+
+
+class AString(Values):
+    needs: ClassVar[str] = "values"
+
+
+class NoCount(Values):
+    least_valid: ClassVar[float] = 2.5
+
+
+class Streams(Component):
+    """An objective that needs a stream there is not."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"entropie"})
+
+    def __call__(self, streams: object, batch: TrainBatch) -> None:
+        raise AssertionError
+
+
+OWN = {"critic": {"kind": "own"}}
+IN_REWARD = {"kl": {"where": "reward", "coef": 0.1}}
+EXACT = {"rewards": [{"kind": "exact"}]}
+ALONE = {"rollout": {"group_size": 1}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        (Values, {}, "critic.kind: the advantage needs a critic's values"),
+        (Values, OWN, None),
+        (Values, OWN | ALONE | IN_REWARD, None),
+        (Nothing, OWN, "critic.kind: the advantage reads no values"),
+        (Nothing, {"critic": {"kind": "shared"}}, "critic.kind: the advantage reads no values"),
+        (Nothing, ALONE | IN_REWARD | EXACT, None),
+        (Siblings, OWN, "critic.kind: the advantage reads no values"),
+        (Siblings, ALONE, "rollout.group_size: "),
+        (Siblings, {}, None),
+        (Steps, EXACT, "advantage.kind: the advantage needs rewards of the steps"),
+        (Steps, IN_REWARD, "kl.where: the advantage needs rewards of steps"),
+        (Steps, {"rewards": [{"kind": "task_steps"}]}, None),
+        (Misspelt, {}, "advantage.kind: Misspelt.needs must be a frozenset of names among siblings, steps, values; "),
+        (AString, {}, "advantage.kind: AString.needs must be a frozenset of names"),
+        (NoCount, {}, "advantage.kind: NoCount.least_valid is 2.5"),
+    ],
+)
+def test_an_advantage_from_elsewhere_is_checked_by_what_it_states(
+    kind: type[Component], settings: dict[str, Any], said: str | None
+):
+    tables = {**settings, "advantage": kind()}
+    if said is None:
+        load_config(None, settings=tables)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, settings=tables)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("like", "kind"), [(Values, "gae"), (Steps, "process"), (Siblings, "grpo")], ids=["values", "steps", "siblings"]
+)
+@pytest.mark.parametrize("settings", [{}, OWN, ALONE, IN_REWARD, EXACT, OWN | ALONE, IN_REWARD | OWN, EXACT | ALONE])
+def test_the_same_is_said_of_ours_as_of_one_from_elsewhere_that_states_the_same(
+    like: type[Component], kind: str, settings: dict[str, Any]
+):
+    def said(advantage: object) -> str:
+        try:
+            load_config(None, settings={**settings, "advantage": advantage})
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert said(like()) == said({"kind": kind})
+
+
+def test_an_objective_that_needs_what_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match=r"objective\.kind: Streams\.needs .*no 'entropie'; did you mean 'entropy'"):
+        load_config(None, settings={"objective": Streams()})
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "/tmp/x", "..", ".", "", " ", ".hidden", "a\\b", "a\nb", "a\0b", "a\x1b[2J", "x" * 300]
+)
+def test_a_name_that_is_no_name_of_a_folder_is_refused(name: str):
+    for settings in ({"run": {"name": name}}, {"rewards": [{"kind": "exact", "name": name}]}):
+        with pytest.raises(ConfigError, match="name: "):
+            load_config(None, settings=settings)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "2026-08-01", "run 3", "größe", "a.b", "x" * 100])
+def test_ordinary_names_are_taken(name: str):
+    assert load_config(None, settings={"run": {"name": name}})[0].run.name == name
+
+
+@pytest.mark.parametrize("ids", [[-1], [3, -5], [-(10**30)]])
+def test_a_negative_token_id_is_refused_at_load(ids: list[int]):
+    with pytest.raises(ConfigError, match=r"rollout\.eos_ids"):
+        load_config(None, settings={"rollout": {"eos_ids": ids}})

@@ -1,0 +1,83 @@
+"""What only data and model can tell is refused before a run begins: nothing held out, tokens that there are not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes.tiny_policy import VOCABULARY, TinyLM
+from oncurve import GRPO, train
+from oncurve.data.settings import DataSettings, Rows
+from oncurve.errors import ConfigError
+
+ROWS = [{"prompt": [number]} for number in range(8)]
+
+
+class Source(DataSettings):
+    """A data source of the user's; it says nothing of whether it holds rows out."""
+
+    held: int = 0
+
+    def read(self, base: Path | None) -> tuple[Rows, Rows]:
+        rows = Rows(ROWS, range(len(ROWS)), lambda number: f"row {number}")
+        return rows.select(range(self.held, len(ROWS))), rows.select(range(self.held))
+
+
+class Stating(Source):
+    """The same, which says so."""
+
+    @property
+    def holds_out(self) -> bool:
+        return self.held > 0
+
+
+def constant(completion_ids: list[int]) -> float:
+    return float(completion_ids[0] == 7)
+
+
+def run(out: Path, data: DataSettings, **sections: dict) -> None:
+    """Two steps of training."""
+    settings = {
+        "data": {"kind": f"{type(data).__module__}:{type(data).__name__}", "prompts_per_step": 2, "held": data.held},
+        "rollout": {"group_size": 2, "max_new_tokens": 3},
+        **sections,
+    }
+    model = TinyLM()
+    train(model=model, reward=constant, steps=1, out=out, settings=settings).close()
+
+
+@pytest.mark.parametrize("kind", [Source, Stating])
+def test_evaluation_without_held_out_rows_is_refused_whatever_the_source(kind: type[Source], tmp_path: Path):
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"eval\.every: "):
+        run(out, kind(), eval={"every": 1})
+    assert not out.exists()
+    run(out, kind(held=2), eval={"every": 1})
+    assert out.exists()
+
+
+@pytest.mark.parametrize("ids", [[VOCABULARY], [2, 10**12], [2**70]])
+def test_an_eos_id_that_is_no_token_is_refused(ids: list[int], tmp_path: Path):
+    said = f"0 to {VOCABULARY - 1}"
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match=said):
+        run(out, Source(), rollout={"group_size": 2, "max_new_tokens": 3, "eos_ids": ids})
+    assert not out.exists()
+    with pytest.raises(ConfigError, match=said):
+        GRPO(TinyLM(), None, lambda completions, prompts: [0.0] * len(completions), eos_ids=ids)
+    GRPO(TinyLM(), None, lambda completions, prompts: [0.0] * len(completions), eos_ids=[VOCABULARY - 1])
+
+
+def test_an_update_without_a_token_to_train_is_announced_once_and_counted(caplog: pytest.LogCaptureFixture):
+    def longer(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:
+        return [float(len(completion)) for completion in completions]
+
+    settings = {"filter": {"mask_truncated": True}, "learner": {"minibatches": 2}}
+    trainer = GRPO(TinyLM(), None, longer, max_new_tokens=3, settings=settings)
+    said = trainer.train_step(torch.arange(4)[:, None])
+    assert said["updates_without_tokens"] == 2
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "oncurve.trainer"]
+    assert line.startswith("step 1: an update has no token to train: 8 of its 8 completions are truncated")
+    assert "\n" not in line
+    trained = GRPO(TinyLM(), None, longer, max_new_tokens=3).train_step(torch.arange(4)[:, None])
+    assert "updates_without_tokens" not in trained

@@ -1,0 +1,133 @@
+"""What evaluation counts as correct: one reward's verdict, whatever the rewards weigh."""
+
+import pytest
+
+from oncurve.evaluate import evaluate, part_is_1
+from oncurve.rewards import RewardSet
+from oncurve.rewards.rewardset import verifier_of
+from oncurve.run.explain import plan
+from oncurve.run.loading import load_config
+from oncurve.run.plan import NO_VERIFIER
+from oncurve.types import Completion, Group, Prompt
+
+TEXTS = ("#### 7", "#### 8", "7")  # right, wrong, right
+
+
+class Answers:
+    """Gives every prompt the three texts."""
+
+    def generate(self, prompts, draw, sampling, on_group=None):
+        groups = [
+            Group(
+                prompt,
+                tuple(Completion((1,), text, (0.0,), "eos", index, 0) for index, text in enumerate(TEXTS[:sampling])),
+            )
+            for prompt in prompts
+        ]
+        for index, group in enumerate(groups):
+            if on_group is not None:
+                on_group(index, group)
+        return groups
+
+
+def closure(values):
+    """A reward of the user's that gives these values by text, in this process."""
+    return lambda completion: values[TEXTS.index(completion)]
+
+
+def rewards_of(*tables):
+    return load_config(None, settings={"rewards": list(tables)})[0].rewards
+
+
+def found(*tables, judge=None):
+    """The verifier, and pass@1 of three completions of which the first and the last are right."""
+    chosen = rewards_of(*tables)
+    verifier = verifier_of(chosen, judge)
+    with RewardSet.build(chosen) as rewards:
+        result = evaluate(
+            Answers(),
+            rewards,
+            [Prompt(0, "", (1,), {"answer": "7"})],
+            greedy=1,
+            sampled=3,
+            correct=None if verifier is None else part_is_1(verifier),
+            verifier=verifier,
+        )
+    return verifier, result
+
+
+def exact(weight=1.0, **more):
+    return {"kind": "exact", "weight": weight, **more}
+
+
+def own(values, weight=1.0, name="own"):
+    return {"kind": "python", "function": closure(values), "weight": weight, "name": name}
+
+
+HALF = (0.5, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0, 0.0, 1e-9, 1e9])
+def test_the_weight_of_the_only_reward_does_not_matter(weight):
+    verifier, result = found(exact(weight))
+    assert verifier == "exact"
+    assert result.greedy_correct == (True,)
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+    _, result = found(own((0.5, 1.0, 1.0), weight))  # of the user's own: half a point is not right, whatever it weighs
+    assert result.greedy_correct == (False,)
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [own(HALF, 0.2)],
+        [own(HALF, -1.0)],
+        [own((-1.0, 0.0, -0.5), 1.0)],  # a shaped penalty
+        [own(HALF, 5.0), own((-1.0, 0.0, -0.5), -3.0, "penalty")],
+        [exact(-0.5, name="wrongness"), own(HALF)],
+        [exact(0.0, name="monitor")],
+    ],
+)
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0])
+def test_the_only_checker_of_answers_says_what_is_right(others, weight):
+    verifier, result = found(*others, exact(weight, name="truth"))
+    assert verifier == "truth"
+    assert result.greedy_correct == (True,)
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+
+
+def test_of_rewards_of_the_users_own_the_only_one_that_counts_says_it():
+    verifier, result = found(own((1.0, 0.0, 1.0), 0.5), own((-1.0, 0.0, -0.5), -1.0, "penalty"))
+    assert verifier == "own"
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        [own(HALF), own(HALF, 1.0, "other")],
+        [exact(0.5, name="one"), exact(0.5, name="two")],
+        [own(HALF, -1.0)],
+        [{"kind": "model", "path": "none"}],
+        [{"kind": "model", "path": "none"}, own(HALF)],
+    ],
+)
+def test_where_no_reward_alone_can_say_it_nothing_is_claimed(tables):
+    chosen = rewards_of(*tables)
+    assert verifier_of(chosen) is None
+    if not any(table.get("kind") == "model" for table in tables):
+        _, result = found(*tables)
+        assert result.greedy_accuracy is None
+        assert (result.pass_at_k, result.maj_at_k, result.greedy_correct) == ({}, {}, ())
+        assert result.mean_reward is not None
+        assert "eval/accuracy" not in result.to_metrics()
+    asked = {"rewards": tables, "eval": {"every": 5}, "data": {"kind": "task"}}
+    assert f"note: {NO_VERIFIER}" in plan(load_config(None, settings=asked)[0])
+
+
+def test_the_named_one_says_it_whatever_the_others_are():
+    verifier, result = found(own(HALF), own((1.0, 0.0, 1.0), -2.0, "truth"), exact(), judge="truth")
+    assert verifier == "truth"
+    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
+    assert result.to_json()["verifier"] == "truth"
