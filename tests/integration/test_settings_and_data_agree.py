@@ -1,6 +1,7 @@
 """What only data and model can tell is refused before a run begins: nothing held out, tokens that there are not."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve import GRPO, train
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.errors import ConfigError
+from oncurve.spec import Component
+from oncurve.types import Graded, TrainBatch
 
 ROWS = [{"prompt": [number]} for number in range(8)]
 
@@ -81,3 +84,40 @@ def test_an_update_without_a_token_to_train_is_announced_once_and_counted(caplog
     assert "\n" not in line
     trained = GRPO(TinyLM(), None, longer, max_new_tokens=3).train_step(torch.arange(4)[:, None])
     assert "updates_without_tokens" not in trained
+
+
+class Returning(Component):
+    """An advantage of the user's that returns what it is told to."""
+
+    what: str
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+    least_valid: ClassVar[int] = 1
+
+    def __call__(self, batch: TrainBatch) -> object:
+        whole = batch.rewards[:, None] * batch.existing()
+        return {"rows": batch.rewards, "nothing": None, "no returns": whole, "both": Graded(whole, whole)}[self.what]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("rows", r"one advantage per token, a tensor \(B, T\), here \(16, 3\); it returned \(16,\)"),
+        ("nothing", "it returned None"),
+        ("no returns", "returned advantages without returns, and the critic learns from returns"),
+        ("both", None),
+    ],
+)
+def test_what_an_advantage_returns_is_looked_at(what: str, said: str | None):
+    trainer = GRPO(
+        TinyLM(),
+        None,
+        lambda completions, prompts: [float(c[0]) for c in completions],
+        max_new_tokens=3,
+        settings={"critic": {"kind": "own"}, "advantage": {"kind": "gae"}},
+    )
+    trainer.config = trainer.config.model_copy(update={"advantage": Returning(what=what)})
+    if said is None:
+        assert trainer.train_step(torch.arange(4)[:, None])["value_error"] > 0
+        return
+    with pytest.raises(ConfigError, match=rf"advantage\.kind: Returning .*{said}"):
+        trainer.train_step(torch.arange(4)[:, None])

@@ -3,8 +3,9 @@
 import pytest
 
 from oncurve.evaluate import evaluate, part_is_1
-from oncurve.rewards import RewardSet
+from oncurve.rewards import ModelReward, RewardSet
 from oncurve.rewards.rewardset import verifier_of
+from oncurve.rewards.settings import Accepts, InProcess, RewardSettings
 from oncurve.run.explain import plan
 from oncurve.run.loading import load_config
 from oncurve.run.plan import NO_VERIFIER
@@ -30,9 +31,13 @@ class Answers:
         return groups
 
 
-def closure(values):
+class Own(RewardSettings):
     """A reward of the user's that gives these values by text, in this process."""
-    return lambda completion: values[TEXTS.index(completion)]
+
+    values: tuple[float, ...]
+
+    def start(self, base):
+        return InProcess(lambda item: self.values[TEXTS.index(item["completion"])], Accepts(needs=(("completion",),)))
 
 
 def rewards_of(*tables):
@@ -61,7 +66,7 @@ def exact(weight=1.0, **more):
 
 
 def own(values, weight=1.0, name="own"):
-    return {"kind": "python", "function": closure(values), "weight": weight, "name": name}
+    return Own(values=values, weight=weight, name=name)
 
 
 HALF = (0.5, 1.0, 0.0)
@@ -116,7 +121,7 @@ def test_of_rewards_of_the_users_own_the_only_one_that_counts_says_it():
 def test_where_no_reward_alone_can_say_it_nothing_is_claimed(tables):
     chosen = rewards_of(*tables)
     assert verifier_of(chosen) is None
-    if not any(table.get("kind") == "model" for table in tables):
+    if not any(isinstance(reward, ModelReward) for reward in chosen):
         _, result = found(*tables)
         assert result.greedy_accuracy is None
         assert (result.pass_at_k, result.maj_at_k, result.greedy_correct) == ({}, {}, ())

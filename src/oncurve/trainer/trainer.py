@@ -17,6 +17,7 @@ from oncurve.metrics import Metrics
 from oncurve.rollout import Policy, RolloutEngine, is_exact
 from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.control import KLControl
+from oncurve.trainer.credit import credited
 from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
 from oncurve.trainer.observe import UntrainedUpdates, observe_batch, observe_groups, timer
 from oncurve.trainer.protocols import Advantage, Outer, Scorer, Scoring, Stream
@@ -101,7 +102,7 @@ class Trainer:
         usable = [group for group in groups if self.is_usable(group)]
         batch = self.streams(collate(usable, mask_truncated=self.config.mask_truncated), metrics)
         batch = self.kl.penalise(batch, self.state.kl_coef, metrics)
-        batch = batch.with_advantages(self.advantage(batch))  # 9   one advantage per token
+        batch = credited(batch, self.advantage)  # 9   one advantage per token
         observe_batch(metrics, batch)
         skipped, version = self.state.skipped_in_a_row, self.learner.version
         with timer(metrics, "update"):
