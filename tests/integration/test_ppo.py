@@ -73,10 +73,10 @@ def test_the_equation_and_the_plan_of_the_preset() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["advantage.kind=gae"], 'critic.kind: advantage.kind = "gae" grades tokens by a critic\'s values'),
-        (["critic.kind=own"], "critic.kind: nobody asks the critic"),
-        (["advantage.kind=process", "kl.where=reward", "rewards=[{kind='task_steps'}]"], "kl.where: process"),
-        (["advantage.kind=process", "rewards=[{kind='task'}]"], "none of the rewards judges steps"),
+        (["advantage.kind=gae"], "critic.kind: the advantage needs a critic's values"),
+        (["critic.kind=own"], "critic.kind: the advantage reads no values"),
+        (["advantage.kind=process", "kl.where=reward", "rewards=[{kind='task_steps'}]"], "kl.where: the advantage needs rewards of steps"),
+        (["advantage.kind=process", "rewards=[{kind='task'}]"], "none of the rewards gives any"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(words: list[str], said: str) -> None:

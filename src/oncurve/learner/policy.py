@@ -142,17 +142,7 @@ class LocalLearner:
                 there is no reference.
             ModelError: nothing to train, or a model that cannot be copied for the reference.
         """
-        if not temperature > 0:
-            raise ConfigError(
-                f"rollout.temperature must be > 0 to train (greedy text has no density), got {temperature}"
-            )
-        if config.schedule != "constant" and total_updates < 1:
-            raise ConfigError(f"learner.schedule = {config.schedule!r} needs to know how many updates the run makes")
-        if config.gradient_checkpointing and not recompute_layers(model.module):
-            raise ConfigError(
-                f"learner.gradient_checkpointing: {type(model.module).__name__} has no layers of transformers to run "
-                "again; leave it false"
-            )
+        _check(config, model, temperature, total_updates)
         self.config = config
         self.objective = objective
         self.regularizer = regularizer
@@ -354,6 +344,19 @@ class LocalLearner:
         if self.reference is None:
             raise CheckpointError("the checkpoint has a reference, but this run's settings need none (kl.coef = 0)")
         self.reference.load_state(tensors)
+
+
+def _check(config: LearnerConfig, model: CausalModel, temperature: float, total_updates: int) -> None:
+    """Raises ConfigError for settings that the model or the length of the run do not allow."""
+    if not temperature > 0:
+        raise ConfigError(f"rollout.temperature must be > 0 to train (greedy text has no density), got {temperature}")
+    if config.schedule != "constant" and total_updates < 1:
+        raise ConfigError(f"learner.schedule = {config.schedule!r} needs to know how many updates the run makes")
+    if config.gradient_checkpointing and not recompute_layers(model.module):
+        raise ConfigError(
+            f"learner.gradient_checkpointing: {type(model.module).__name__} has no layers of transformers to run "
+            "again; leave it false"
+        )
 
 
 def _observe_mismatch(metrics: Metrics, logprobs: Tensor, batch: TrainBatch) -> None:

@@ -207,7 +207,9 @@ def test_an_advantage_from_elsewhere_is_checked_by_what_it_states(
 
 
 @pytest.mark.parametrize(
-    ("like", "kind"), [(Values, "gae"), (StepsOfSiblings, "process"), (Siblings, "grpo")], ids=["values", "steps", "siblings"]
+    ("like", "kind"),
+    [(Values, "gae"), (StepsOfSiblings, "process"), (Siblings, "grpo")],
+    ids=["values", "steps", "siblings"],
 )
 @pytest.mark.parametrize("settings", [{}, OWN, ALONE, IN_REWARD, EXACT, OWN | ALONE, IN_REWARD | OWN, EXACT | ALONE])
 def test_the_same_is_said_of_ours_as_of_one_from_elsewhere_that_states_the_same(
