@@ -266,10 +266,10 @@ def misstated(what: str, stated: object, known: frozenset[str]) -> str | None:
 
 def path_component(name: str) -> str:
     """`name`, if it can be the name of a file or a folder. Raises ValueError with what is wrong."""
-    if not name.strip() or name != name.strip() or name.startswith("."):
-        raise ValueError("a name is not empty and does not begin with a dot, nor begin or end with a space")
     if any(character in "/\\" or not character.isprintable() for character in name):
         raise ValueError("a name has no slash, backslash or unprintable character: it may become the name of a folder")
+    if not name.strip() or name != name.strip() or name.startswith("."):
+        raise ValueError("a name is not empty and does not begin with a dot, nor begin or end with a space")
     if len(name.encode("utf-8", "replace")) > 100:
         raise ValueError("a name has at most 100 bytes")
     return name

@@ -75,7 +75,10 @@ def test_the_equation_and_the_plan_of_the_preset() -> None:
     [
         (["advantage.kind=gae"], "critic.kind: the advantage needs a critic's values"),
         (["critic.kind=own"], "critic.kind: the advantage reads no values"),
-        (["advantage.kind=process", "kl.where=reward", "rewards=[{kind='task_steps'}]"], "kl.where: the advantage needs rewards of steps"),
+        (
+            ["advantage.kind=process", "kl.where=reward", "rewards=[{kind='task_steps'}]"],
+            "kl.where: the advantage needs rewards of steps",
+        ),
         (["advantage.kind=process", "rewards=[{kind='task'}]"], "none of the rewards gives any"),
     ],
 )

@@ -202,3 +202,14 @@ def test_a_row_above_the_budget_goes_alone() -> None:
     assert [piece.size for piece in micro_batches(three_groups(), 1)] == [1] * 6
     with pytest.raises(ValueError, match="tokens_per_micro_batch must be >= 1"):
         next(micro_batches(three_groups(), 0))
+
+
+def test_the_rewards_of_the_tokens_add_up_to_the_completions_exactly() -> None:
+    rewards = (0.1, -0.7, 1e-300, 1e300, 3.0000000000000004)
+    scores = (*(Score(reward) for reward in rewards), Score(5.0, valid=False))
+    batch = collate([group((1,), *((1,) * (1 + 7 * index) for index in range(len(scores))), scores=scores)])
+    assert batch.token_rewards is not None
+    assert torch.equal(batch.token_rewards.sum(1), batch.rewards)
+    assert batch.rewards.tolist() == [*rewards, 0.0]
+    assert int((batch.token_rewards != 0).sum()) == len(rewards)
+    assert bool((batch.token_rewards.gather(1, batch.lengths[:, None] - 1).squeeze(1) == batch.rewards).all())

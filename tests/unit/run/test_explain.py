@@ -134,3 +134,11 @@ def test_the_plan_names_what_is_missing():
     assert "missing: model.path: name a folder" in said()
     assert "model.path" not in said(facts=Facts(parameters=1_000_000))  # given as a module
     assert "missing: " not in said("model.path=m", "data.kind=task", "rewards=[{kind='math'}]")
+
+
+def test_the_plan_claims_no_ratio_of_1_for_an_engine_that_is_not_exact():
+    assert "with one update per rollout the ratio is 1" in said(facts=Facts())
+    for overrides in ([], ["learner.passes=2"]):
+        text = said(*overrides, facts=Facts(exact_engine=False))
+        assert "the ratio is 1" not in text
+        assert "the engine is not exact, so clipping can bind from the 1st" in text
