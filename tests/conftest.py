@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import oncurve  # noqa: F401 - before any test's first product: see MKL_CBWR there
+
 # The same examples in every run: a failure that only some runs show is nobody's. No deadline: machines are shared.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")

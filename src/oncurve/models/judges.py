@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from oncurve.errors import ModelError
+from oncurve.models.aligned import aligned
 from oncurve.models.classifier import Classifier, HeadKind
 from oncurve.models.hub import reachable
 from oncurve.models.precision import DTYPES
@@ -112,7 +113,7 @@ def _load(source: str, local: bool, head: HeadKind, dtype: torch.dtype, new_head
         raise ModelError(f"{source}: the weights lack {strangers[0]}; a judge with random parts judges nothing")
     for name in missing:
         nn.init.zeros_(module.get_parameter(name))
-    return module
+    return aligned(module)
 
 
 def _check_new_head(source: str, found: str, head: HeadKind, new_head: bool) -> None:

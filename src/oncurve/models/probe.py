@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.errors import ModelError
+from oncurve.models.aligned import aligned
 from oncurve.models.blocks import replace_blocks
 from oncurve.models.causal import CausalModel
 from oncurve.models.generic import GenericModel
@@ -41,8 +42,9 @@ def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> C
     """`module` as a `CausalModel`, put in eval mode: dropout is off everywhere.
 
     `attention="generic"` asks for the generic path. The random generators and the parameters' `.grad` stay as they
-    were.
+    were; parameters that lie in a mapped file move out of it (`aligned`).
     """
+    aligned(module)
     if attention == "generic":
         return GenericModel(module, _generic('asked for by model.attention = "generic"'))
     if not _from_transformers(module):

@@ -22,7 +22,17 @@ from oncurve.errors import RunDirectoryError
 
 __all__ = ["RunDirectory", "describe_environment", "environment_changes"]
 
-EXACT_KEYS = ("torch", "transformers", "threads", "instruction_set", "machine", "device")
+EXACT_KEYS = (
+    "torch",
+    "transformers",
+    "threads",
+    "instruction_set",
+    "machine",
+    "device",
+    "processor",
+    "library_settings",
+    "sample_results",
+)
 
 
 class RunDirectory:
@@ -114,6 +124,8 @@ def describe_environment(device: str) -> dict[str, Any]:
     import torch
     import transformers
 
+    from oncurve.run.arithmetic import digest_of_sample_results, library_settings, processor
+
     memory = None
     with contextlib.suppress(OSError, ValueError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -127,15 +139,21 @@ def describe_environment(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "processor": processor(),
+        "library_settings": library_settings(),
+        "sample_results": digest_of_sample_results() if device == "cpu" else None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": memory,
     }
 
 
 def environment_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line for each difference that can make a resumed run leave the bits of the uninterrupted one."""
+    """One line for each difference that can make a resumed run leave the bits of the uninterrupted one.
+
+    What an earlier version did not record is passed over.
+    """
     return [
-        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+        f"{key} was {before[key]!r} and is {now.get(key)!r}"
         for key in EXACT_KEYS
-        if before.get(key) != now.get(key)
+        if key in before and before[key] != now.get(key)
     ]
