@@ -49,7 +49,9 @@ app.add_typer(config_app, name="config")
 reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make the data it learns from.")
 app.add_typer(reward_model_app, name="reward-model")
 
-Recipe = Annotated[str, typer.Argument(help="A recipe (.toml or .yaml), or a preset's name.", metavar="RECIPE")]
+Recipe = Annotated[
+    str, typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped recipe or preset.", metavar="RECIPE")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings to change: section.key=value ...", metavar="SECTION.KEY=VALUE")
 ]
@@ -128,7 +130,9 @@ def demo(
 
 @app.command("plan")
 def plan_command(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe, or a preset's name.", metavar="RECIPE")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe, or the name of one or of a preset.", metavar="RECIPE")
+    ] = None,
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option("--model", help="A shape by name, or a model's folder or id.")] = None,
     parameters: Annotated[float | None, typer.Option("--parameters", help="A usual shape of that size: 7e9.")] = None,

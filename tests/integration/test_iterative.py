@@ -16,11 +16,12 @@ from fakes.killed_runs import KILLER, PLACES, command, compare
 from oncurve.learner.reward_model import OutcomeModel, ProcessModel, RewardModelSettings
 from oncurve.models import tiny
 from oncurve.run.assemble import Run, assemble
+from oncurve.run.layers import RECIPES
 from oncurve.run.loading import load_config
 from oncurve.tasks.arithmetic import check_steps, problems, solution
 from oncurve.types import LabelledSteps, PreferencePair
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "task.toml"
+RECIPE = RECIPES / "task.toml"
 STEPS, ITERATION = 6, 2
 SETTINGS = [
     f"run.steps={STEPS}",

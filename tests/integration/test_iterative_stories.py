@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fakes.killed_runs import KILLER, PLACES, command, compare
+from oncurve.run.layers import RECIPES
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 STEPS = 6
 pytestmark = pytest.mark.slow
 

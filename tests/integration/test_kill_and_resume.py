@@ -17,6 +17,7 @@ import torch
 
 from oncurve import durable
 from oncurve.metrics import METRICS
+from oncurve.run.layers import RECIPES
 
 KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
 STEPS_PER_KILL = 4
@@ -142,7 +143,7 @@ def compare(first: Path, second: Path, steps: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str) -> None:
-    recipe = Path(__file__).parents[2] / "recipes" / "task.toml"
+    recipe = RECIPES / "task.toml"
     steps = KILLS * STEPS_PER_KILL
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
     finish(["train", str(recipe), *settings(variant, steps), "--out", str(whole)], log)
@@ -153,7 +154,7 @@ def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, v
 
 @pytest.mark.slow
 def test_a_flipped_byte_is_detected_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
-    recipe = Path(__file__).parents[2] / "recipes" / "task.toml"
+    recipe = RECIPES / "task.toml"
     whole, harmed, log = tmp_path / "whole", tmp_path / "harmed", tmp_path / "log"
     finish(["train", str(recipe), *settings("float32", 4), "--out", str(whole)], log)
     finish(["train", str(recipe), *settings("float32", 4), "--out", str(harmed)], log)

@@ -20,12 +20,13 @@ from oncurve.metrics import METRICS
 from oncurve.models.huggingface import loaded_from
 from oncurve.run.assemble import Given, Run, assemble
 from oncurve.run.directory import RunDirectory
+from oncurve.run.layers import RECIPES
 from oncurve.run.loading import load_config
 from oncurve.run.session import create_directory
 from oncurve.trainer import StepResult
 from oncurve.trainer.signals import StepAbandonedError
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "task.toml"
+RECIPE = RECIPES / "task.toml"
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 STEPS = 6
 SETTINGS = [

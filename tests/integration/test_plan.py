@@ -13,10 +13,11 @@ import oncurve.run.forecasting as forecasting
 from oncurve import cli
 from oncurve.errors import UserError
 from oncurve.forecast import Room
+from oncurve.run.layers import RECIPES
 from oncurve.run.loading import load_config
 
 ROOT = Path(__file__).parents[2]
-TASK = ROOT / "recipes" / "task.toml"
+TASK = RECIPES / "task.toml"
 SMALL_STEP = ["--prompts", "2", "--group-size", "2", "--completion-tokens", "4"]
 CARD = [
     "--machine",
@@ -127,8 +128,8 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
             "rollout.group_size: a completion is graded",
         ),
         (["--model", "./nowhere"], "cannot be read"),
-        (["recipes/gsm8k.toml", "model.path=src/oncurve/models/tiny"], "--prompt-tokens 256"),
-        (["recipes/task.toml", "rollout.max_new_token=3"], "did you mean"),
+        (["gsm8k", "model.path=src/oncurve/models/tiny"], "--prompt-tokens 256"),
+        (["task", "rollout.max_new_token=3"], "did you mean"),
     ],
 )
 def test_bad_input_says_the_mend(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:

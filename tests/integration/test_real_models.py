@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+from oncurve.run.layers import RECIPES
+
 pytestmark = pytest.mark.slow
 
 

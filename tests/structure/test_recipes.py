@@ -1,6 +1,7 @@
 """Every shipped recipe and preset loads; the configuration keeps its bounds; its page is current."""
 
 import importlib.util
+import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -12,12 +13,13 @@ from oncurve.rewards import REWARD_KINDS
 from oncurve.run.checks import inert, missing
 from oncurve.run.config import SECTIONS, RunConfig
 from oncurve.run.explain import explain, plan
-from oncurve.run.layers import PRESETS
+from oncurve.run.layers import PRESETS, RECIPES, SUFFIXES, read_layers, shipped
 from oncurve.run.loading import load_config, to_toml
 from oncurve.spec import locate
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes").glob("*.toml")) + sorted((ROOT / "recipes").glob("*.y*ml"))
+RUN_RECIPES = sorted(path for path in RECIPES.glob("*") if path.suffix in SUFFIXES)
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 LEAVES_CAP = 90
 OPTIONAL = {"critic", "reference", "reward_model", "iterative", "eval"}
 """Sections that a GRPO run does without; see docs/decisions/003-leaves.md."""
@@ -36,7 +38,7 @@ def page_maker() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)
 def test_every_recipe_loads_explains_and_survives_being_written(recipe: Path, tmp_path: Path) -> None:
     config, folder = load_config(recipe)
     assert folder == recipe.parent
@@ -47,13 +49,28 @@ def test_every_recipe_loads_explains_and_survives_being_written(recipe: Path, tm
     assert load_config(tmp_path)[0] == config
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
-def test_a_recipe_is_complete_but_for_the_users_model(recipe: Path) -> None:
+@pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)
+def test_a_recipe_is_complete_but_for_the_users_model_and_data(recipe: Path) -> None:
     config, _ = load_config(recipe)
-    assert [line.split(":")[0] for line in missing(config)] in ([], ["model.path"])
+    assert {line.split(":")[0] for line in missing(config)} <= {"model.path", "data.path", "reward_model.path"}
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("recipe", sorted(shipped(RECIPES).values()), ids=lambda path: path.name)
+def test_a_files_path_that_a_recipe_names_is_in_the_package(recipe: Path) -> None:
+    layers, _ = read_layers(recipe)
+    named = [value for layer in layers for path, value in layer.assignments if path[-1] == "path"]
+    assert all(Path(str(value)).exists() for value in named if not HUB_ID.fullmatch(str(value)))
+
+
+@pytest.mark.parametrize("recipe", sorted(shipped(RECIPES).values()), ids=lambda path: path.name)
+def test_a_recipe_begins_with_the_command_that_runs_it_by_its_name(recipe: Path) -> None:
+    (name,) = [name for name, file in shipped(RECIPES).items() if file == recipe]
+    head = recipe.read_text(encoding="utf-8").partition("\n\n")[0].replace("#\n", "")
+    assert re.search(rf"^#   oncurve (reward-model )?train {re.escape(name)} ", head, re.MULTILINE)
+    assert all(each in shipped(RECIPES) for each in re.findall(r"oncurve (?:reward-model )?train (\S+)", head))
+
+
+@pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)
 def test_the_code_a_recipe_names_is_there(recipe: Path) -> None:
     config, _ = load_config(recipe)
     for reward in config.rewards:

@@ -20,9 +20,10 @@ import yaml
 from oncurve.errors import ConfigError
 from oncurve.spec import suggest
 
-__all__ = ["PRESETS", "Assignment", "Layer", "from_mapping", "from_overrides", "read_layers"]
+__all__ = ["PRESETS", "RECIPES", "Assignment", "Layer", "from_mapping", "from_overrides", "read_layers", "shipped"]
 
 PRESETS = Path(__file__).parent.parent / "presets"
+RECIPES = Path(__file__).parent.parent / "recipes"
 FILE_KEYS = {("data", "path"), ("data", "eval_path"), ("iterative", "history")}
 MODEL_KEYS = {("model", "path"), ("reward_model", "path"), ("rewards", "path")}
 SUFFIXES = (".toml", ".yaml", ".yml")
@@ -46,8 +47,10 @@ class Layer:
 def read_layers(recipe: str | Path, extends: str | None = None) -> tuple[list[Layer], Path]:
     """The layers of a recipe, lowest first, and the folder it is in.
 
-    `recipe` is a file, a run directory (its `config.toml`), or a preset's name. `extends` replaces what the recipe
-    says it extends. Raises ConfigError: no such recipe, it cannot be parsed, a circle of `extends`.
+    `recipe` is a file, a run directory (its `config.toml`), or the name of a preset or a recipe of the package.
+    `extends` replaces what the recipe says it extends.
+
+    Raises ConfigError: no such recipe, it cannot be parsed, a circle of `extends`.
     """
     file = _find(str(recipe), Path.cwd())
     layers: list[Layer] = []
@@ -69,6 +72,12 @@ def read_layers(recipe: str | Path, extends: str | None = None) -> tuple[list[La
     return layers, file.parent
 
 
+def shipped(folder: Path) -> dict[str, Path]:
+    """The recipes in `PRESETS` or `RECIPES` by name, which is the path in the folder without the suffix."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
 def _called(file: Path) -> str:
     return f"preset {file.stem}" if file.parent == PRESETS else str(file)
 
@@ -80,18 +89,19 @@ def _find(name: str, folder: Path, where: str = "") -> Path:
         return path / "config.toml"
     if path.is_file():
         return path
-    presets = sorted(preset.stem for preset in PRESETS.glob("*.toml"))
-    if name in presets:
-        return PRESETS / f"{name}.toml"
-    known = f"the presets are: {', '.join(presets)}"
+    presets, own = shipped(PRESETS), shipped(RECIPES)
+    if name in presets or name in own:
+        return presets.get(name) or own[name]
+    known = f"the presets are: {', '.join(presets)}; the recipes of the package are: {', '.join(own)}"
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     recipes = [entry for entry in beside if entry.endswith(SUFFIXES)]
     if path.is_dir():
         raise ConfigError(f"{where}{path} is a folder, and no run: it has no config.toml; name a recipe; {known}")
     if path.suffix not in SUFFIXES:
-        near = suggest(path.name, [*presets, *recipes])
+        near = suggest(name, [*presets, *own, *recipes]) or suggest(path.name, [*presets, *recipes])
         raise ConfigError(f"{where}there is no recipe or preset {name!r}{near or ';'} {known}")
-    raise ConfigError(f"{where}there is no file {path}{suggest(path.name, recipes) or ';'} {known}")
+    near = suggest(path.name, recipes) or suggest(path.stem, [*presets, *own])
+    raise ConfigError(f"{where}there is no file {path}{near or ';'} {known}")
 
 
 def _read_table(file: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncurve.errors import ConfigError
-from oncurve.run.layers import PRESETS, from_mapping, from_overrides, read_layers
+from oncurve.run.layers import PRESETS, RECIPES, from_mapping, from_overrides, read_layers, shipped
 
 
 def value_of(word: str) -> Any:
@@ -117,6 +117,31 @@ def test_a_preset_and_a_run_directory_are_recipes(tmp_path: Path):
     layers, _ = read_layers(tmp_path)
     assert layers[0].complete
     assert layers[0].assignments == ((("run", "steps"), 3),)
+
+
+def test_a_recipe_of_the_package_goes_by_its_name_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name, file in shipped(RECIPES).items():
+        assert read_layers(name) == read_layers(file)
+        (tmp_path / "mine.toml").write_text(f'extends = "{name}"')
+        assert read_layers("mine.toml")[0][:-1] == read_layers(file)[0]
+    assert {"task", "gsm8k", "reward_models/sentiment"} <= shipped(RECIPES).keys()
+    assert not shipped(RECIPES).keys() & shipped(PRESETS).keys()
+    (tmp_path / "task").write_text("[run]\nsteps = 3")
+    assert read_layers("task")[1] == tmp_path  # a file of the user's comes first
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("tsak", "task"), ("recipes/task.toml", "task"), ("gsm8k.toml", "gsm8k"), ("reward_models/sentimnt", None)],
+)
+def test_an_unknown_recipe_is_answered_with_the_names_there_are(
+    given: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    said = complaint(given)
+    assert f"did you mean {meant or 'reward_models/sentiment'!r}?" in said
+    assert f"the recipes of the package are: {', '.join(shipped(RECIPES))}" in said
 
 
 def test_a_circle_of_extends_is_refused(tmp_path: Path):
