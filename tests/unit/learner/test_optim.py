@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from fakes.tolerance import about, assert_close
 from oncurve.errors import CheckpointError, ModelError
 from oncurve.learner import MasterAdamW, scheduled_rate
 
@@ -104,10 +105,10 @@ def test_a_step_is_torchs_adamw_with_its_clipping() -> None:
         norm = nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         judge.step()
         backward(ours)
-        assert optimizer.gradient_norm() == pytest.approx(float(norm), rel=1e-6)
+        assert optimizer.gradient_norm() == about(float(norm))
         optimizer.step(0.05, optimizer.gradient_norm(), 1.0)
     for given, right in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(given, right, rtol=1e-6, atol=1e-7)
+        assert_close(given, right)
 
 
 def test_no_clipping_below_the_norm_or_with_norm_zero() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fakes.architectures import architecture
 from fakes.learning import finished, make_learner
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
+from fakes.tolerance import assert_close
 from oncurve.batching import collate
 from oncurve.errors import CheckpointError, ModelError
 from oncurve.learner import CriticConfig, LearnerConfig, LocalLearner, ReferenceSettings
@@ -85,7 +86,7 @@ def test_a_moving_average_is_the_plain_one_of_the_masters(precision: str, tied: 
     assert state.keys() == plain.keys()
     for name, right in plain.items():
         assert state[name].dtype == (torch.float64 if precision == "float64" else torch.float32)
-        torch.testing.assert_close(state[name].double(), right, rtol=0, atol=1e-6)
+        assert_close(state[name], right, torch.float32)
     computed = dict(learner.reference.model.module.named_parameters())
     assert all(torch.equal(parameter, state[name].to(parameter.dtype)) for name, parameter in computed.items())
 

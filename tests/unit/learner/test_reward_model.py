@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fakes.classifiers import LONGEST, lay_down
 from fakes.learning import relative_error
+from fakes.tolerance import about, assert_close
 from oncurve.errors import CheckpointError, DataError
 from oncurve.learner import reward_model
 from oncurve.learner.reward_model import Example, OutcomeModel, ProcessModel, RewardLearner
@@ -146,7 +147,7 @@ def test_the_pieces_that_a_batch_is_computed_in_change_nothing(
         type(learner.classifier), "verdicts", lambda self, texts: calls.append(len(texts)) or verdicts(self, texts)
     )
     assert relative_error(gradient(learner, EXAMPLES[head]), whole) < 1e-5
-    assert learner.measure(EXAMPLES[head]) == pytest.approx(measured, abs=1e-6)
+    assert learner.measure(EXAMPLES[head]) == about(measured)
     assert len(calls) > 2
     assert sum(calls) == 2 * len(EXAMPLES[head]) * (2 if head == "outcome" else 1)
 
@@ -161,7 +162,7 @@ def test_what_is_measured_of_pairs(learners: Any) -> None:
             > plain_reward(module, tokenizer, p.prompt + p.rejected)
             for p in PAIRS
         ]
-    wanted = {"loss": pytest.approx(loss, abs=1e-6), "accuracy": sum(map(bool, right)) / 4}
+    wanted = {"loss": about(loss), "accuracy": sum(map(bool, right)) / 4}
     assert learner.measure(PAIRS) == wanted
     update = learner.update(PAIRS)
     assert update.metrics.result() == {f"reward_model_{name}": value for name, value in wanted.items()}
@@ -176,7 +177,7 @@ def test_what_is_measured_of_steps(learners: Any) -> None:
         for each in STEPS:
             chances = plain_chances(module, tokenizer, each.prompt, each.completion, each.ends)
             right += [(p > 0.5) == (y >= 0.5) for p, y in zip(chances, each.labels, strict=True) if y is not None]
-    wanted = {"loss": pytest.approx(loss, abs=1e-6), "accuracy": sum(map(bool, right)) / 8}
+    wanted = {"loss": about(loss), "accuracy": sum(map(bool, right)) / 8}
     assert learner.measure(STEPS) == wanted
 
 
@@ -214,7 +215,7 @@ def test_what_is_too_long_or_unlabelled_is_passed_over(learners: Any, head: str)
     good = list(EXAMPLES[head])
     assert one.fitting([*useless, *good, *useless]) == good
     assert one.measure(useless) == {}
-    assert one.measure([*useless, *good]) == pytest.approx(one.measure(good), abs=1e-6)
+    assert one.measure([*useless, *good]) == about(one.measure(good))
     one.update([useless[0], *good, useless[-1]])
     two.update(good)
     assert torch.equal(weights(one), weights(two))
@@ -223,7 +224,7 @@ def test_what_is_too_long_or_unlabelled_is_passed_over(learners: Any, head: str)
 def test_what_nobody_said_of_a_step_is_not_learned(learners: Any) -> None:
     learner = learners("process")
     cut = [LabelledSteps(STEPS[0].prompt, STEPS[0].completion, (7, 16), (1.0, 0.0)), *STEPS[1:]]
-    assert torch.equal(gradient(learner, STEPS), gradient(learner, cut))
+    assert_close(gradient(learner, cut), gradient(learner, STEPS))
 
 
 @heads

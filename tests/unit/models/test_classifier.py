@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForSequenceClassification
 
 from fakes.classifiers import LONGEST, byte_tokenizer, classifier, lay_down, lay_down_bert, shipped_tokenizer
+from fakes.tolerance import about
 from oncurve.models.classifier import Classifier, OverlongError, batches_by_length, log_odds
 from oncurve.models.judges import load_classifier
 
@@ -127,14 +128,14 @@ def test_a_process_model_of_two_labels_means_its_second_and_any_other_is_said(tm
     second = load_classifier(str(folder), "process", device="cpu")
     first = load_classifier(str(folder), "process", label="good", device="cpu")
     text = second.encode("2+2\n", "4", (1,))
-    assert second.judge([text])[0][0] + first.judge([text])[0][0] == pytest.approx(1.0, abs=1e-6)
+    assert second.judge([text])[0][0] + first.judge([text])[0][0] == about(1.0)
 
 
 def test_a_token_classifier_of_one_logit_gives_its_sigmoid(tmp_path: Path) -> None:
     model = classifier(tmp_path, "process", labels=1)
     text = model.encode(*STEPS[0])
     wanted = torch.sigmoid(alone(model, text.ids)[list(text.ends), 0]).tolist()
-    assert model.judge([text])[0] == pytest.approx(wanted, abs=1e-6)
+    assert model.judge([text])[0] == about(wanted)
 
 
 def test_batches_fill_their_budget_and_hold_every_text_once() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fakes.architectures import ARCHITECTURES, ROWS, architecture, token_rows
+from fakes.tolerance import assert_close
 from oncurve.models import flex
 from oncurve.models.attention import register, switched
 from oncurve.models.flex import BLOCK, FlexContext, kernel_for, trial
@@ -82,7 +83,7 @@ def test_the_mask_written_out_is_the_mask():
     twin = FlexContext(*arguments(LONG), kernel=dense_flex_attention, block=16)
     for window in (None, 5):
         asked = (0, query, key, value, 0.3, window)
-        assert torch.allclose(context.attend(*asked), twin.attend(*asked), atol=1e-6)
+        assert_close(context.attend(*asked), twin.attend(*asked))
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 30])
@@ -148,7 +149,7 @@ def test_padded_rows_step_in_for_a_kernel_that_failed_its_trial(monkeypatch):
     module = model_of("mistral")
     with pytest.warns(UserWarning, match="attention runs on padded rows: RuntimeError: no compiler"):
         ours = hidden_of(module, FlexContext(*arguments(LONG), kernel=broken))
-    assert torch.equal(ours, hidden_of(module, PackedContext(*arguments(LONG))))
+    assert_close(ours, hidden_of(module, PackedContext(*arguments(LONG))))  # whole blocks are products of another shape
 
 
 @NEEDS_CUDA

@@ -10,6 +10,7 @@ import pytest
 
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down
 from fakes.scoring import faults_of, group, rewards_of
+from fakes.tolerance import about
 from oncurve.errors import ConfigError, ModelError, TrainingError
 from oncurve.models.classifier import Classifier
 from oncurve.models.judges import load_classifier
@@ -57,7 +58,7 @@ def test_a_model_gives_its_verdict_on_prompt_and_completion(
         for completion in each.completions
     ]
     found = scored(GROUPS, {"kind": "model", "path": str(folders["outcome"])})
-    assert rewards_of(found) == pytest.approx(wanted, abs=1e-6)
+    assert rewards_of(found) == about(wanted)
     assert [score.parts["model"] for each in found for score in each.scores] == rewards_of(found)
     assert len(set(wanted)) == len(wanted)
     assert found[0].scores[0].step_ends == ()
@@ -83,10 +84,10 @@ def test_a_process_model_gives_each_step_its_likelihood_and_the_whole_what_is_as
                 assert (score.reward, score.valid, score.step_ends, score.part_steps) == (0.0, True, (), {})
                 continue
             steps = chances(judges["process"], each.prompt.text, completion.text)
-            assert score.step_rewards == pytest.approx(steps, abs=1e-6)
+            assert score.step_rewards == about(steps)
             assert score.step_offsets == LINES[completion.text]
             assert score.step_ends == tuple(end - 1 for end in LINES[completion.text])
-            assert score.reward == pytest.approx(WHOLES[whole](steps), abs=1e-6)
+            assert score.reward == about(WHOLES[whole](steps))
             assert score.part_steps == {
                 "process_model": tuple(zip(score.step_offsets, score.step_rewards, strict=True))
             }
@@ -103,7 +104,7 @@ def test_a_chat_is_read_through_the_models_own_template(tmp_path: Path) -> None:
     (found,) = scored([group(" 2+2\n4\n", messages=asked)], {"kind": "process_model"}, judge=judge)
     ids = judge.encode(asked, " 2+2\n4\n", (5, 7))
     assert judge.tokenizer.decode(ids.ids) == "<|user|>2+2?<|end|>\n<|assistant|>2+2\n4<|end|>\n"
-    assert found.scores[0].step_rewards == pytest.approx(judge.judge([ids])[0], abs=1e-6)
+    assert found.scores[0].step_rewards == about(judge.judge([ids])[0])
     assert found.scores[0].step_offsets == (5, 7)
 
 
@@ -152,7 +153,7 @@ def test_a_path_is_relative_to_the_recipe(tmp_path: Path) -> None:
 def test_a_label_may_be_the_reward(tmp_path: Path) -> None:
     folder = lay_down(tmp_path, labels={0: "bad", 1: "good"})
     good, bad = (scored(GROUPS, {"kind": "model", "path": str(folder), "label": label}) for label in ("good", "bad"))
-    assert rewards_of(good) == pytest.approx([-value for value in rewards_of(bad)], abs=1e-6)
+    assert rewards_of(good) == about([-value for value in rewards_of(bad)])
 
 
 def steps_said(value: float | None, *steps: tuple[int, float]) -> Callable[..., Any]:
@@ -202,7 +203,7 @@ def test_a_model_of_weight_zero_changes_no_reward(folders: dict[str, Path], judg
     assert [len(score.part_steps.get("process_model", ())) for score in found[1].scores] == [0, 0, 3]
     judged = found[0].scores[0].part_steps["process_model"]
     text = GROUPS[0].completions[0].text
-    assert [reward for _, reward in judged] == pytest.approx(chances(judges["process"], "prompt 1", text), abs=1e-6)
+    assert [reward for _, reward in judged] == about(chances(judges["process"], "prompt 1", text))
 
 
 def test_steps_without_a_reward_of_their_own_are_worth_their_mean() -> None:

@@ -6,6 +6,7 @@ import torch
 from fakes.architectures import VOCABULARY, architecture
 from fakes.scripted import ByteTokenizer, TableModel
 from fakes.tiny_policy import TinyLM
+from fakes.tolerance import about
 from oncurve.models import GenericModel, TransformersModel
 from oncurve.rollout import InProcessEngine, Policy, Sampling
 from oncurve.types import Prompt
@@ -60,7 +61,7 @@ def test_tokens_are_those_of_a_plain_loop_over_the_whole_text(path, rows):
             key = (2, 1, group.prompt.id, index)
             expected = plain_rollout.complete_whole(module, group.prompt.ids, key, set(EOS), 10, 1.0)
             assert (list(completion.ids), completion.ended) == (expected[0], expected[2])
-            assert completion.logprobs == pytest.approx(expected[1], abs=1e-6)
+            assert completion.logprobs == about(expected[1])
 
 
 @pytest.mark.parametrize("rows", [4, 8, 20])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from fakes.tolerance import assert_close
 from oncurve.errors import DataError
 from oncurve.models.causal import CausalModel
 from oncurve.models.generic import GenericModel
@@ -90,7 +91,7 @@ def test_compacting_rows_of_many_lengths_changes_nothing(path):
     ] == [[c.ids for c in g.completions] for g in groups]
     for group in groups:
         for completion, expected in zip(group.completions, teacher_forced(module, group, 1.0), strict=True):
-            torch.testing.assert_close(torch.tensor(completion.logprobs).double(), expected, atol=1e-6, rtol=0)
+            assert_close(torch.tensor(completion.logprobs), expected)
 
 
 def test_a_transformers_model_knows_how_many_positions_it_has(stories):

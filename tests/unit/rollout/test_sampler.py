@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.tolerance import assert_close
 from oncurve.randomness import uniform
 from oncurve.rollout import sampler
 from oncurve.rollout.sampler import greedy, sample
@@ -29,7 +30,7 @@ def test_sample_equals_the_plain_one(vocabulary, temperature):
         plain_sampler.sample(row.tolist(), u_row.item(), temperature) for row, u_row in zip(logits, u, strict=True)
     ]
     assert ids.tolist() == [token for token, _ in expected]
-    torch.testing.assert_close(logprobs, torch.tensor([logprob for _, logprob in expected]).double(), atol=1e-6, rtol=0)
+    assert_close(logprobs, torch.tensor([logprob for _, logprob in expected]), torch.float32)
 
 
 @pytest.mark.parametrize("vocabulary", [5, 200])
@@ -112,8 +113,9 @@ def test_few_rows_at_a_time_draw_the_same(monkeypatch, vocabulary, temperature):
     logits, u = normal(10, vocabulary, torch.float32), uniforms(10)
     whole = sample(logits, u, temperature)
     monkeypatch.setattr(sampler, "_AT_ONCE", 3 * vocabulary)
-    for one, other in zip(sample(logits, u, temperature), whole, strict=True):
-        assert torch.equal(one, other)
+    ids, logprobs = sample(logits, u, temperature)
+    assert torch.equal(ids, whole[0])
+    assert_close(logprobs, whole[1])
 
 
 @pytest.mark.parametrize("vocabulary", [100, 300])
