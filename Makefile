@@ -11,11 +11,11 @@ SETUP := PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" sh scripts/setup.sh
 BENCH_VENV ?= .venv-bench
 BENCH := $(BENCH_VENV)/bin/python -m bench
 
-.PHONY: demo test slow check format lint types layers ten-seeds bench bench-quick performance-doc clean help
+.PHONY: demo test slow isa check format lint types layers ten-seeds bench bench-quick performance-doc clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | format | ten-seeds | bench | bench-quick | performance-doc | clean"
+	@echo "make demo | test | check | slow | isa | format | ten-seeds | bench | bench-quick | performance-doc | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
@@ -31,6 +31,10 @@ test: $(VENV)/.installed-dev
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(PYTEST)
+
+# The tests whose numbers depend on the processor, under four other instruction sets; `make isa ISA=avx2` under one.
+isa: $(VENV)/.installed-dev
+	$(BIN)/python scripts/instruction_sets.py $(ISA)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -1,0 +1,32 @@
+"""The numbers of the tests hold on other processors too: under other instruction sets, as `make isa` has them all."""
+
+import importlib.util
+import platform
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("tests/golden", "tests/unit/learner", "tests/unit/models/test_blocks.py", "tests/unit/rollout/test_engine.py")
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("instruction_sets", ROOT / "scripts" / "instruction_sets.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_place_that_is_named_is_there() -> None:
+    assert [place for place in (*script().ROOMS, *SMALL) if not (ROOT / place).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instruction sets are those of x86-64")
+@pytest.mark.parametrize("name", ["plain", "avx2"])
+def test_the_sensitive_tests_pass_under_another_instruction_set(name: str) -> None:
+    done = script().run(name, SMALL)
+    assert done.returncode == 0, done.stdout
