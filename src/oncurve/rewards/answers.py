@@ -1,29 +1,99 @@
 """Where a text says its final answer, and which number that is. Text in, text or `Fraction` out; nothing is evaluated.
 
-All patterns take time linear in the text, and numbers are bounded in length, so these run safely on model text.
+Every pattern takes time linear in the text: a repetition is possessive, or ends at a character that it cannot pass,
+and runs of blanks are made one blank before numbers are looked for. Numbers are bounded in length. So these run safely
+on model text.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import NamedTuple
 
-__all__ = ["boxed", "final_answer", "number_in", "numeric_answer", "text_after"]
+__all__ = [
+    "Number",
+    "boxed",
+    "final_answer",
+    "marked_number",
+    "number_in",
+    "numeric_answer",
+    "plain",
+    "text_after",
+    "whole_number",
+]
 
 LONGEST_NUMBER = 200  # characters; a longer one is not an answer, and int() refuses beyond 4,300 digits
 
 _BRACES = re.compile(
-    r"(?P<box>\\(?:boxed|fbox)[ \t]*\{)|\\(?:boxed|fbox)[ \t]+(?P<bare>[^\s$\\{}]+)|\\.|[{}]", re.DOTALL
+    r"(?P<box>\\(?:boxed|fbox)[ \t]*+\{)|\\(?:boxed|fbox)[ \t]++(?P<bare>[^\s$\\{}]++)|\\.|[{}]", re.DOTALL
 )
-_HASHES = re.compile(r"####[ \t]*:?[ \t]*(.*)")
-_SAID = re.compile(r"(?:^[ \t*_]*A:|\b[Aa]nswer(?:[*_ \t]*[:=]|[ \t]+is\b[ \t]*:?))[ \t*_]*(.*)", re.MULTILINE)
+_HASHES = re.compile(r"####[ \t]*+:?[ \t]*+(.*)")
+_SAID = re.compile(
+    r"(?:^[ \t*_]*+A:|\b(?:[Aa]nswer|ANSWER)(?:[*_ \t]*+[:=]|[ \t]++(?:is|IS)\b[ \t]*+:?))[ \t*_]*+(.*)", re.MULTILINE
+)
+_NEXT_LINE = re.compile(r"\s*+([^\n]*)")
+
+_BLANKS = re.compile("[ \t\u00a0\u2009\u202f]+")
+_SPACING = re.compile(
+    r"\{,\}|(?<=[0-9]),\\![ ]?(?=[0-9]{3}(?![0-9]))|\\[,!;:]|(?<=[0-9])(?:\\ |~)(?=[0-9]{3}(?![0-9]))"
+)
+_GROUPED = re.compile(r"(?<![0-9.,/])[1-9][0-9]{0,2}([ '’_])[0-9]{3}(?![0-9])(?:\1[0-9]{3}(?![0-9]))*+")
+_MIXED = re.compile(r"(?<![0-9./,])([0-9]{1,9}+) ([0-9]{1,4}+)/([0-9]{1,4}+)(?![0-9./])")
+_NEGATIVE = re.compile(r"(?<![0-9)] )\b(?:[Mm]inus|[Nn]egative) (?=\\?[$€£]?[.0-9])")
+_SCALE = re.compile(r"(?<=[0-9])[ ]?(thousand|million|billion|trillion)\b")
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+_TIMES_TEN = re.compile(r"(?<=[0-9])[ ]?(?:\\times|\\cdot|[×·*x])[ ]?10\^(?:\{(-?[0-9]{1,3})\}|(-?[0-9]{1,3}))")
+_POWER_OF_TEN = re.compile(r"(?<![\w.^])10\^(?:\{(-?[0-9]{1,3})\}|(-?[0-9]{1,3}))(?![0-9])")
+_FRACTION = re.compile(
+    r"(-?)[ ]?\\[dtc]?frac[ ]?(?:\{[ ]?(-?[0-9]++)[ ]?\}|([0-9]))[ ]?(?:\{[ ]?([0-9]++)[ ]?\}|([0-9]))"
+)
+
+# What holds digits and is no number: versions, addresses and dates, hours, hexadecimal digits, powers and roots.
+_NO_NUMBER = r"""
+    (?<![\w.])[vV][0-9]++(?:\.[0-9]++)*+
+  | 0[xX][0-9a-fA-F]++
+  | [0-9]++(?:\.[0-9]++){2,}+
+  | [0-9]++(?:/[0-9]++){2,}+
+  | [0-9]++(?:\.[0-9]++)?+/[0-9]*+\.[0-9]++
+  | [0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9])
+  | [0-9]{1,2}-[0-9]{1,2}-[0-9]{4}(?![0-9])
+  | [0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?+(?![0-9])
+  | [0-9]++(?:\.[0-9]++)?+[ ]?(?:\^(?!\{?(?:\\circ|°))(?:\{[^{}]*+\}|-?[0-9]++)?|\\pi\b|π)
+  | (?:[0-9]++(?:\.[0-9]++)?+[ ]?)?(?:\\sqrt(?:\[[^\[\]]*+\])?[ ]?(?:\{[^{}]*+\}|[0-9])|√[ ]?[0-9.]++)
+  | \\[dtc]?frac[ ]?\{[^{}]*+\}[ ]?\{[^{}]*+\}
+"""
 _NUMBER = re.compile(
-    r"(?=[-−\\$€£.0-9])(?P<sign>(?<![\w)\]}])[-−])?(?:\\?[$€£])?(?P<minus>(?<=[$€£])[-−])?"
-    r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?P<part>\.[0-9]+)?"
-    r"(?P<exponent>(?<=[0-9])[eE][-+]?[0-9]{1,3}(?![0-9]))?(?P<over>(?<=[0-9])/[0-9]+(?!\.?[0-9]))?"
+    rf"""
+    (?P<no>{_NO_NUMBER})
+  | (?P<sign>(?<![\w)\]}}])[-−–])?(?:\\?[$€£][ ]?)?(?P<minus>(?<=[$€£ ])[-−–])?(?!{_NO_NUMBER})
+    (?:
+      (?P<whole>[0-9]{{1,3}}(?:,[0-9]{{3}})++(?![0-9])|[0-9]++)(?P<part>\.[0-9]++)?+
+      (?:
+        (?P<exponent>[eE][-+]?[0-9]{{1,3}}(?![0-9]))
+      | [ ](?P<top>[0-9]{{1,9}}+)/(?P<bottom>[0-9]{{1,9}}+)(?![0-9./])
+      )?
+    | (?<!\w)(?P<bare>\.[0-9]++)(?P<power>[eE][-+]?[0-9]{{1,3}}(?![0-9]))?
+    )
+    (?P<over>(?<=[0-9])/[0-9]++)?
+    (?P<percent>[ ]?(?:\\?%|percent|pct))?
+    """,
+    re.VERBOSE,
 )
-_FRACTION = re.compile(r"(-?)[ \t]*\\[dtc]?frac[ \t]*\{[ \t]*(-?[0-9]+)[ \t]*\}[ \t]*\{[ \t]*([0-9]+)[ \t]*\}")
-_SPACING = re.compile(r"\{,\}|\\[,!;:]|(?<=[0-9])\\ (?=[0-9]{3}(?![0-9]))")
+
+
+class Number(NamedTuple):
+    """A number as a text gives it: its `value` without the percent sign, and whether there is one (`percent`)."""
+
+    value: Fraction
+    percent: bool = False
+
+    def equals(self, other: Number) -> bool:
+        """The same value; or, where only one of them has a percent sign, that one as a share: 50 % is 50, and 0.5."""
+        mine = self.value / 100 if self.percent and not other.percent else self.value
+        theirs = other.value / 100 if other.percent and not self.percent else other.value
+        return self.value == other.value or mine == theirs
 
 
 def text_after(text: str, marker: str | None) -> str | None:
@@ -65,7 +135,8 @@ def final_answer(text: str) -> str | None:
     r"""The text that is marked as the final answer, stripped; None when nothing marks one.
 
     The last of `#### ...` (to the end of the line) and `\boxed{...}`, whichever comes last; without those the last
-    of `A: ...` at the beginning of a line, `Answer: ...`, `answer is ...`. A full stop at its end is not part of it.
+    of `A: ...` at the beginning of a line, `Answer: ...`, `answer is ...`, where an empty rest of the line means the
+    next line that is not empty. A full stop at its end is not part of it.
     """
     start, box = _last_box(text)
     hashes = list(_HASHES.finditer(text))
@@ -75,44 +146,93 @@ def final_answer(text: str) -> str | None:
     if not said:
         return None
     answer = said[-1][1].strip()
+    if not answer and not hashes:
+        following = _NEXT_LINE.match(text, said[-1].end())
+        answer = following[1].strip().lstrip("*_ \t") if following else ""
     return (answer[:-1] if answer.endswith(".") else answer).rstrip("*_ \t")
 
 
-def number_in(text: str, last: bool = False) -> Fraction | None:
-    r"""The first (or `last`) number in a text, exactly; None when there is none, or it has a zero denominator.
+def plain(text: str) -> str:
+    r"""The text with its numbers written one way, as LaTeX has them.
 
-    Read: sign, `$1,234.50`, `.5`, `3/4`, `\frac{3}{4}`, `1e3`, `1{,}000`. Currency, percent signs and units are no part
-    of the number: `42%` is 42. A comma that does not group three digits ends the number: the first one in `1,22` is 1.
-    After an equals sign the right side counts: `3 + 4 = 7` is 7 (only when the first number is asked for).
+    `1 000`, `1\,000` and `1'000` are `1000` (digits grouped by three, by the same sign throughout), `5 million` is
+    `5 \times 10^{6}`, `2 1/2` is `2\frac{1}{2}`, `minus 5` is `-5`. Blanks of all kinds become one blank.
     """
-    text = _FRACTION.sub(lambda f: f" {f[1]}{f[2]}/{f[3]} ".replace("--", ""), _SPACING.sub("", text))
+    text = _SPACING.sub("", _BLANKS.sub(" ", text))
+    text = _GROUPED.sub(lambda grouped: grouped[0].replace(grouped[1], ""), text)
+    text = _MIXED.sub(_as_latex, _NEGATIVE.sub("-", text))
+    return _SCALE.sub(lambda scale: rf" \times 10^{{{_SCALES[scale[1]]}}}", text)
+
+
+def _as_latex(mixed: re.Match[str]) -> str:
+    whole, top, bottom = mixed.groups()
+    return rf"{whole}\frac{{{top}}}{{{bottom}}}" if int(top) < int(bottom) else mixed[0]
+
+
+def number_in(text: str, last: bool = False) -> Fraction | None:
+    r"""The value of the first (or `last`) number in a text, exactly; None when there is none.
+
+    Read: sign, `$1,234.50`, `.5`, `3/4`, `2 1/2`, `\frac{3}{4}`, `1e3`, `3 \times 10^5`, `1 000`, `5 million`.
+    Currency, percent signs and units are no part of the number: `42%` is 42. A comma that does not group three digits
+    ends the number: the first one in `1,22` is 1. After an equals sign the right side counts: `3 + 4 = 7` is 7 (only
+    when the first number is asked for). Not read: versions, addresses, dates and hours (`1.2.3`, `15/01/2024`,
+    `10:30`), powers and roots, a zero denominator, more than 200 characters.
+    """
+    found = _read(text, last)
+    return None if found is None else found.value
+
+
+def whole_number(text: str) -> Number | None:
+    """The number that a text is, from its beginning to its end; None where it is more than that, or another thing."""
+    match = _NUMBER.fullmatch(_numbers_plain(text).strip())
+    return _value(match) if match and match["no"] is None else None
+
+
+def _read(text: str, last: bool) -> Number | None:
+    text = _numbers_plain(text)
     if not last:
         text = text.rpartition("=")[2]
     found = None
     for match in _NUMBER.finditer(text):
-        if match["whole"] or match["part"]:
+        if match["no"] is None:
             found = match
             if not last:
                 break
     return _value(found) if found else None
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
+def _numbers_plain(text: str) -> str:
+    """The text with its powers of ten as exponents (`3e5`) and its fractions of digits as `3/4`."""
+    text = _TIMES_TEN.sub(lambda power: f"e{power[1] or power[2]}", plain(text))
+    text = _POWER_OF_TEN.sub(lambda power: f"1e{power[1] or power[2]}", text)
+    text = _FRACTION.sub(lambda f: f" {f[1]}{f[2] or f[3]}/{f[4] or f[5]} ".replace("--", ""), text)
+    return _BLANKS.sub(" ", text)
+
+
+def _value(match: re.Match[str]) -> Number | None:
     if len(match[0]) > LONGEST_NUMBER:
         return None
-    digits = (match["whole"] or "0").replace(",", "") + (match["part"] or "") + (match["exponent"] or "")
-    value = Fraction(digits)
+    digits = (match["whole"] or "0").replace(",", "") + (match["part"] or match["bare"] or "")
+    value = Fraction(digits + (match["exponent"] or match["power"] or ""))
+    if match["top"] and int(match["top"]) < int(match["bottom"]):
+        value += Fraction(int(match["top"]), int(match["bottom"]))
     if match["over"]:
         divisor = int(match["over"][1:])
         if divisor == 0:
             return None
         value /= divisor
-    return -value if match["sign"] or match["minus"] else value
+    return Number(-value if match["sign"] or match["minus"] else value, match["percent"] is not None)
 
 
-def numeric_answer(text: str, unmarked: bool = True) -> Fraction | None:
+def marked_number(text: str, unmarked: bool = True) -> Number | None:
     """The number a text gives as its answer: in what `final_answer` finds, else (`unmarked`) the last one of all."""
     marked = final_answer(text)
     if marked is not None:
-        return number_in(marked)
-    return number_in(text, last=True) if unmarked else None
+        return _read(marked, last=False)
+    return _read(text, last=True) if unmarked else None
+
+
+def numeric_answer(text: str, unmarked: bool = True) -> Fraction | None:
+    """The value of `marked_number`."""
+    found = marked_number(text, unmarked)
+    return None if found is None else found.value

@@ -14,15 +14,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from oncurve.rewards.answers import boxed, final_answer, text_after
+from oncurve.rewards.answers import boxed, final_answer, plain, text_after, whole_number
 from oncurve.rewards.settings import Accepts, Runner, WorkerSettings
 
 __all__ = ["Checker", "Math"]
 
-_DELIMITED = re.compile(r"(?<!\\)\$|\\[(\[]|\\boxed|\\fbox")
+_DELIMITED = re.compile(r"(?<!\\)\$(?![0-9])|\\[(\[]|\\boxed|\\fbox")
 _PROSE = re.compile(r"[A-Za-z']+(?:[ ,]+[A-Za-z']+){2,}[.!]?")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}[ ,:]+[A-Za-z]{2,}|\n")  # two words or two lines: no formula
-_UNIT = re.compile(r"(?<=[0-9])[ ]+(?!percent|pct)[A-Za-z]{2,}(?:[ ]+[A-Za-z]+)*$")
+_POWER = r"\^?[23²³]"
+_UNIT = re.compile(
+    r"(?<=[0-9])[ ](?!percent|pct)"
+    rf"(?:[A-Za-z]{{2,}}(?:[ ][A-Za-z]+)*|[A-Za-z]{{1,4}}(?:{_POWER}|/[A-Za-z]{{1,4}}(?:{_POWER})?))$"
+)
+
+# A marked answer is a sentence where it holds a word that is no name in formulas: of four letters, or one of _SHORT.
+_NAMES = (
+    "sqrt|sinh|cosh|tanh|sech|csch|coth|arcsin|arccos|arctan|infinity|infty|alpha|beta|gamma|delta|theta|lambda|sigma"
+    "|omega|sin|cos|tan|sec|csc|cot|log|ln|exp|pi|max|min|mod|gcd|lcm|or|percent|pct"
+)
+_SHORT = "the|is|are|was|has|had|she|he|it|we|so|of|in|at|to|for|you|all|each|per|day|cm|km|mm|kg|lb|oz|ft|mph|ml|min"
+_BEFORE, _BEHIND = r"(?<![\\A-Za-z'’{^_])", r"(?![A-Za-z(^_{}])"
+_SENTENCE = re.compile(rf"{_BEFORE}(?!(?:{_NAMES})\b)(?:(?![A-Z]+\b)[A-Za-z]{{4,}}+|(?i:{_SHORT})\b){_BEHIND}")
+_WORD = re.compile(rf"{_BEFORE}(?!(?:{_NAMES})\b)[A-Za-z][A-Za-z'’]++{_BEHIND}|\b[aAI](?= [A-Za-z])")
+_QUOTED = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit)[ ]?\{([^{}]*)\}")
 
 
 class Math(WorkerSettings):
@@ -70,7 +85,11 @@ class Checker:
         text = text_after(completion, self._after)
         if text is None:
             return 0.0
-        given = self._parse(_to_parse(text), parsing_timeout=None)
+        formula = _to_parse(text)
+        given_number, gold_number = whole_number(boxed(formula) or ""), whole_number(boxed(_to_parse(answer)) or "")
+        if given_number is not None and gold_number is not None and given_number.equals(gold_number):
+            return 1.0  # as `numeric` says; math-verify compares more generously, but not every percentage
+        given = self._parse(formula, parsing_timeout=None)
         return float(self._verify(gold, given, timeout_seconds=None))
 
     def _gold(self, answer: str) -> list[Any]:
@@ -85,11 +104,44 @@ class Checker:
 def _to_parse(text: str) -> str:
     """What math-verify is given: it looks for formulas in boxes and delimiters only, so a bare one is put into a box.
 
-    A text with boxes is left as it is (math-verify reads several); else its marked answer counts, if it has one.
+    A text with boxes is left as it is (math-verify reads several); else its marked answer counts, if it has one: the
+    formula in it, without the words around it.
     """
+    text = plain(text)
     if boxed(text) is not None:
         return text
     marked = final_answer(text)
-    formula = _UNIT.sub("", (text if marked is None else marked).strip())
-    is_bare = not _DELIMITED.search(formula) and (marked is not None or not _WORDS.search(formula))
-    return rf"\boxed{{{formula}}}" if is_bare else formula
+    formula = (text if marked is None else marked).strip()
+    if _DELIMITED.search(formula) or (marked is None and _WORDS.search(_without_unit(formula))):
+        return formula
+    if marked is not None:
+        formula = _of_sentence(formula)
+    return rf"\boxed{{{_without_unit(formula)}}}"
+
+
+def _without_unit(formula: str) -> str:
+    return _UNIT.sub("", formula)
+
+
+def _of_sentence(marked: str) -> str:
+    r"""The formula of a marked answer: all of it, or what stands between the words where it is a sentence.
+
+    The equation counts that comes last, else the first piece with a digit or a letter: `She has 5 apples` is `5`,
+    `a total of 3 + 4 = 7 apples` is `3 + 4 = 7`, `5 apples cost 7 dollars` is `5`, as for `numeric`. Words alone are
+    one text, not a product of letters: `\text{Monday}`.
+    """
+    marked = marked.strip(" ,;:!?*_").lstrip("≈~ ")
+    if not _SENTENCE.search(_QUOTED.sub(" ", marked)):
+        return marked
+    pieces = [_trimmed(piece) for piece in _WORD.split(_QUOTED.sub(r" \1 ", marked))]
+    formulas = [piece for piece in pieces if any(map(str.isalnum, piece))]
+    if not formulas:
+        return rf"\text{{{marked.rstrip('.')}}}"
+    equations = [piece for piece in formulas if piece.rpartition("=")[1:] != ("", piece)]
+    return (equations or formulas)[-1 if equations else 0].lstrip("= ")
+
+
+def _trimmed(piece: str) -> str:
+    """Without the punctuation around it, and without a parenthesis whose other half stands among the words."""
+    trimmed = piece.strip(" ,;:!?*_≈~").removesuffix(".")
+    return trimmed if trimmed.count("(") == trimmed.count(")") else trimmed.strip("() ")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from oncurve.rewards.answers import final_answer, numeric_answer, text_after
+from oncurve.rewards.answers import final_answer, marked_number, text_after
 from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner, WorkerSettings
 from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
 
@@ -64,21 +64,23 @@ class Exact(Checked):
 
 
 class Numeric(Checked):
-    """1 if the final number equals that of the column, compared exactly as fractions; see `answers.numeric_answer`.
+    """1 if the final number equals that of the column, compared exactly as fractions; see `answers.marked_number`.
 
     unmarked   whether the last number of a text counts when nothing marks an answer
 
-    None (does not apply) where the column holds no number. Example: `"... #### $1,234.0"` equals `1234`.
+    None (does not apply) where the column holds no number. Example: `"... #### $1,234.0"` equals `1234`. A number with
+    a percent sign equals the same number without one, and the share that it is: `50%` equals `50` and `0.5`.
     """
 
     unmarked: bool = True
 
     def __call__(self, completion: str, answer: Any) -> float | None:
         """1.0, 0.0 or None as the class says; `answer` is text or a number."""
-        expected = numeric_answer(str(answer))
+        expected = marked_number(str(answer))
         if expected is None:
             return None
-        return float(numeric_answer(completion, self.unmarked) == expected)
+        found = marked_number(completion, self.unmarked)
+        return float(found is not None and found.equals(expected))
 
 
 class Task(Checked):

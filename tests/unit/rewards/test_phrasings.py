@@ -1,0 +1,161 @@
+"""Answers as models phrase them: every marker, with words, number forms, units and punctuation around a number."""
+
+from fractions import Fraction
+from functools import cache
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from oncurve.rewards import Numeric
+from oncurve.rewards.answers import numeric_answer
+from oncurve.rewards.math import Checker
+
+MARKERS = ["#### ", "####", "A: ", "Answer: ", "**Answer:** ", "Final Answer: ", "ANSWER: ", "answer = ", "Answer:\n"]
+SAID = ["The answer is ", "So the final answer is: ", "The correct answer is "]
+WORDS = [
+    "",
+    "about ",
+    "The answer is ",
+    "The final answer is therefore ",
+    "She has ",
+    "a total of ",
+    "it is exactly ",
+    "approximately ",
+    "Tom's share is ",
+    "x = ",
+    "the sum, so ",
+]
+UNITS = [
+    "",
+    " apples",
+    " dollars left",
+    " km",
+    " cm^2",
+    " m/s",
+    " percent of it",
+    " in all",
+    "%",
+    " degrees",
+    " kg each",
+]
+ENDS = ["", ".", "!", " .", "\n", ".\n\n", "**"]
+
+
+def forms(value: Fraction) -> list[str]:
+    """Ways of writing a number with at most two decimals."""
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    whole, cents = divmod(round(size * 100), 100)
+    tail = f".{cents:02d}" if cents else ""
+    found = [f"{whole}{tail}", f"{whole:,}{tail}", f"{whole:,}{tail}".replace(",", " "), f"${whole:,}{tail}"]
+    found += [f"{whole:,}{tail}".replace(",", r"\,"), f"{whole:,}{tail}".replace(",", "{,}")]
+    if cents:
+        found += [f"{size.numerator}/{size.denominator}", rf"\frac{{{size.numerator}}}{{{size.denominator}}}"]
+    else:
+        found += [f"{whole}.0"]
+    if cents and whole:
+        rest = size - whole
+        found += [f"{whole} {rest}", rf"{whole}\frac{{{rest.numerator}}}{{{rest.denominator}}}"]
+    return [sign + form for form in found]
+
+
+@cache
+def checker() -> Checker:
+    return Checker()
+
+
+@st.composite
+def phrased(draw: st.DrawFn) -> tuple[str, Fraction]:
+    value = Fraction(draw(st.integers(-(10**9), 10**9)), draw(st.sampled_from([1, 1, 2, 4, 100])))
+    marker, words = draw(st.sampled_from(MARKERS + SAID)), draw(st.sampled_from(WORDS))
+    form, unit, end = draw(st.sampled_from(forms(value))), draw(st.sampled_from(UNITS)), draw(st.sampled_from(ENDS))
+    before = draw(st.sampled_from(["", "We add 3 and 4.\n", "Step 1: 2 * 3 = 6.\nThen 7.\n"]))
+    return f"{before}{marker}{words}{form}{unit}{end}", value
+
+
+@settings(max_examples=300)
+@given(phrased(), st.integers(1, 10**6))
+@example(("Final Answer: The final answer is 7.78.", Fraction("7.78")), 1)
+@example(("Answer: She has 5 apples left.", Fraction(5)), 1)
+@example(("#### The answer is 12", Fraction(12)), 1)
+@example(("Answer: about 5", Fraction(5)), 1)
+@example(("So the final answer is therefore 5.", Fraction(5)), 1)
+def test_numeric_reads_the_number_however_it_is_phrased(case: tuple[str, Fraction], other: int) -> None:
+    text, value = case
+    assert numeric_answer(text) == value
+    assert Numeric()(text, f"{value.numerator}/{value.denominator}") == 1.0
+    assert Numeric()(text, str(value + other)) == 0.0
+
+
+@settings(max_examples=40)
+@given(phrased(), st.integers(1, 10**6))
+@example(("Final Answer: The final answer is 7.78.", Fraction("7.78")), 1)
+@example(("Answer: She has 5 apples left.", Fraction(5)), 1)
+@example(("#### The answer is 12", Fraction(12)), 1)
+@example(("Answer: about 5", Fraction(5)), 1)
+@example(("So the final answer is therefore 5.", Fraction(5)), 1)
+def test_math_reads_the_number_however_it_is_phrased(case: tuple[str, Fraction], other: int) -> None:
+    text, value = case
+    assume(value % 100 != other % 100)  # not equal as a percentage either
+    assert checker().check(text, str(value)) == 1.0
+    assert checker().check(text, str(value + other)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Answer: 5 apples cost 7 dollars", 5),  # the first number of a marked answer
+        ("Answer: a total of 3 + 4 = 7 apples", 7),  # after the last equals sign
+        ("Answer: he gave 3 to each of 4 = 12 in all", 12),
+        ("#### 1 000", 1000),
+        ("Answer: 12 345 678 people", 12345678),
+        ("Answer: 5 million dollars", 5_000_000),
+        (r"Answer: 3 \times 10^5 joules", 300_000),
+        ("Answer: minus 5 degrees", -5),
+        (r"\boxed{1 000}", 1000),
+        (r"\boxed{50\%}", 50),
+        (r"\boxed{50\%}", Fraction(1, 2)),
+        ("#### 50 percent", Fraction(1, 2)),
+        ("50", r"50\%"),
+        ("0.5", "50%"),
+    ],
+)
+def test_math_and_numeric_agree(text: str, expected: int | Fraction | str) -> None:
+    assert Numeric()(text, str(expected)) == 1.0
+    assert checker().check(text, str(expected)) == 1.0
+    for wrong in (Fraction(7, 2), 3, 99):
+        assert Numeric()(text, str(wrong)) == checker().check(text, str(wrong)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("12.34.56", "2024-01-15", "15/01/2024", "15.01.2024", "15-01-2024", "192.168.0.1", "v1.2.3", "1.2.3", "v2.0"),
+        *("0x1F", "10:30", r"\sqrt{2}", "2^3", r"\frac{x}{2}", r"3\pi", "1/2/3", "1.000.000", "-1.2.3", "$1.2.3"),
+    ],
+)
+def test_what_holds_digits_and_is_no_number(text: str) -> None:
+    assert numeric_answer(text) is None
+    assert numeric_answer(f"#### {text}") is None
+    assert numeric_answer(f"Answer: on {text} it was 42.") == 42
+    assert Numeric()(f"#### {text}", 12) == 0.0
+    assert Numeric()("#### 12", text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("Answer: Monday", "Monday", 1.0),
+        ("Answer: Evelyn", r"\text{Evelyn}", 1.0),
+        ("Answer: live", "evil", 0.0),  # words are no product of letters
+        ("Answer: the interval (3, 5)", "(3, 5)", 1.0),
+        ("Answer: the interval (3, 5)", "3", 0.0),
+        ("Answer: the line is y = 2x + 3", "y = 2x + 3", 1.0),
+        ("Answer: the value is $x^2 + 1$, as was shown", "1 + x^2", 1.0),
+        ("Answer: 3 or 5", "3", 0.0),
+        ("Answer: 5xy", "5", 0.0),
+        ("Answer: sqrt(2)", r"\sqrt{2}", 1.0),
+    ],
+)
+def test_math_finds_the_formula_among_words(text: str, answer: str, expected: float) -> None:
+    assert checker().check(text, answer) == expected
