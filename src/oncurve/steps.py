@@ -19,6 +19,8 @@ from oncurve.spec import locate
 
 __all__ = ["Splitter", "lines", "pieces", "splitter_of", "token_ends"]
 
+_CONTEXT_TOKENS = 6  # enough of them to tell how the next token reads behind them, as for a prompt and its completion
+
 Splitter = Callable[[str], list[int]]
 """Text -> the offset just behind each step, ascending."""
 
@@ -112,31 +114,64 @@ def token_ends(
     ends      offsets just behind the steps, ascending, in `text`
     text      of the completion, without what ended it
     ids       its tokens, at least one, with those that ended it
-    text_of   the text of its first tokens, however many; it is asked about log2(len(ids)) times a step
+    text_of   the text of some tokens of it, one behind another
 
     A step with only white space behind it ends with the completion's last token: what ends a completion (an EOS, a stop
     string) is part of its last step, and judged with it. A token that holds the ends of two steps ends both.
+
+    Time: O(n log n) tokens are turned into text, however many steps there are: each search starts at the step before.
     """
-    last = len(ids) - 1
-    lengths: dict[int, int] = {}
-
-    def written(token: int) -> int:
-        if token not in lengths:
-            lengths[token] = len(text_of(ids[: token + 1]))
-        return lengths[token]
-
-    found = []
-    low = 0
+    last, visible = len(ids) - 1, len(text.rstrip())
+    found: list[int] = []
+    prefixes = _Prefixes(ids, text_of)
     for end in ends:
-        if not text[end:].strip():
+        if end >= visible:
             found.append(last)
             continue
-        high = last
+        low, stride = prefixes.start, 1
+        while low + stride < last and prefixes.length(low + stride) < end:
+            low, stride = low + stride, stride * 2
+        high = min(low + stride, last)
         while low < high:
             middle = (low + high) // 2
-            if written(middle) >= end:
+            if prefixes.length(middle) >= end:
                 high = middle
             else:
                 low = middle + 1
         found.append(low)
+        prefixes.begin_at(low)
     return tuple(found)
+
+
+class _Prefixes:
+    """How long the text of the first tokens is. What is asked for lies at or behind `start`, which only moves on."""
+
+    def __init__(self, ids: Sequence[int], text_of: Callable[[Sequence[int]], str]) -> None:
+        self.start = 0
+        self._ids = ids
+        self._text_of = text_of
+        self._known: dict[int, int] = {}
+        self._before = (
+            ""  # the text of the tokens from `_first` to `start`, whose whole prefix has `_passed` characters
+        )
+        self._first = self._passed = 0
+
+    def length(self, token: int) -> int:
+        """The number of characters of `ids[: token + 1]`."""
+        if token not in self._known:
+            window = self._text_of(self._ids[self._first : token + 1])
+            if window.startswith(self._before):
+                self._known[token] = self._passed + len(window) - len(self._before)
+            else:
+                self._known[token] = len(self._text_of(self._ids[: token + 1]))
+        return self._known[token]
+
+    def begin_at(self, token: int) -> None:
+        """From now on nothing before `token` is asked for: it is read from a few tokens before it."""
+        passed = self.length(token)
+        first = max(0, token + 1 - _CONTEXT_TOKENS)
+        before = self._text_of(self._ids[first : token + 1])
+        if before and not before.endswith("\ufffd"):  # half a character reads otherwise once the rest has come
+            self._first, self._before, self._passed = first, before, passed
+        self.start = token
+        self._known = {token: passed}

@@ -1,6 +1,8 @@
 """Steps end where the splitter says, in characters and in tokens."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncurve.errors import ConfigError
 from oncurve.steps import lines, pieces, splitter_of, token_ends
@@ -112,3 +114,43 @@ def test_few_prefixes_are_read_however_long_the_text():
     ends = lines("".join(tokens))[:3]
     assert token_ends(ends, "".join(tokens), range(4000), text_of) == (1, 3, 5)
     assert len(asked) <= 3 * 13
+
+
+PIECES = st.lists(
+    st.sampled_from(["a", "\n", " ", "\n\n", "1+1", "日", "é\n", "", b"\xff"]).map(
+        lambda piece: piece if isinstance(piece, bytes) else piece.encode()
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(PIECES, st.integers(1, 5))
+def test_steps_are_found_where_reading_every_prefix_finds_them(pieces, split):
+    data = b"".join(pieces)
+    tokens = [data[start : start + split] for start in range(0, len(data), split)] or [b""]
+    text = b"".join(tokens).decode("utf-8", "replace")
+    lengths = [len(b"".join(tokens[: count + 1]).decode("utf-8", "replace")) for count in range(len(tokens))]
+    ends = lines(text)
+    slow = [
+        next(i for i, n in enumerate(lengths) if n >= end) if text[end:].strip() else len(tokens) - 1 for end in ends
+    ]
+    if "\ufffd" not in text:  # where prefixes of a half character are longer than what follows, there is no one answer
+        assert located(tokens, ends) == tuple(slow)
+    assert located(tokens, ends)[-1:] == ((len(tokens) - 1,) if ends else ())
+
+
+def test_as_many_steps_as_there_are_lines_take_linear_time():
+    def read(count):
+        tokens = ["x", "\n"] * count
+        asked = []
+
+        def text_of(ids):
+            asked.append(len(ids))
+            return "".join(tokens[i] for i in ids)
+
+        text = "".join(tokens)
+        assert token_ends(lines(text), text, range(2 * count), text_of)[:3] == (1, 3, 5)
+        return sum(asked)
+
+    assert read(4000) < 3 * read(2000)

@@ -28,6 +28,8 @@ __all__ = ["Detokenizer", "GrowingText", "StopSearch", "StopTable", "Tokenizer"]
 _HALF = "\ufffd"
 # Enough tokens of the prompt to tell how a completion's first token reads behind it.
 _TAIL = 6
+_LONGEST_CHARACTER = 4  # bytes, and so tokens at most
+_MOST_PENDING = 16
 
 
 class Tokenizer(Protocol):
@@ -82,6 +84,23 @@ class GrowingText:
         """Take in the next tokens; returns the text so far, half a character at its end included."""
         self.tokens += len(ids)
         self._pending += tuple(ids)
+        while len(self._pending) > 2 * _MOST_PENDING:  # bytes that never become a character wait no longer
+            self._settle_some()
+        return self._read()
+
+    def _settle_some(self) -> None:
+        """Settle the first pending tokens, up to where no character is cut, if there is such a place among them."""
+        waiting = self._pending
+        for count in range(_MOST_PENDING, _MOST_PENDING - _LONGEST_CHARACTER, -1):
+            self._pending = waiting[:count]
+            text = self._read()
+            if not self._pending:  # settled
+                break
+        else:
+            self.settled, self._context = text, self._pending[-_TAIL:]
+        self._pending = waiting[count:]
+
+    def _read(self) -> str:
         before = self._detokenizer(self._context)
         whole = self._detokenizer(self._context + self._pending)
         piece = whole[len(before) :] if whole.startswith(before) else whole

@@ -118,6 +118,31 @@ def test_any_split_of_any_text_stops_where_whole_decoding_does(pieces, cuts, pro
     assert run(tokenizer, sorted(stop), ids, prompt) == plain_run(tokenizer, sorted(stop), ids, prompt)
 
 
+@settings(max_examples=100)
+@given(
+    pieces=st.lists(
+        st.sampled_from([b"ab", "日".encode(), "🙂".encode(), b"\xff" * 40, b"\xf0\x9f" * 20, b"\xe6", b"\n"])
+    ),
+    stop=st.sets(st.sampled_from(["ab", "日", "🙂a", "日ab", "b\n", "\n"]), min_size=1),
+)
+def test_bytes_that_are_no_characters_hide_no_stop_string(pieces, stop):
+    ids = list(b"".join(pieces))
+    assert run(ByteTokenizer(), sorted(stop), ids) == plain_run(ByteTokenizer(), sorted(stop), ids)
+
+
+@pytest.mark.parametrize("byte", [b"\xff", b"\xe6", b"a", b"\n"])
+def test_a_growing_text_is_decoded_in_linear_time_whatever_is_written(byte):
+    def decoded(count):
+        tokenizer = ByteTokenizer()
+        counted = []
+        decode = tokenizer.decode
+        tokenizer.decode = lambda ids, **options: counted.append(len(ids)) or decode(ids, **options)
+        assert run(tokenizer, ("\n\n\n!",), list(byte * count)) is None
+        return sum(counted)
+
+    assert decoded(1600) < 3 * decoded(800)
+
+
 @pytest.fixture(scope="session")
 def stories_tokenizer(test_data):
     from transformers import AutoTokenizer
