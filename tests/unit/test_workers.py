@@ -19,7 +19,7 @@ from oncurve.errors import ConfigError
 from oncurve.workers import Reply, WorkerPool
 
 MISCHIEF = """
-import contextlib, ctypes, os, re, subprocess, sys, threading, time
+import contextlib, ctypes, itertools, json, os, re, signal, subprocess, sys, threading, time
 
 print("printed while loading")
 
@@ -34,6 +34,21 @@ def fork():
     if os.fork() == 0:
         return "from the child"
     return "from the parent"
+
+def orphan():
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        os.write(write, str(os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "3600")).encode())
+        os._exit(0)
+    return int(os.read(read, 20))
+
+def forked():
+    if os.fork() == 0:
+        write_everywhere(b'{"value": 9}\\n')
+        os._exit(0)
+    os.wait()
+    return 1
 
 def close_everything():
     os.closerange(3, 100)
@@ -61,6 +76,20 @@ ACTIONS = {
     "circular": lambda: (lambda x: x.append(x) or x)([]),
     "nan": lambda: float("nan"),
     "large": lambda: "x" * (20 << 20),
+    "c_loop": lambda: sum(itertools.repeat(1)),  # holds the interpreter lock, and no signal handler runs
+    "daemon": lambda: subprocess.Popen(["sleep", "3600"], start_new_session=True).pid,
+    "orphan": orphan,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "environment": lambda: dict(os.environ),
+    "supervisor": lambda: open(f"/proc/{os.getppid()}/environ").read(),
+    "value": lambda: write_everywhere(b'{"value": 9}\\n'),
+    "numbered": lambda: write_everywhere(b'{"number": 0, "value": 9}\\n'),
+    "foreign": lambda: write_everywhere(b'{"secret": "0123456789abcdef", "number": 0, "value": 9}\\n'),
+    "half": lambda: write_everywhere(b'{"value": '),
+    "list": lambda: write_everywhere(b'[9]\\n[9]\\n'),
+    "deep": lambda: write_everywhere(b"[" * 5000 + b"\\n"),
+    "forked": forked,
+    "late": lambda: threading.Timer(0.1, write_everywhere, (b'{"value": 9}\\n',)).start(),
     "junk": lambda: write_everywhere(b"junk\\n"),
     "number": lambda: write_everywhere(b"5\\n"),
     "close": close_everything,
@@ -126,6 +155,9 @@ FAULTS = {
     "junk": ("died", "broke its channel"),
     "number": ("died", "broke its channel"),
     "close": ("died", ""),
+    "kill": ("died", "SIGKILL), for the second time at this item"),
+    **dict.fromkeys(("value", "numbered", "foreign", "half", "list", "deep"), ("died", "broke its channel")),
+    "forked": ("died", "broke its channel"),
 }
 
 
@@ -139,7 +171,82 @@ def test_every_fault_has_its_kind_and_takes_no_neighbour_along(pool: WorkerPool,
     assert reply.value is None
 
 
-@pytest.mark.parametrize("action", ["endless", "sleep", "backtrack"])
+def test_a_line_too_many_moves_no_reply_to_another_item(pool: WorkerPool) -> None:
+    mischief = ["value", "numbered", "foreign", "half", "list", "forked", "late"]
+    items = [item for n in range(7) for item in (n, mischief[n % len(mischief)])]
+    replies = pool.run(items)
+    assert {reply.fault for reply in replies[1::2]} <= {"died", None}
+    for number, reply in enumerate(replies[::2]):
+        assert reply.value == ["t", number] or reply.fault == "died"  # a late line meets whatever is being answered
+    assert all(reply.value in (None, ["t", number]) for number, reply in enumerate(replies[::2]))
+
+
+def test_a_worker_that_others_killed_is_tried_once_more(tmp_path: Path) -> None:
+    (tmp_path / "fragile.py").write_text(
+        "import os, signal, pathlib\n"
+        "def make(folder):\n"
+        "    def reward(name):\n"
+        "        marks = [pathlib.Path(folder, f'{name}-{n}') for n in range(2)]\n"
+        "        for mark in marks[: 2 if name == 'twice' else 1 if name == 'once' else 0]:\n"
+        "            if not mark.exists():\n"
+        "                mark.touch()\n"
+        "                os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return name\n"
+        "    return reward\n"
+    )
+    with WorkerPool(f"{tmp_path}/fragile.py:make", {"folder": str(tmp_path)}, timeout_seconds=60) as pool:
+        replies = pool.run(["never", "once", "twice", "never"])
+    assert [reply.value for reply in replies] == ["never", "once", None, "never"]
+    assert replies[2].fault == "died"
+    assert "for the second time" in replies[2].message
+
+
+def test_a_worker_that_others_kill_while_it_loads_is_started_once_more(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("import time\ntime.sleep(1)\ndef make():\n    return lambda item: item\n")
+    with WorkerPool(f"{tmp_path}/late.py:make", {}, timeout_seconds=60) as pool:
+        time.sleep(0.3)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert [reply.value for reply in pool.run([1, 2])] == [1, 2]
+
+
+def test_a_file_that_loops_when_it_is_imported_is_refused_within_the_stated_time(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text("while True:\n    pass\n")
+    with WorkerPool(f"{tmp_path}/loop.py:make", {}, start_timeout_seconds=0.5) as pool:
+        pids = pool.pids
+        with pytest.raises(ConfigError, match=r"did not start within 0\.5 seconds \(start_timeout_seconds\)"):
+            _ = pool.about
+    wait_gone(pids)
+
+
+def test_workers_see_no_secrets_of_the_environment(mischief: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = (
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "DATABASE_URL",
+        "MY_KEY",
+        "LC_PASSWORD",
+        "PYTHON_TOKEN",
+    )
+    for name in secrets:
+        monkeypatch.setenv(name, f"secret {name}")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with WorkerPool(f"{mischief}:Echo", {"tag": "t"}, env_pass=["MY_KEY"]) as pool:
+        seen, above = (reply.value for reply in pool.run(["environment", "supervisor"]))
+        files = [Path(f"/proc/{pid}/environ").read_text() for pid in pool.pids]
+    assert seen["MY_KEY"] == "secret MY_KEY"
+    assert (seen["PATH"], seen["LC_ALL"], seen["OMP_NUM_THREADS"]) == (os.environ["PATH"], "C.UTF-8", "2")
+    for text in (json.dumps(seen), above, *files):
+        assert [name for name in secrets if f"secret {name}" in text] == ["MY_KEY"]
+
+
+def test_a_variable_that_is_passed_must_be_set(mischief: str) -> None:
+    with pytest.raises(ConfigError, match="env_pass: NO_SUCH_VARIABLE is not set"):
+        WorkerPool(f"{mischief}:Echo", {"tag": "t"}, env_pass=["NO_SUCH_VARIABLE"])
+
+
+@pytest.mark.parametrize("action", ["endless", "sleep", "backtrack", "c_loop"])
 def test_an_item_that_takes_too_long_is_killed_and_the_others_are_answered(
     pool: WorkerPool, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,11 +422,11 @@ def test_an_item_that_is_not_json_is_refused_and_arrays_become_lists(pool: Worke
 
 def test_closing_kills_workers_and_what_they_started(mischief: str) -> None:
     pool = WorkerPool(f"{mischief}:Echo", {"tag": 1}, processes=2)
-    grandchild = pool.run(["child"])[0].value
+    started = [reply.value for reply in pool.run(["child", "daemon", "orphan"])]
     workers = pool.pids
     pool.close()
     pool.close()
-    wait_gone([grandchild, *workers])
+    wait_gone([*started, *workers])
     with pytest.raises(ValueError, match="closed"):
         pool.run([1])
     with pytest.raises(ValueError, match="closed"):
@@ -333,13 +440,13 @@ def test_a_forgotten_pool_kills_its_workers(mischief: str) -> None:
     wait_gone(pids)
 
 
-@pytest.mark.parametrize("action", ["None", "'sleep'", "'backtrack'", "'endless'"])
+@pytest.mark.parametrize("action", ["None", "'sleep'", "'backtrack'", "'endless'", "'c_loop'"])
 def test_no_worker_outlives_a_parent_that_is_killed(mischief: str, action: str) -> None:
     script = f"""
 from oncurve.workers import WorkerPool
 pool = WorkerPool({mischief + ":Echo"!r}, {{"tag": 1}}, processes=2, timeout_seconds=600)
-child = pool.run(["child"])[0].value
-print([child, *pool.pids], flush=True)
+started = [reply.value for reply in pool.run(["child", "daemon", "orphan", "pid"])]
+print([*started, *pool.pids], flush=True)
 pool.run([{action}] * 2)
 import time; time.sleep(600)
 """

@@ -15,7 +15,7 @@ from oncurve.rewards.model import NetworkRunner
 from oncurve.rewards.parts import Part
 from oncurve.rewards.python import Python
 from oncurve.rewards.scoring import Locate, Scoring
-from oncurve.rewards.settings import InProcess, RewardSettings, kind_meant
+from oncurve.rewards.settings import InProcess, RewardSettings, WorkerSettings, kind_meant
 from oncurve.spec import build
 from oncurve.types import Group
 
@@ -41,6 +41,12 @@ class RewardSet:
             f"reward {part.name} runs in this process and cannot be killed: {part.runner.reason}"
             for part in self.parts
             if isinstance(part.runner, InProcess) and part.runner.reason is not None
+        ]
+        self.announcements += [
+            f"reward {part.name} is given the environment variable{'s' * (len(part.settings.env_pass) > 1)} "
+            f"{', '.join(part.settings.env_pass)}"
+            for part in self.parts
+            if isinstance(part.settings, WorkerSettings) and part.settings.env_pass
         ]
         self.locate: Locate | None = None
         """Which tokens write the ends of steps: for rewards that judge steps; who has the tokenizer gives it."""

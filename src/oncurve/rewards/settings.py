@@ -16,7 +16,8 @@ from oncurve.workers import Reply, WorkerPool, last_words
 
 __all__ = ["Accepts", "InProcess", "RewardSettings", "Runner", "kind_meant"]
 
-Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
+"""A duration: more than nothing, a week at most."""
 
 
 class Runner(Protocol):
@@ -73,7 +74,7 @@ class RewardSettings(Component):
     name: Annotated[str, Field(pattern=r"^[^<>\s]+$"), AfterValidator(path_component)] | None = None
     weight: float = 1.0
     on_error: Literal["mask", "raise"] | float = "mask"
-    timeout_seconds: Positive = 10.0
+    timeout_seconds: Seconds = 10.0
 
     @property
     def default_name(self) -> str:
@@ -88,12 +89,16 @@ class RewardSettings(Component):
 class WorkerSettings(RewardSettings):
     """A reward that runs in worker processes.
 
-    processes            how many
-    memory_limit_bytes   what each may allocate beyond its size once loaded
+    processes              how many
+    memory_limit_bytes     what each may allocate beyond its size once loaded
+    start_timeout_seconds  for loading: importing the file and what it imports
+    env_pass               names of environment variables that they see beside paths, language, threads and devices
     """
 
-    processes: Annotated[int, Field(ge=1)] = 2
-    memory_limit_bytes: Annotated[int, Field(gt=0)] | None = 4 << 30
+    processes: Annotated[int, Field(ge=1, le=1024)] = 2
+    memory_limit_bytes: Annotated[int, Field(gt=0, le=1 << 50)] | None = 4 << 30
+    start_timeout_seconds: Seconds = 300.0
+    env_pass: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
 
     def workers(self, factory: str, settings: Mapping[str, Any]) -> WorkerPool:
         """The pool that holds `factory(**settings)`."""
@@ -103,6 +108,8 @@ class WorkerSettings(RewardSettings):
             processes=self.processes,
             timeout_seconds=self.timeout_seconds,
             memory_limit_bytes=self.memory_limit_bytes,
+            start_timeout_seconds=self.start_timeout_seconds,
+            env_pass=self.env_pass,
         )
 
 

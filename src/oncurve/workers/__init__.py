@@ -4,9 +4,10 @@
     replies = pool.run([{"completion": "4", "answer": "4"}, ...])       # one Reply an item, in order
 
 What is covered: exceptions of any kind, `sys.exit`, `os._exit`, crashes, endless loops (also in C code that holds the
-interpreter lock), sleeping, huge allocations, printing, forked children, the death of the parent by kill -9.
-What is not: a sandbox. Code that means harm can still do what this user may do; processes that leave the worker's
-process group outlive it.
+interpreter lock), sleeping, huge allocations, printing, lines written to the channel, forked children, the death of the
+parent by kill -9; what user code starts dies with its worker, daemons in sessions of their own too (Linux).
+What is not: a sandbox. Code that means harm can still do what this user may do; what it asks others to start for it
+(a container, a service) outlives it, and so does a daemon where the supervisor was killed together with the worker.
 """
 
 from __future__ import annotations

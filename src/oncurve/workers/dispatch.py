@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from oncurve.errors import ConfigError
-from oncurve.workers.process import STARTUP_SECONDS, Item, Reply, Work, Worker
+from oncurve.workers.process import Item, Reply, Start, Work, Worker
 
 LARGEST_CHUNK = 64
 
@@ -35,12 +35,13 @@ class Dispatcher:
     Raises OSError where processes cannot be started.
     """
 
-    def __init__(self, start: bytes, processes: int) -> None:
+    def __init__(self, start: Start, processes: int) -> None:
         self.workers: list[Worker] = []
         self.about: Any = None
         self.error: BaseException | None = None
         self.loaded = threading.Event()
         self._start = start
+        self._killed_while_loading = False
         self._waiting: deque[Item] = deque()
         self._awaited: list[Work] = []
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -162,7 +163,12 @@ class Dispatcher:
         now = time.monotonic()
         for place, worker in enumerate(self.workers):
             if worker.watched and now >= worker.deadline and place not in heard:
-                seconds = worker.pending[0].work.timeout_seconds if worker.pending else STARTUP_SECONDS
+                if not worker.ready:
+                    raise ConfigError(
+                        f"a worker did not start within {self._start.timeout_seconds:g} seconds "
+                        "(start_timeout_seconds): what its file does when it is imported takes longer, or never ends"
+                    )
+                seconds = worker.pending[0].work.timeout_seconds
                 self._bury(place, Reply(None, "timeout", f"no answer within {seconds:g} seconds"))
 
     def _hear(self, place: int, worker: Worker) -> None:
@@ -170,20 +176,35 @@ class Dispatcher:
         if worker.ready and not self.loaded.is_set():
             self.about = worker.about
             self.loaded.set()
+        self._killed_while_loading = self._killed_while_loading and not worker.ready
         if worker.spent:
             self._give_back(place, list(worker.pending))  # what it keeps would be held against the next item
         elif not alive and worker.ready and not worker.pending:
             worker.kill()  # it died idle: no item's fault, and time enough to replace it when there is work
         elif not alive:
-            self._bury(place, Reply(None, "died", worker.obituary()))
+            self._died(place, worker)
+
+    def _died(self, place: int, worker: Worker) -> None:
+        """What others killed (the kernel, out of memory) is tried once more: that changes no reward."""
+        message = worker.obituary()
+        if not worker.ready:
+            if not worker.killed_by_others or self._killed_while_loading:
+                raise ConfigError(worker.failure or f"a worker did not start: {message}")
+            self._killed_while_loading = True
+            self._replace(place)
+            return
+        item = worker.pending[0]
+        item.kills += worker.killed_by_others
+        if item.kills == 1 and worker.killed_by_others:
+            self._give_back(place, list(worker.pending))
+        else:
+            twice = ", for the second time at this item" if item.kills == 2 and worker.killed_by_others else ""
+            self._bury(place, Reply(None, "died", message + twice))
 
     def _bury(self, place: int, reply: Reply) -> None:
         """The item that a worker was at gets `reply`; those it had not begun go to others."""
         worker = self.workers[place]
-        if not worker.ready:
-            raise ConfigError(worker.failure or f"a worker did not start: {reply.message}")
-        if worker.pending:
-            worker.settle(reply)
+        worker.settle(reply)
         self._give_back(place, list(worker.pending))
 
     def _give_back(self, place: int, items: list[Item]) -> None:

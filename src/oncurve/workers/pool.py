@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.workers.dispatch import Dispatcher
-from oncurve.workers.process import Reply, Work
+from oncurve.workers.environment import environment
+from oncurve.workers.process import Reply, Start, Work
 from oncurve.workers.serve import plain
 
 _PATIENCE_SECONDS = 1.0
@@ -29,6 +30,8 @@ class WorkerPool:
     processes            how many
     timeout_seconds      for one item, from when a worker begins it; a worker that takes longer is killed
     memory_limit_bytes   what a worker may allocate beyond its size once loaded; None: no limit
+    start_timeout_seconds  for loading the callable; longer: ConfigError
+    env_pass             environment variables that workers see beside the few of `environment`; ConfigError: not set
 
     Workers start at once, in the background, and are killed by `close()`, when the pool is forgotten, at exit, and
     when this process dies. A thread serves them, so deadlines hold whatever the caller is doing.
@@ -42,15 +45,17 @@ class WorkerPool:
         processes: int = 1,
         timeout_seconds: float = 10.0,
         memory_limit_bytes: int | None = None,
+        start_timeout_seconds: float = 300.0,
+        env_pass: Sequence[str] = (),
     ) -> None:
         self.timeout_seconds = timeout_seconds
-        start = {
+        message = {
             "factory": factory,
             "settings": dict(settings),
             "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
             "memory_limit_bytes": memory_limit_bytes,
         }
-        self._dispatcher = Dispatcher(json.dumps(start).encode() + b"\n", processes)
+        self._dispatcher = Dispatcher(Start(message, environment(env_pass), start_timeout_seconds), processes)
         self._close = weakref.finalize(self, _stop, self._dispatcher, os.getpid())
 
     @property
@@ -64,7 +69,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers."""
+        """The process ids of the workers' supervisors: what ends one of them ends its worker."""
         return [worker.process.pid for worker in self._dispatcher.workers]
 
     def begin(self) -> Job:
@@ -73,7 +78,8 @@ class WorkerPool:
         return Job(self)
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
-        """One reply an item, in order. An item is given to a worker once; a worker it kills is replaced.
+        """One reply an item, in order. A worker that an item kills is replaced. An item is given to a worker once, and
+        a second time where the worker at it was killed from outside (SIGKILL, as when the machine is out of memory).
 
         Raises TypeError for an item that is not JSON, ConfigError when a worker cannot start, ValueError when closed.
         """

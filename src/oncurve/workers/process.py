@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-STARTUP_SECONDS = 300.0  # importing torch from a cold disk, on a loaded machine, and then some
+from oncurve.workers.serve import END
+
+_PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: it knows how the worker ended
+_SLOWEST_END_SECONDS = 5.0
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from oncurve.workers.serve import serve; serve(*map(int, sys.argv[2:]))"
 )
@@ -26,7 +31,7 @@ class Reply:
     """What became of one item: `value`, or the kind of `fault` and a `message` (a traceback, or what is known).
 
     Faults: "exception" (any BaseException), "exit" (sys.exit), "memory" (over the limit), "type" (the value is not
-    JSON), "timeout", "died" (os._exit, a crash, killed from outside).
+    JSON), "timeout", "died" (os._exit, a crash, killed from outside twice, a line on the channel that is no reply).
     """
 
     value: Any = None
@@ -57,22 +62,35 @@ class Work:
         return self.expected is not None and len(self.replies) == self.expected
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Item:
-    """One item on its way: number `index` of `work`, as JSON."""
+    """One item on its way: number `index` of `work`, as JSON. `kills`: how often others killed a worker at it."""
 
     work: Work
     index: int
     encoded: str
+    kills: int = 0
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a worker begins: what it is told, which environment it sees, and how long loading may take."""
+
+    message: Mapping[str, Any]
+    environment: Mapping[str, str]
+    timeout_seconds: float
 
 
 class Worker:
-    """One process and the two pipes to it. `pending`: the items it was given and has not answered, in order."""
+    """One process and the two pipes to it. `pending`: the items it was given and has not answered, in order.
 
-    def __init__(self, start: bytes) -> None:
+    The process that is started is the worker's supervisor, see `oncurve.workers.serve`. Every reply carries the secret
+    of this worker and the number of its item, so that nothing else that is written to the channel passes for a reply.
+    """
+
+    def __init__(self, start: Start) -> None:
         for_child, self.request = os.pipe()
         self.incoming, from_child = os.pipe()
-        threads = {name: os.environ.get(name, "1") for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         source = str(Path(__file__).parents[2])
         try:
             self.process = subprocess.Popen(
@@ -83,21 +101,25 @@ class Worker:
                 # A group to kill, which no Ctrl-C of the terminal reaches. Not a session: cores are shared out
                 # by session first, and workers would take more than their part from a parent that is sampling.
                 process_group=0,
-                env={**os.environ, **threads},
+                env=dict(start.environment),
             )
         finally:
             os.close(for_child)
             os.close(from_child)
         for descriptor in (self.request, self.incoming):
             os.set_blocking(descriptor, False)
-        self.outgoing = bytearray(start)
+        self._secret = secrets.token_hex(8)
+        self.outgoing = bytearray(json.dumps({**start.message, "secret": self._secret}).encode() + b"\n")
         self.partial = b""
         self.pending: deque[Item] = deque()
+        self.answered = 0
         self.since = time.monotonic()  # when it began the first of `pending`
-        self.deadline = self.since + STARTUP_SECONDS
+        self.deadline = self.since + start.timeout_seconds
         self.ready = False
         self.spent = False
         self.killed = False
+        self.killed_by_others = False
+        self._broken = False
         self.about: Any = None
         self.failure = ""
 
@@ -108,9 +130,8 @@ class Worker:
 
     def give(self, items: list[Item]) -> None:
         """Put items on the way, in one message."""
-        seconds = sum(item.work.timeout_seconds for item in items)
         self.pending.extend(items)
-        self.outgoing += f'{{"seconds": {seconds}, "items": [{",".join(item.encoded for item in items)}]}}\n'.encode()
+        self.outgoing += f'{{"items": [{",".join(item.encoded for item in items)}]}}\n'.encode()
         self._begin()
 
     def send(self) -> None:
@@ -126,26 +147,36 @@ class Worker:
         """Read what is there; False: this worker is finished (dead, or to be replaced)."""
         data = os.read(self.incoming, 1 << 20)
         *lines, self.partial = (self.partial + data).split(b"\n")
-        for line in lines:
-            try:
-                said = json.loads(line)
-            except ValueError:
-                return False  # user code found the channel and wrote to it
-            if not isinstance(said, dict):
-                return False
-            if "ready" in said:
+        self._broken = not all(self._understood(line) for line in lines)
+        return bool(data) and not self._broken
+
+    def _understood(self, line: bytes) -> bool:
+        """Take in what the worker said; False: this line is not from `serve`, or it is one too many."""
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            return False  # user code found the channel and wrote to it
+        if not isinstance(said, dict) or said.pop("secret", None) != self._secret:
+            return False
+        if not self.ready:
+            if said.keys() == {"ready"}:
                 self.ready, self.about = True, said["ready"]
-            elif "failed" in said:
-                self.failure = said["failed"]
-            elif self.pending:
-                reply = Reply(said.get("value"), said.get("fault"), said.get("message", ""))
-                self.spent = self.spent or reply.fault == "memory"
-                self.settle(reply)
-        return bool(data)
+                return True
+            self.failure = str(said.get("failed", ""))
+            return said.keys() == {"failed"}
+        number, fault, message = said.get("number"), said.get("fault"), said.get("message", "")
+        if type(number) is not int or number != self.answered or not self.pending:
+            return False
+        if not (fault is None or isinstance(fault, str)) or not isinstance(message, str):
+            return False
+        self.spent = self.spent or fault == "memory"
+        self.settle(Reply(said.get("value"), fault, message))
+        return True
 
     def settle(self, reply: Reply) -> None:
         """The first pending item has its reply; the next one begins."""
         item = self.pending.popleft()
+        self.answered += 1
         item.work.replies[item.index] = reply
         item.work.busy_seconds += time.monotonic() - self.since
         self._begin()
@@ -156,22 +187,39 @@ class Worker:
             self.deadline = self.since + self.pending[0].work.timeout_seconds
 
     def obituary(self) -> str:
-        """How the process ended, in words."""
+        """How the process ended, in words. A worker that still runs has lost its channel, and is ended."""
         try:
-            code = self.process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return "the worker process broke its channel"
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # something else in this process collects the ends of children
+            self.killed_by_others = True
+            return "the worker process ended, and how is not known"
+        code = self._exit_code()
+        if code is None:
+            self.kill()
+            code = self.process.wait()
+            if code == 0:  # the supervisor ended it, as it was told
+                return "the worker process broke its channel"
         if code < 0:
+            self.killed_by_others = -code == signal.SIGKILL
             return f"the worker process was killed by signal {-code} ({signal.Signals(-code).name})"
         return f"the worker process ended with exit code {code}"
 
+    def _exit_code(self) -> int | None:
+        try:
+            return self.process.wait(0 if self._broken else _PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
     def kill(self) -> None:
-        """End the process and its group, and wait for it. Twice is allowed."""
+        """End the worker and what it started, and wait for it. Twice is allowed."""
         if self.killed:
             return
         self.killed = True
         for descriptor in (self.request, self.incoming):
             os.close(descriptor)
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            self.process.send_signal(END)  # its supervisor knows all that it started
+            self.process.wait(_SLOWEST_END_SECONDS)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -2,13 +2,17 @@
 
 Only the standard library and what the callable itself needs is imported here: workers start quickly and stay small.
 The channel has file descriptors of its own, so nothing that user code prints can reach it.
+
+Two processes: a supervisor, which the parent started and which runs no user code, and the worker, forked from it before
+anything is loaded. The kernel tells the supervisor when the parent dies, and it can act on that whatever the worker is
+at (C code that never lets go of the interpreter lock, too). Orphans of the worker become its children, so it ends
+all that user code started, in whatever process group or session that is. It ends itself as the worker ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import json
 import os
 import resource
@@ -16,51 +20,105 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
 LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; more than this is a mistake that would only fill memory
 LONGEST_MESSAGE = 4000  # characters of a traceback, from its end
+END = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
+"""Tells a supervisor to end the worker, itself, and all that was started; user code has no use for this signal."""
 _PR_SET_PDEATHSIG = 1
-_PARENT_DIED = (
-    signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
-)  # one that user code has no use for
-_PATIENCE_SECONDS = 60.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(request: int, reply: int, parent: int) -> NoReturn:
     """Answer the requests on descriptor `request` on descriptor `reply`; never returns. Called by `WorkerPool` only."""
-    _settle_in(request, reply, parent)
+    _settle_in(request, reply)
+    watched: set[int] = {signal.SIGCHLD, END}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    _ask_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+    _ask_kernel(_PR_SET_PDEATHSIG, int(END))
+    if os.getppid() != parent:
+        os._exit(0)
+    supervisor = os.getpid()
+    worker = os.fork()
+    if worker:
+        os.close(request)
+        os.close(reply)
+        _supervise(worker, watched)
+    _ask_kernel(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != supervisor:
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel takes the worker, not the run
+    _work(request, reply)
+
+
+def _supervise(worker: int, watched: set[int]) -> NoReturn:
+    """Wait for the worker's end, or for the order to end it; then end what is left, and go as the worker went."""
+    status, ordered = None, False
+    while status is None and not ordered:
+        ordered = signal.sigwait(watched) == END
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                status = ended[1] if ended[0] == worker else status
+    with contextlib.suppress(ChildProcessError):
+        while True:  # what a child leaves behind becomes ours
+            for child in _children():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, signal.SIGKILL)
+            os.waitpid(-1, 0)
+    if status is not None and os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError):
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(0 if status is None else os.waitstatus_to_exitcode(status))
+
+
+def _children() -> Iterator[int]:
+    """The processes whose parent this one is."""
+    own = str(os.getpid())
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            stat = Path("/proc", process, "stat").read_text(errors="replace")
+            if stat.rpartition(")")[2].split()[1] == own:  # the name before it may hold anything
+                yield int(process)
+
+
+def _ask_kernel(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _work(request: int, reply: int) -> NoReturn:
     requests: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read_requests, args=(request, requests), daemon=True).start()
     start = requests.get()
+    secret = start["secret"]
     try:
         function, about = _load(start)
-        _send(reply, json.dumps({"ready": about}))
+        _send(reply, json.dumps({"secret": secret, "ready": about}))
     except BaseException as error:
-        _send(reply, json.dumps({"failed": last_words(error)}))
+        _send(reply, json.dumps({"secret": secret, "failed": last_words(error)}))
         os._exit(1)
     _limit_memory(start["memory_limit_bytes"])
-    process = os.getpid()
-    nowhere = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+    process, number = os.getpid(), 0
     while True:
-        chunk = requests.get()
-        # The parent kills us long before this; it is for C code that never lets go of the interpreter lock after the
-        # parent died, when no thread and no signal handler of ours can run.
-        faulthandler.dump_traceback_later(chunk["seconds"] + _PATIENCE_SECONDS, exit=True, file=nowhere)
-        for item in chunk["items"]:
-            line, spent = _answer(function, item)
+        for item in requests.get()["items"]:
+            answer, spent = _answer(function, item)
             if os.getpid() != process:
                 os._exit(0)  # a child that user code forked and let return: it must not answer in our name
-            _send(reply, line)
+            _send(reply, f'{{"secret": "{secret}", "number": {number}, {answer[1:]}')
+            number += 1
             if spent:
                 requests.get()  # nothing more is answered here: the parent replaces this worker when it reads that
-        faulthandler.cancel_dump_traceback_later()
 
 
-def _settle_in(request: int, reply: int, parent: int) -> None:
+def _settle_in(request: int, reply: int) -> None:
     for descriptor in (request, reply):
         os.set_inheritable(descriptor, False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker is killed, not asked to flush
@@ -68,18 +126,6 @@ def _settle_in(request: int, reply: int, parent: int) -> None:
         os.dup2(2, 1)  # what user code prints goes to stderr: the parent's stdout may be read by a program
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process may be stopped for printing to the terminal
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel takes the worker, not the run
-    signal.signal(_PARENT_DIED, _end)  # a handler, not SIGKILL: what user code started has to go as well
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(_PARENT_DIED))  # for C code that keeps our thread from running
-    if os.getppid() != parent:
-        os._exit(0)
-
-
-def _end(*_: Any) -> None:
-    """The parent is gone: end this process and all it started."""
-    os.killpg(0, signal.SIGKILL)
 
 
 def _read_requests(request: int, requests: SimpleQueue[Any]) -> None:
@@ -87,7 +133,7 @@ def _read_requests(request: int, requests: SimpleQueue[Any]) -> None:
     with open(request, "rb") as lines:
         for line in lines:
             requests.put(json.loads(line))
-    _end()
+    os._exit(0)  # the supervisor ends what was started
 
 
 def _load(start: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
@@ -112,7 +158,7 @@ def _limit_memory(limit: int | None) -> None:
 
 
 def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:
-    """The line that answers `item`, and whether the memory ran out: what is kept would count against the next item."""
+    """The JSON object that answers `item`; whether the memory ran out: what is kept would count against the next."""
     try:
         value = function(item)
     except MemoryError as error:

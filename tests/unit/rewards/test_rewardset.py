@@ -244,3 +244,13 @@ def test_a_cheap_reward_in_workers_costs_milliseconds_a_step(tmp_path: Path) -> 
             rewards.score(groups)
             taken.append(time.perf_counter() - begun)
     assert min(taken) < 0.05  # about 5 ms on an idle machine
+
+
+def test_the_plan_says_which_variables_workers_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "1")
+    with RewardSet.build([{"kind": "regex", "pattern": "a", "env_pass": ["MY_KEY"]}]) as rewards:
+        assert rewards.announcements == ["reward regex is given the environment variable MY_KEY"]
+    with pytest.raises(ConfigError, match="NO_SUCH_VARIABLE is not set"):
+        RewardSet.build([{"kind": "regex", "pattern": "a", "env_pass": ["NO_SUCH_VARIABLE"]}])
+    with pytest.raises(ConfigError, match=r"rewards\.0\.env_pass"):
+        RewardSet.build([{"kind": "regex", "pattern": "a", "env_pass": ["A=B"]}])
