@@ -25,6 +25,7 @@ Scale = Literal["group", "batch", "none"]
 
 LEAST_VALID = 2
 _ZERO_STD = 1e-8
+_LARGEST_TO_SQUARE = 1e140
 
 
 def group_advantages(
@@ -53,6 +54,8 @@ def group_advantages(
         raise ValueError(f"ddof must be 0 or 1 and eps >= 0, got {ddof} and {eps}")
     if not rewards.numel():
         return rewards.to(torch.float64)
+    if scale != "none" and float(torch.where(valid, rewards, 0.0).abs().max()) > _LARGEST_TO_SQUARE:
+        return _of_huge_rewards(rewards, valid, group_ids, scale, ddof, eps)
     even = _of_even_groups(rewards, valid, group_ids, scale, ddof, eps)
     if even is not None:
         return even
@@ -70,6 +73,20 @@ def group_advantages(
     std = _std(r, usable, group_ids if scale == "group" else torch.zeros_like(group_ids), ddof)
     divided = graded & (std >= (_ZERO_STD if eps == 0 else 0.0))
     return torch.where(divided, centred / torch.where(divided, std + eps, 1.0), 0.0)
+
+
+def _of_huge_rewards(rewards: Tensor, valid: Tensor, group_ids: Tensor, scale: Scale, ddof: int, eps: float) -> Tensor:
+    """The advantages `(B,)` where squares would overflow: a group's do not change when a power of two divides it.
+
+    Beside a deviation of that size `eps` is nothing; groups whose rewards can be squared are as ever.
+    """
+    r = torch.where(valid, rewards.to(torch.float64), 0.0)
+    segments = group_ids if scale == "group" else torch.zeros_like(group_ids)
+    largest = segment_max(r.abs(), segments, int(segments.max()) + 1)[segments]
+    huge = largest > _LARGEST_TO_SQUARE
+    divided = torch.where(huge, r / largest.clamp(min=1.0).log2().floor().exp2(), 0.0)
+    of_huge = group_advantages(divided, valid, group_ids, scale, ddof, 0.0)
+    return of_huge + group_advantages(torch.where(huge, 0.0, r), valid, group_ids, scale, ddof, eps)
 
 
 def _of_even_groups(

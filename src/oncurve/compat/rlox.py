@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from oncurve.errors import DataError, RewardError
 from oncurve.losses import Regularizer
 from oncurve.models import save, wrap
+from oncurve.rewards.parts import LARGEST_REWARD
 from oncurve.rewards.scoring import Afterwards
 from oncurve.rollout import InProcessEngine, Policy, check_token_ids
 from oncurve.run.assemble import trainer_config
@@ -180,8 +181,8 @@ class TokenScorer:
         rewards = [float(reward) for reward in self.reward_fn(completions, padded)]
         if len(rewards) != len(completions):
             raise RewardError(f"reward_fn returned {len(rewards)} rewards for {len(completions)} completions")
-        if bad := [reward for reward in rewards if not math.isfinite(reward)]:
-            raise RewardError(f"reward_fn returned {bad[0]}; a reward is a finite number")
+        if bad := [reward for reward in rewards if not abs(reward) <= LARGEST_REWARD]:
+            raise RewardError(f"reward_fn returned {bad[0]}; a reward is a finite number, up to ±{LARGEST_REWARD:g}")
         each = iter(rewards)
         return [Group(g.prompt, g.completions, tuple(Score(next(each)) for _ in g.completions), g.draw) for g in groups]
 

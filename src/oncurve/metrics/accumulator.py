@@ -26,8 +26,8 @@ class Metrics:
         metrics.result()["entropy"]
 
     Merging is exact: the result is that of all observations together, in whatever pieces they came. Observations that
-    are NaN or infinite are left out and counted in `nonfinite_values`. What is added from an accelerator is reduced
-    there and fetched when it is asked for, so adding does not wait for the device.
+    are NaN or infinite are left out and counted in `nonfinite_values`, and so is a result that overflowed. What is
+    added from an accelerator is reduced there and fetched when it is asked for, so adding does not wait for the device.
     """
 
     def __init__(self) -> None:
@@ -90,6 +90,10 @@ class Metrics:
             if count > 0
         }
         left_out = sum(nonfinite for _, _, nonfinite in self._totals.values())
+        overflowed = [key for key, value in result.items() if not math.isfinite(value)]
+        for key in overflowed:
+            del result[key]
+        left_out += len(overflowed)
         if left_out:
             result["nonfinite_values"] = result.get("nonfinite_values", 0.0) + left_out
         return result
@@ -139,10 +143,17 @@ def _final(values: Sequence[float]) -> float:
     return values[-1]
 
 
+def _sum_all(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf
+
+
 _REDUCE = {"mean": _sum, "sum": _sum, "max": _max, "last": _last}
 _REDUCE_ALL: dict[str, Callable[[Sequence[float]], float]] = {
-    "mean": math.fsum,
-    "sum": math.fsum,
+    "mean": _sum_all,
+    "sum": _sum_all,
     "max": max,
     "last": _final,
 }

@@ -25,6 +25,6 @@ def declared(key: str) -> Metric:
     if key in METRICS and METRICS[key].prefix is None:
         return METRICS[key]
     for prefix, family in _FAMILIES.items():
-        if key.startswith(prefix) and len(key) > len(prefix) and "<" not in key:
+        if key.startswith(prefix) and len(key) > len(prefix) and key != family.name:
             return family
     raise KeyError(f"metric {key!r} is not declared in oncurve.metrics{suggest(key, METRICS)}")

@@ -137,8 +137,8 @@ class Adapted:
             "completions": item["completions"],
             "completion_ids": item["completion_ids"],
             "trainer_state": SimpleNamespace(global_step=item["step"]),
-            "log_metric": lambda name, value: metrics.setdefault(name, []).append(float(value)),
-            "log_extra": lambda name, values: extras.setdefault(name, []).extend(values),
+            "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
+            "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
         }
         wanted = {n: v for n, v in offered.items() if n in self._names or (self._everything and n == "prompts")}
         rewards = _awaited(self._function(**{**item["columns"], **wanted}))

@@ -16,9 +16,21 @@ from oncurve.spec import suggest
 from oncurve.types import Completion, Group, Prompt
 from oncurve.workers import Reply
 
-__all__ = ["Part", "Stepwise", "as_stepwise", "as_value", "checked", "completion_count"]
+__all__ = [
+    "LARGEST_REWARD",
+    "Part",
+    "Stepwise",
+    "as_stepwise",
+    "as_value",
+    "checked",
+    "completion_count",
+    "within",
+]
 
 log = logging.getLogger("oncurve.rewards")
+
+LARGEST_REWARD = 1e300
+"""Rewards are sums and means of at most 10^8 others: up to here no such sum leaves the range of a float."""
 
 
 class Part:
@@ -145,7 +157,7 @@ def as_stepwise(said: Mapping[str, Any]) -> Stepwise | float | None:
 def as_value(value: Any) -> float | None:
     """A reward as a float; None stays None. bool, int, float, and scalars of numpy and torch are rewards.
 
-    Raises TypeError for anything else, ValueError for NaN and the infinities.
+    Raises TypeError for anything else, ValueError for NaN, the infinities, and what is beyond ±`LARGEST_REWARD`.
     """
     if value is None:
         return None
@@ -159,6 +171,8 @@ def as_value(value: Any) -> float | None:
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"it returned {number}")
+    if abs(number) > LARGEST_REWARD:
+        raise ValueError(f"it returned {number:g}, and a reward lies between ±{LARGEST_REWARD:g}: larger ones overflow")
     return number
 
 
@@ -173,6 +187,14 @@ def checked(reply: Reply) -> Reply:
         return Reply(None, "type", str(error))
     except ValueError as error:
         return Reply(None, "not_finite", str(error))
+
+
+def within(reply: Reply, length: int) -> Reply:
+    """The reply, or the fault that its steps are where they end outside of a text of `length` characters."""
+    ends = reply.value.ends if isinstance(reply.value, Stepwise) else ()
+    if all(0 < end <= length for end in ends) and list(ends) == sorted(set(ends)):
+        return reply
+    return Reply(None, "type", f"it said that steps end at {list(ends)!r:.60} in a completion of {length} characters")
 
 
 def _described(value: Any) -> str:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.errors import DataError, OncurveError, RewardError, TrainingError
-from oncurve.rewards.parts import Part, Stepwise, checked, completion_count
+from oncurve.rewards.parts import LARGEST_REWARD, Part, Stepwise, checked, completion_count, within
 from oncurve.types import Completion, Group, Prompt, Score
 from oncurve.workers import Job, Reply, WorkerPool
 
@@ -71,9 +71,10 @@ class Scoring:
         self._undo.close()
         self.overlapped_seconds = math.fsum(part.overlapped_seconds for part in self._parts)
         self.metrics = {
-            f"{scored.part.name}/{name}": math.fsum(values) / len(values)
+            _as_text(f"{scored.part.name}/{name}"): math.fsum(values) / len(values)
             for scored in self._parts
             for name, values in scored.metrics.items()
+            if values
         }
         written = [(group.prompt, completion) for group in groups for completion in group.completions]
         scores = [
@@ -93,7 +94,8 @@ class Scoring:
         steps = _Steps(len(completion.text))
         part_steps: dict[str, tuple[tuple[int, float], ...]] = {}
         fault, masked = None, False
-        for scored, reply in zip(self._parts, replies, strict=True):
+        for scored, said in zip(self._parts, replies, strict=True):
+            reply = within(said, len(completion.text))
             part, value = scored.part, reply.value
             if reply.fault is not None:
                 fault = fault or f"{reply.fault}: {part.name}: {_last_line(reply.message)}"
@@ -111,9 +113,9 @@ class Scoring:
             values[part.name] = value
             if value is not None:
                 terms.append(part.settings.weight * value)
-        reward = math.fsum(terms) if all(map(math.isfinite, terms)) else math.inf
+        reward = math.fsum(terms) if all(map(_is_usable, terms)) else math.inf
         ends, rewards = steps.result()
-        valid = bool(terms) and not masked and math.isfinite(reward) and all(map(math.isfinite, rewards))
+        valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards)))
         if not terms and not masked:
             fault = fault or "none: no reward applies: every part returned None"
         elif not masked and not valid:
@@ -295,7 +297,10 @@ class PartScoring:
         said: Mapping[str, Any] = reply.value
         rewards = self.part.values(said["rewards"], expected)
         for name, values in said["metrics"].items():
-            self.metrics.setdefault(name, []).extend(values)
+            usable = [value for value in values if _is_usable(value)]
+            if len(usable) < len(values):
+                self.part.tell("reward %s: log_metric(%r, ...) was given what is not finite; it is left out", name)
+            self.metrics.setdefault(name, []).extend(usable)
         for name, values in said["extras"].items():
             if len(values) == expected:
                 self.extras.setdefault(name, [None] * total)[start : start + expected] = values
@@ -326,6 +331,15 @@ class Afterwards:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Nothing is held."""
+
+
+def _as_text(name: str) -> str:
+    """A name as a file can hold it: user code may name a metric by half a character."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def _is_usable(reward: float) -> bool:
+    return abs(reward) <= LARGEST_REWARD  # not so for NaN
 
 
 def _last_line(message: str) -> str:

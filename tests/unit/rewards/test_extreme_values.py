@@ -1,0 +1,143 @@
+"""Rewards at the end of the range of floats, metrics of any name, steps that end nowhere: a right number or a fault."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.scoring import faults_of, group, rewards_of
+from oncurve.advantages import group_advantages
+from oncurve.errors import ConfigError
+from oncurve.metrics import Metrics
+from oncurve.rewards import RewardSet, RewardSettings
+from oncurve.rewards.parts import LARGEST_REWARD
+from oncurve.rewards.settings import Accepts, InProcess
+from oncurve.trainer.observe import observe_groups
+
+EXTREME = [1e308, -1e308, 1.7976931348623157e308, 1e300, -1e300, 9e299, 1e155, -1e155, 0.0, 5e-324, 1.0]
+
+
+@given(
+    st.lists(st.sampled_from(EXTREME), min_size=1, max_size=8),
+    st.sampled_from([1.0, -1.0, 1e8, 1e-300, 1e308]),
+    st.booleans(),
+)
+def test_finite_rewards_are_numbers_or_faults(values: list[float], weight: float, batch: bool) -> None:
+    values.append(0.0)  # where all of them are too large, the step has no reward, and that is an error
+
+    def one(completion_ids: Sequence[int]) -> float:
+        return values[len(completion_ids) - 1]
+
+    def many(completions: Sequence[str], completion_ids: Sequence[Sequence[int]], log_metric: Any) -> list[float]:
+        for value in values:
+            log_metric("value", value)
+        return [one(ids) for ids in completion_ids]
+
+    texts = ["x" * (index + 1) for index in range(len(values))]
+    settings = {"kind": "python", "function": many if batch else one, "weight": weight}
+    with RewardSet.build([settings, lambda completion_ids: 1.0 + 0.0 * len(values)]) as rewards:
+        scored = rewards.score([group(*texts)])
+        assert all(map(math.isfinite, rewards.metrics.values()))
+    for value, reward, fault in zip(values, rewards_of(scored), faults_of(scored), strict=True):
+        usable = abs(value) <= LARGEST_REWARD and abs(value * weight) <= LARGEST_REWARD
+        assert (reward, fault) == ((math.fsum([value * weight, 1.0]), None) if usable else (None, "not_finite"))
+    metrics = Metrics()
+    observe_groups(metrics, scored, dropped=0)
+    for _ in range(3):
+        observe_groups(metrics, scored, dropped=0)
+    assert all(map(math.isfinite, metrics.result().values()))
+
+
+@given(st.lists(st.sampled_from([1e308, -1e308, 1.7976931348623157e308]), min_size=1, max_size=5))
+def test_metrics_that_overflow_are_left_out_and_counted(values: list[float]) -> None:
+    metrics = Metrics()
+    metrics.add_all("reward", values)
+    for value in values:
+        metrics.add("reward", value)
+    metrics.add("reward", torch.tensor(values, dtype=torch.float64))
+    found = metrics.result()
+    assert all(map(math.isfinite, found.values()))
+    assert "reward" in found or found["nonfinite_values"] > 0
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+@pytest.mark.parametrize("factor", [1e150, 1e200, 1e290, 2.0**1000])
+def test_advantages_do_not_depend_on_the_size_of_rewards(scale: Any, factor: float) -> None:
+    rewards = torch.tensor([0.0, 1.0, 3.0, -2.0, 1.0, 1.0], dtype=torch.float64)
+    valid, groups = torch.tensor([True] * 5 + [False]), torch.tensor([0, 0, 1, 1, 1, 1])
+    expected = group_advantages(rewards, valid, groups, scale, 1, 0.0)
+    assert expected.abs().max() > 0.5
+    found = group_advantages(rewards * factor, valid, groups, scale)
+    torch.testing.assert_close(found, expected)
+
+
+def test_one_group_of_huge_rewards_leaves_the_others_as_they_are() -> None:
+    valid, groups = torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
+    found = group_advantages(torch.tensor([0.0, 1e300, 0.0, 1.0], dtype=torch.float64), valid, groups)
+    alone = group_advantages(torch.tensor([0.0, 1.0]), valid[:2], groups[:2])
+    torch.testing.assert_close(found[2:], alone, rtol=0, atol=0)
+    torch.testing.assert_close(found[:2], alone, rtol=1e-5, atol=0)
+
+
+@given(
+    st.text(min_size=1, max_size=20)
+    | st.sampled_from(["len<512", "<name>", "a/b", "", "\ud800", "\x1b[31m", '"}\n', "é&<b>"])
+)
+def test_a_metric_may_have_any_name(name: str) -> None:
+    def logs(completions: Sequence[str], log_metric: Any, log_extra: Any) -> list[float]:
+        log_metric(name, 2.0)
+        log_extra(name, completions)
+        return [1.0 for _ in completions]
+
+    with RewardSet.build([logs]) as rewards:
+        rewards.score([group("a", "b")])
+        assert list(rewards.metrics.values()) == [2.0]
+        metrics = Metrics()
+        for key, value in rewards.metrics.items():
+            metrics.add(f"reward/{key}", value)
+    found = metrics.result()
+    assert list(found.values()) == [2.0]
+    assert json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8")) == found
+
+
+def _logs_names(completions: Sequence[str], log_metric: Any) -> list[float]:
+    for name in ("len<512", "\ud800", 5, None):
+        log_metric(name, 1.0)
+    return [1.0 for _ in completions]
+
+
+class EndsAnywhere(RewardSettings):
+    """A kind whose steps end where it is told."""
+
+    ends: tuple[int, ...] = ()
+
+    def start(self, base: Path | None) -> InProcess:
+        return InProcess(self._item, Accepts(needs=(("completion",),)))
+
+    def _item(self, item: Any) -> dict[str, Any]:
+        ends = self.ends if item["completion"] == "bad" else (3,)
+        return {"reward": 1.0, "step_ends": ends, "step_rewards": [1.0] * len(ends)}
+
+
+@given(st.lists(st.integers(-(10**30), 10**30) | st.integers(-5, 5), min_size=1, max_size=4))
+def test_steps_that_end_outside_the_text_are_a_fault_of_that_completion(ends: list[int]) -> None:
+    with RewardSet.build([EndsAnywhere(ends=tuple(ends))]) as rewards:
+        rewards.locate = lambda prompt, completion, offsets: tuple(offset - 1 for offset in offsets)
+        scored = rewards.score([group("bad", "abc")])
+    fits = ends == sorted(set(ends)) and ends[0] > 0 and ends[-1] <= 3
+    assert faults_of(scored) == [None if fits else "type", None]
+
+
+@pytest.mark.parametrize("key", ["timeout_seconds", "start_timeout_seconds"])
+@pytest.mark.parametrize("value", [1e308, 1e15, 604_801, 0, -1, 1e-400])
+def test_durations_are_bounded(key: str, value: float) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"rewards\.0\.{key}: should be (less than or equal to 604800|greater than 0)"
+    ):
+        RewardSet.build([{"kind": "math", key: value}])
