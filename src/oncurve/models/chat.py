@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oncurve.errors import ModelError
 
-__all__ = ["has_template", "render"]
+__all__ = ["apply_template", "has_template", "render"]
+
+TEMPLATE_SECONDS = 10.0
+"""For one prompt, whose layout takes less than a millisecond: a template that takes longer is one that loops."""
 
 
 def has_template(tokenizer: Any) -> bool:
@@ -43,10 +48,50 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
             "the prompt is a list of chat messages, but the model's tokenizer has no chat template; "
             "use an instruction-tuned model, or prompts that are plain strings"
         )
-    try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except Exception as error:  # templates are programs: they raise what they like (jinja2, KeyError, TypeError)
-        raise ModelError(f"the model's chat template refuses these messages: {error}") from error
+    ids: list[int] = apply_template(
+        tokenizer, messages, "the model's", add_generation_prompt=True, tokenize=True, return_dict=False
+    )
     return ids
+
+
+def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], whose: str, **options: Any) -> Any:
+    """What the tokenizer's chat template makes of messages; `whose` it is, in messages.
+
+    Raises ModelError: it refuses the messages, or is not done within `TEMPLATE_SECONDS`.
+    """
+    made: list[Any] = []
+    errors: list[BaseException] = []
+
+    def lay_out() -> None:
+        try:
+            made.append(tokenizer.apply_chat_template([dict(message) for message in messages], **options))
+        except (
+            BaseException
+        ) as error:  # templates are programs: they raise what they like (jinja2, KeyError, TypeError)
+            errors.append(error)
+
+    thread = threading.Thread(target=lay_out, daemon=True)
+    thread.start()
+    thread.join(TEMPLATE_SECONDS)
+    if thread.is_alive():
+        _end(thread)
+        raise ModelError(
+            f"{whose} chat template was not done with one prompt within {TEMPLATE_SECONDS:g} seconds: it loops; "
+            'correct the template, or use data.chat = "never" and prompts that are plain strings'
+        )
+    if errors:
+        raise ModelError(f"{whose} chat template refuses these messages: {errors[0]}") from errors[0]
+    return made[0]
+
+
+class _TooSlow(BaseException):  # not an Exception: nothing on the way may take it for a mistake of the messages
+    pass
+
+
+def _end(thread: threading.Thread) -> None:
+    """Have a thread that runs Python code end: tried again, as an exception in an object's finaliser is lost."""
+    identity = ctypes.c_ulong(thread.ident or 0)
+    for _ in range(50):
+        if thread.is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(_TooSlow))
+            thread.join(0.05)

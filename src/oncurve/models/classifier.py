@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from oncurve.errors import ModelError
-from oncurve.models.chat import has_template
+from oncurve.models.chat import apply_template, has_template
 from oncurve.types import Messages
 
 __all__ = ["Classifier", "Encoded", "HeadKind", "OverlongError", "batches_by_length", "log_odds"]
@@ -104,10 +104,7 @@ class Classifier:
         return text, self._place([*asked, *said], text) if placed else 0, False
 
     def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
-        except Exception as error:  # templates are programs: they raise what they like
-            raise ModelError(f"{self.name}: the chat template refuses these messages: {error}") from error
+        return str(apply_template(self.tokenizer, messages, f"{self.name}: the", tokenize=False))
 
     def _place(self, messages: Sequence[Mapping[str, Any]], text: str) -> int:
         """Where in a chat's text its last message begins; templates like to strip white space from it.

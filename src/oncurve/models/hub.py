@@ -1,16 +1,18 @@
-"""Whether the model hub can be reached: asked once, quickly, before its client would ask for half a minute."""
+"""Whether the model hub can be reached and answers: found out in seconds, before its client tries for minutes."""
 
 from __future__ import annotations
 
 import socket
 from contextlib import suppress
 from threading import Thread
+from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import Request, getproxies, proxy_bypass, urlopen
 
-__all__ = ["reachable"]
+__all__ = ["answers", "reachable"]
 
 SECONDS = 5.0
+ANSWER_SECONDS = 10.0
 
 
 def reachable(seconds: float = SECONDS) -> bool:
@@ -34,6 +36,33 @@ def reachable(seconds: float = SECONDS) -> bool:
     thread.start()
     thread.join(seconds)
     return bool(opened)
+
+
+def answers(seconds: float = ANSWER_SECONDS) -> bool:
+    """Whether the hub says anything at all within `seconds`, if only that something is wrong.
+
+    A server that accepts connections and never answers would keep the hub's client for minutes: it waits ten seconds
+    for each of several requests for each of several files, and tries each again.
+    """
+    from huggingface_hub import constants
+
+    said: list[bool] = []
+
+    def ask() -> None:
+        try:
+            with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=seconds):
+                said.append(True)
+        except TimeoutError:
+            pass
+        except URLError as error:  # also its answer that this is refused; certificates are for the client to judge
+            said.extend([True] if not isinstance(error.reason, TimeoutError) else [])
+        except (OSError, ValueError):
+            said.append(True)
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(said)
 
 
 def _door(endpoint: str) -> tuple[str, int]:

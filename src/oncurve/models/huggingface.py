@@ -14,7 +14,7 @@ from torch import nn
 
 from oncurve.errors import ModelError
 from oncurve.models.causal import CausalModel
-from oncurve.models.hub import reachable
+from oncurve.models.hub import answers, reachable
 from oncurve.models.precision import DTYPES, Precision, resolved
 from oncurve.models.probe import wrap
 from oncurve.models.quiet import quiet
@@ -92,7 +92,9 @@ class ModelConfig(Component):
         directory = directory_of(self.path)
         source = str(directory or self.path)
         device = self._device()
-        local = directory is not None or not reachable()  # what was downloaded once loads without the hub
+        local = directory is not None or not (
+            reachable() and answers()
+        )  # what was downloaded once loads without the hub
         module, missing = self._load_module(source, local, masters)
         if missing:
             shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")

@@ -14,7 +14,7 @@ from torch import nn
 from oncurve.errors import ModelError
 from oncurve.models.aligned import aligned
 from oncurve.models.classifier import Classifier, HeadKind
-from oncurve.models.hub import reachable
+from oncurve.models.hub import answers, reachable
 from oncurve.models.precision import DTYPES
 from oncurve.models.quiet import quiet
 from oncurve.models.sources import directory_of, explained, load_tokenizer
@@ -53,7 +53,7 @@ def load_classifier(
     Raises ModelError: no such model, the wrong kind of it, no such label, a tokenizer that cannot be used.
     """
     directory = directory_of(path, f"{section}.path")
-    source, local = str(directory or path), directory is not None or not reachable()
+    source, local = str(directory or path), directory is not None or not (reachable() and answers())
     chosen = _device(device, section)
     module = _load(source, local, head, DTYPES[dtype], new_head)
     tokenizer = load_tokenizer(source, local)

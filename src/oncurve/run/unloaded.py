@@ -12,7 +12,7 @@ from safetensors import safe_open
 from oncurve.data import load_rows, open_prompts
 from oncurve.errors import ModelError, UserError
 from oncurve.learner.reward_model import NoRewardModel
-from oncurve.models.hub import reachable
+from oncurve.models.hub import answers, reachable
 from oncurve.models.quiet import quiet
 from oncurve.rewards.model import NetworkReward
 from oncurve.run.config import RunConfig
@@ -78,7 +78,7 @@ def _stored_parameters(path: str) -> int:
 def _tokenizer(path: str, trusted: bool) -> Any:
     from transformers import AutoTokenizer
 
-    local = Path(path).expanduser().is_dir() or not reachable()
+    local = Path(path).expanduser().is_dir() or not (reachable() and answers())
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(
@@ -105,7 +105,7 @@ def read_model_config(path: str, trusted: bool = False) -> Any:
         with quiet():
             return AutoConfig.from_pretrained(
                 str(folder) if folder.is_dir() else path,
-                local_files_only=folder.is_dir() or not reachable(),
+                local_files_only=folder.is_dir() or not (reachable() and answers()),
                 trust_remote_code=trusted,
             )
     except Exception as error:

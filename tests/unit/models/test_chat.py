@@ -1,10 +1,13 @@
 """Prompts become the ids the model was trained to be asked with."""
 
+import threading
+from pathlib import Path
+
 import pytest
 from transformers import AutoTokenizer
 
 from oncurve.errors import ModelError
-from oncurve.models import has_template, render
+from oncurve.models import chat, has_template, render
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
@@ -85,3 +88,23 @@ def test_an_empty_string_is_the_beginning_of_a_text():
     assert render(Characters(bos_token_id=1), "") == (1,)
     with pytest.raises(ModelError, match="empty prompt"):
         render(Characters(), "")
+
+
+LOOP = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3
+
+
+@pytest.mark.parametrize("template", [LOOP, LOOP.replace("{% endfor %}", "x{% endfor %}", 1), "{{ 1 // 0 }}"])
+def test_a_template_that_never_ends_is_refused_within_its_time(template, monkeypatch):
+    from transformers import AutoTokenizer
+
+    before = threading.active_count()
+    monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.3)
+    tokenizer = AutoTokenizer.from_pretrained(Path(chat.__file__).parent / "tiny")
+    tokenizer.chat_template = template
+    words = "refuses these messages" if "//" in template else "was not done with one prompt within 0.3 seconds"
+    for _ in range(2):
+        with pytest.raises(ModelError, match=words):
+            render(tokenizer, [{"role": "user", "content": "2+2="}])
+    assert threading.active_count() <= before  # what looped has ended
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert render(tokenizer, [{"role": "user", "content": "2+2="}])

@@ -1,7 +1,12 @@
 """Whether the hub is there is found out in seconds, through a proxy where there is one, and not asked when offline."""
 
+import os
 import socket
+import subprocess
+import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from huggingface_hub import constants
@@ -65,3 +70,40 @@ def test_a_name_that_nobody_answers_for_is_given_up_in_time(monkeypatch):
     began = time.monotonic()
     assert not hub.reachable(seconds=0.1)
     assert time.monotonic() - began < 1.5
+
+
+def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(monkeypatch, listener):
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener}")
+    began = time.monotonic()
+    assert hub.reachable()
+    assert not hub.answers(seconds=0.3)
+    assert time.monotonic() - began < 20
+
+
+def test_any_answer_will_do(monkeypatch):
+    class Refusing(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_error(403)
+
+        def log_message(self, *_args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert hub.answers()
+        server.shutdown()
+
+
+@pytest.mark.slow
+def test_a_model_of_a_silent_hub_is_refused_within_the_stated_time(tmp_path, listener):
+    settings = {"HF_ENDPOINT": f"http://127.0.0.1:{listener}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    script = (
+        "from oncurve.models import hub\nhub.answers.__defaults__ = (1.0,)\n"
+        "from oncurve.models.huggingface import ModelConfig\nModelConfig(path='nobody/nothing').build()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**environment, **settings}, capture_output=True, text=True, timeout=120
+    )
+    assert "ModelError: nobody/nothing is neither a directory here nor a model the hub could give" in done.stderr
