@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import math
 import re
+import stat
 import sys
 import traceback
 import types
@@ -37,6 +38,7 @@ __all__ = [
     "locate",
     "misstated",
     "nearest",
+    "not_a_file",
     "path_component",
     "suggest",
     "validated",
@@ -213,6 +215,9 @@ def _import_file(source: str, base: Path | None) -> types.ModuleType:
     name = f"{_FILE_MODULE}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
+    special = not_a_file(file)
+    if special is not None:
+        raise ConfigError(f"{file} is {special}, and code is read from files; name a file")
     if not file.is_file():
         raise ConfigError(f"there is no file {file}")
     spec = importlib.util.spec_from_file_location(name, file)
@@ -229,6 +234,21 @@ def _import_file(source: str, base: Path | None) -> types.ModuleType:
     finally:
         sys.path.remove(str(file.parent))
     return module
+
+
+def not_a_file(path: Path) -> str | None:
+    """ "a pipe", "a device" or "a socket": what reading could wait for, or never end at; None: it is none of these."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # it is not there, or cannot be reached: reading says which
+        return None
+    kinds = (
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+        (stat.S_ISSOCK, "a socket"),
+    )
+    return next((name for is_one, name in kinds if is_one(mode)), None)
 
 
 def _last_words(error: BaseException) -> str:

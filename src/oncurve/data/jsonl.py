@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from oncurve.errors import DataError
-from oncurve.spec import suggest
+from oncurve.spec import not_a_file, suggest
 
 __all__ = ["read_jsonl"]
 
@@ -18,8 +18,8 @@ OTHER_FORMATS = {".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".zip", ".
 def read_jsonl(file: Path, key: str = "data.path") -> tuple[list[dict[str, Any]], array[int]]:
     """The rows of a JSONL file and the line (from 1) of each. Blank lines are passed over; a BOM is, too.
 
-    `key` is the setting that named the file. Raises DataError: no such file, a directory, not readable, another
-    format, not UTF-8, not JSON, not an object, a column twice, no rows.
+    `key` is the setting that named the file. Raises DataError: no such file, a directory, a pipe or a device, not
+    readable, another format, not UTF-8, not JSON, not an object, a column twice, no rows.
     """
     rows: list[dict[str, Any]] = []
     lines = array("q")
@@ -36,6 +36,9 @@ def _content(file: Path, key: str) -> bytes:
     if file.is_dir():
         inside = ", ".join(sorted(entry.name for entry in file.glob("*.json*"))[:8]) or "no .jsonl file"
         raise DataError(f"{key}: {file} is a directory; name one file (it has: {inside})")
+    special = not_a_file(file)
+    if special is not None:
+        raise DataError(f"{key}: {file} is {special}, which cannot be read a second time; write the rows to a file")
     if file.suffix.lower() in OTHER_FORMATS:
         raise DataError(f"{key}: {file.name} is not JSONL; write one JSON object a line, UTF-8, and name it .jsonl")
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from oncurve.errors import ConfigError
-from oncurve.spec import suggest
+from oncurve.spec import not_a_file, suggest
 
 __all__ = ["PRESETS", "RECIPES", "Assignment", "Layer", "from_mapping", "from_overrides", "read_layers", "shipped"]
 
@@ -89,6 +89,9 @@ def _find(name: str, folder: Path, where: str = "") -> Path:
         return path / "config.toml"
     if path.is_file():
         return path
+    special = not_a_file(path)
+    if special is not None:
+        raise ConfigError(f"{where}{path} is {special}; a recipe is a file, which a run can read again")
     presets, own = shipped(PRESETS), shipped(RECIPES)
     if name in presets or name in own:
         return presets.get(name) or own[name]
