@@ -39,6 +39,7 @@ __all__ = [
     "Score",
     "Streams",
     "TokenLoss",
+    "TokenWeights",
     "TrainBatch",
     "axes_of",
 ]
@@ -124,13 +125,37 @@ class Streams:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """A loss per token `(b, T)`, unreduced, and `(b, T)` statistics by metric name (detached), unreduced too."""
+    """A loss per token `(b, T)`, unreduced, and `(b, T)` statistics by metric name (detached), unreduced too.
+
+    `kl` is the part of the loss that the batch's `kl_weights` weigh; None where `loss` holds all of it.
+    """
 
     loss: Tensor
     stats: Mapping[str, Tensor] = field(default_factory=dict)
+    kl: Tensor | None = None
 
     def __add__(self, other: TokenLoss) -> TokenLoss:
-        return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats})
+        kl = other.kl if self.kl is None else self.kl if other.kl is None else self.kl + other.kl
+        return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats}, kl)
+
+    def weighted(self, batch: TrainBatch) -> Tensor:
+        """`Σ_it token_weights_it · loss_it + Σ_it kl_weights_it · kl_it`, `()`. Raises ValueError without weights."""
+        if batch.token_weights is None:
+            raise ValueError("a loss needs the batch's token_weights: batch.with_weights(aggregation(batch)) first")
+        total = (self.loss * batch.token_weights).sum()
+        if self.kl is None:
+            return total
+        if batch.kl_weights is None:
+            raise ValueError("a KL term of its own weights needs the batch's kl_weights")
+        return total + (self.kl * batch.kl_weights).sum()
+
+
+@dataclass(frozen=True)
+class TokenWeights:
+    """Weights `(B, T)` of a batch's token losses, where the KL term has an aggregation of its own."""
+
+    policy: Tensor
+    kl: Tensor
 
 
 @dataclass(frozen=True)
@@ -165,6 +190,7 @@ class TrainBatch:
     truncated      (B,)   bool      the completion was cut off at the limit
     policy_versions (B,)  int64     the version of the policy that sampled it
     rollout_logprobs, old_logprobs, ref_logprobs, values, advantages, returns, token_weights   (B, T) or absent
+    kl_weights     (B, T)           of the KL term, where `kl.aggregation` gives it weights of its own
     values_beyond  (B,)             V after the last token
     ref_hidden     (N, H)           reference hidden states of all completion tokens, row after row (`full` KL only)
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
@@ -192,6 +218,7 @@ class TrainBatch:
     advantages: Tensor | None = field(default=None, metadata=_axes("BT"))
     returns: Tensor | None = field(default=None, metadata=_axes("BT"))
     token_weights: Tensor | None = field(default=None, metadata=_axes("BT"))
+    kl_weights: Tensor | None = field(default=None, metadata=_axes("BT"))
     step_ends: Tensor | None = field(default=None, metadata=_axes("BS"))
     step_rewards: Tensor | None = field(default=None, metadata=_axes("BS"))
     step_counts: Tensor | None = field(default=None, metadata=_axes("B"))
@@ -220,9 +247,11 @@ class TrainBatch:
             return replace(self, advantages=advantages.advantages, returns=advantages.returns)
         return replace(self, advantages=advantages)
 
-    def with_weights(self, token_weights: Tensor) -> Self:
-        """This batch with `token_weights` `(B, T)`, which hold the global denominators."""
-        return replace(self, token_weights=token_weights)
+    def with_weights(self, weights: Tensor | TokenWeights) -> Self:
+        """This batch with `token_weights` `(B, T)`, which hold the global denominators, and `kl_weights` if given."""
+        if isinstance(weights, TokenWeights):
+            return replace(self, token_weights=weights.policy, kl_weights=weights.kl)
+        return replace(self, token_weights=weights)
 
     def to(self, device: torch.device) -> Self:
         """This batch with its tensors on `device`; what is ragged (the prompts) stays, and models move it."""

@@ -13,6 +13,8 @@ from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate, micro_batches
 from oncurve.kl import KL_KINDS, full_kl_from_logits
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.rollout import Sampling
+from oncurve.run.config import RunConfig
 from oncurve.types import Completion, Group, Prompt, Score, Streams, TrainBatch
 from oracles.plain_grpo import PlainConfig, PlainGroup, reference_loss
 
@@ -63,6 +65,20 @@ def logprobs_of(weights: Tensor, batch: TrainBatch) -> Tensor:
 def test_loss_and_gradient_are_those_of_the_plain_implementation(
     objective: str, estimator: str, aggregation: str, off_policy: bool
 ) -> None:
+    compare(objective, estimator, aggregation, None, off_policy)
+
+
+@pytest.mark.parametrize("off_policy", [True, False])
+@pytest.mark.parametrize("objective", OBJECTIVE_KINDS)
+@pytest.mark.parametrize("kl_aggregation", AGGREGATION_KINDS)
+@pytest.mark.parametrize("aggregation", AGGREGATION_KINDS)
+def test_a_kl_term_of_its_own_aggregation_is_that_of_the_plain_implementation(
+    objective: str, aggregation: str, kl_aggregation: str, off_policy: bool
+) -> None:
+    compare(objective, "ratio_k3" if off_policy else "k1", aggregation, kl_aggregation, off_policy)
+
+
+def compare(objective: str, estimator: str, aggregation: str, kl_aggregation: str | None, off_policy: bool) -> None:
     weights, reference = table(0).requires_grad_(), table(1)
     batch = as_batch(PLAIN)
     old = logprobs_of(table(0) + 0.3 * table(2), batch)
@@ -76,25 +92,28 @@ def test_loss_and_gradient_are_those_of_the_plain_implementation(
         ]
     config = PlainConfig(
         temperature=TEMPERATURE, objective=objective, dual_clip=3.0, kl=estimator, kl_coef=0.2, entropy_coef=0.05,
-        aggregation=aggregation, max_length=LONGEST,
+        aggregation=aggregation, kl_aggregation=kl_aggregation, max_length=LONGEST,
     )  # fmt: skip
     expected = reference_loss(lambda ids: weights[ids[0]], groups, config, lambda ids: reference[ids[0]])
     (expected_gradient,) = torch.autograd.grad(expected, weights)
 
     policy = OBJECTIVE_KINDS[objective](**({} if objective == "reinforce" else {"dual_clip": 3.0}))
-    weigh = AGGREGATION_KINDS[aggregation](**({"max_length": LONGEST} if aggregation.endswith("norm") else {}))
-    regularizer = Regularizer(KLPenalty(estimator=estimator, coef=0.2), 0.05)
+    settings = RunConfig(
+        rollout=Sampling(max_new_tokens=LONGEST),
+        kl=KLPenalty(estimator=estimator, coef=0.2, aggregation=kl_aggregation),
+        aggregation=AGGREGATION_KINDS[aggregation](),
+    )
+    regularizer = Regularizer(settings.kl, 0.05)
     batch = batch.having(ref_logprobs=logprobs_of(reference, batch), advantages=GroupAdvantage()(batch))
     total = torch.zeros((), dtype=torch.float64)
-    for micro in micro_batches(batch.with_weights(weigh(batch)), tokens_per_micro_batch=9):
+    for micro in micro_batches(batch.with_weights(settings.loss_weights(batch)), tokens_per_micro_batch=9):
         logits, ref_logits = logits_of(weights, micro), logits_of(reference, micro)
         streams = Streams(
             ops.token_logprobs(logits, micro.completion_ids, TEMPERATURE),
             entropy=ops.entropy(logits, TEMPERATURE),
             full_kl=full_kl_from_logits(logits, ref_logits, TEMPERATURE),
         )
-        token = policy(streams, micro) + regularizer(streams, micro)
-        loss = (token.loss * micro.token_weights).sum()
+        loss = (policy(streams, micro) + regularizer(streams, micro)).weighted(micro)
         loss.backward()
         total += loss.detach()
     torch.testing.assert_close(total, expected.detach(), atol=1e-12, rtol=1e-12)

@@ -1,5 +1,7 @@
 """A learner, a finished batch and its gradient in one line each, for the tests that compare gradients."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from fakes.tiny_policy import tiny_model
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.learner import LearnerConfig, LocalLearner
-from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndKL, Regularizer
 from oncurve.types import Group, TrainBatch
 
 OBJECTIVES = tuple(OBJECTIVE_KINDS)
@@ -40,15 +42,26 @@ def make_learner(
 
 
 def finished(
-    learner: LocalLearner, groups: list[Group], aggregation: str = "token-mean", old: bool = True
+    learner: LocalLearner,
+    groups: list[Group],
+    aggregation: str = "token-mean",
+    old: bool = True,
+    kl_aggregation: str | None = None,
 ) -> TrainBatch:
     """The batch of `groups` as it comes to an update; with `old`, the recorded log-probs are the old policy's."""
     batch = learner.reference_streams(collate(groups))
     if old:
         batch = batch.having(old_logprobs=batch.rollout_logprobs)
     batch = batch.with_advantages(GroupAdvantage()(batch))
+    policy = weigher(aggregation)
+    return batch.with_weights(
+        (policy if kl_aggregation is None else PolicyAndKL(policy, weigher(kl_aggregation)))(batch)
+    )
+
+
+def weigher(aggregation: str) -> Any:
     settings = {"max_length": MAX_LENGTH} if aggregation == "seq-mean-token-sum-norm" else {}
-    return batch.with_weights(AGGREGATION_KINDS[aggregation](**settings)(batch))
+    return AGGREGATION_KINDS[aggregation](**settings)
 
 
 def gradient(learner: LocalLearner, batch: TrainBatch) -> Tensor:

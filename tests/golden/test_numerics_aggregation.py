@@ -1,13 +1,24 @@
 """Aggregation as token weights against numbers worked out by hand: masks, splits, nothing at all."""
 
+import typing
+
 import pytest
 import torch
 from torch import Tensor
 
 from oncurve.batching import collate, micro_batches
-from oncurve.losses import AGGREGATION_KINDS, SeqMeanTokenSumNorm
+from oncurve.losses import (
+    AGGREGATION_KINDS,
+    AggregationName,
+    KLPenalty,
+    Regularizer,
+    Reinforce,
+    SeqMeanTokenSumNorm,
+)
+from oncurve.rollout import Sampling
+from oncurve.run.config import RunConfig
 from oncurve.spec import Component
-from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
+from oncurve.types import Completion, Group, Prompt, Score, Streams, TrainBatch
 
 LOSSES = torch.tensor([[1.0, 2, 3], [4, 0, 0]], dtype=torch.float64)
 EXPECTED = [
@@ -77,6 +88,53 @@ def test_a_mean_of_micro_batch_means_would_be_wrong() -> None:
 def test_a_batch_that_trains_nothing_has_weight_zero(name: str, settings: dict[str, int], expected: float) -> None:
     weights: Tensor = aggregation(name, settings)(batch_of(3, 1, valid=(False, False)))
     assert weights.tolist() == [[0] * 3] * 2
+
+
+RLOX = [  # the policy term's aggregation, the KL's, loss, gradient of a token of the first and of the second completion
+    ("seq-mean-token-sum", "token-mean", 1.075, (-0.475, 0.525)),  # -mean(A Σ log π) + β mean over tokens of d
+    ("seq-mean-token-sum", None, 1.15, (-0.45, 0.55)),
+    ("token-mean", "token-sum", 0.8, (-0.15, 0.35)),
+    ("token-sum", "seq-mean-token-mean", 2 + 0.1 * (1 / 3 + 2) / 2, (-1 + 0.1 / 6, 1.05)),
+    ("token-sum", "seq-mean-token-sum-norm", 2 + 0.1 * 3 / 16, (-1 + 0.1 / 16, 1 + 0.1 / 16)),
+]
+
+
+@pytest.mark.parametrize(("policy", "of_kl", "expected", "slopes"), RLOX)
+@pytest.mark.parametrize("budget", [1, 100])
+def test_a_kl_term_with_an_aggregation_of_its_own(
+    policy: str, of_kl: str | None, expected: float, slopes: tuple[float, float], budget: int
+) -> None:
+    """A = 1, -1; log π = [[-1, -2, -3], [-4]]; d = [[.5, -.5, 1], [2]]; β = .1, k1, REINFORCE, L = 8."""
+    settings = RunConfig(
+        rollout=Sampling(max_new_tokens=8),
+        objective=Reinforce(),
+        kl=KLPenalty(estimator="k1", coef=0.1, aggregation=of_kl),
+        aggregation=aggregation(policy, {}),
+    )
+    logprobs = torch.tensor([[-1.0, -2, -3], [-4, 0, 0]], dtype=torch.float64, requires_grad=True)
+    distance = torch.tensor([[0.5, -0.5, 1], [2, 0, 0]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0, 1, 1], [-1, -1, -1]], dtype=torch.float64)
+    batch = batch_of(3, 1).having(ref_logprobs=logprobs.detach() - distance, advantages=advantages)
+    total, row = 0.0, 0
+    for micro in micro_batches(batch.with_weights(settings.loss_weights(batch)), budget):
+        rows, width = micro.completion_ids.shape
+        streams = Streams(logprobs[row : row + rows, :width])
+        loss = (settings.objective(streams, micro) + Regularizer(settings.kl)(streams, micro)).weighted(micro)
+        loss.backward()
+        total, row = total + float(loss.detach()), row + rows
+    assert total == pytest.approx(expected, abs=1e-12)
+    assert logprobs.grad is not None
+    assert logprobs.grad[0].tolist() == pytest.approx([slopes[0]] * 3, abs=1e-12)
+    assert logprobs.grad[1].tolist() == pytest.approx([slopes[1], 0, 0], abs=1e-12)
+
+
+def test_the_kl_terms_aggregations_are_the_aggregations() -> None:
+    assert set(typing.get_args(AggregationName)) == set(AGGREGATION_KINDS)
+    for name in AGGREGATION_KINDS:
+        assert RunConfig(kl=KLPenalty(aggregation=name)).kl_weights is not None
+    same = SeqMeanTokenSumNorm(max_length=3)
+    named = RunConfig(aggregation=same, kl=KLPenalty(aggregation="seq-mean-token-sum-norm"))
+    assert named.kl_weights == same  # one constant for both
 
 
 def test_the_constant_length_must_be_known() -> None:

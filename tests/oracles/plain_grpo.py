@@ -4,7 +4,8 @@ Written from the formulas of DeepSeekMath (arXiv:2402.03300), PPO (1707.06347), 
 (2503.14476), with Python loops over groups, completions and tokens. It imports nothing from oncurve.
 
 Covered: outcome advantages (group, batch or no standard deviation), the clipped, sequence and reinforce objectives,
-every KL estimator in the loss, the entropy bonus, all five aggregations, gradient-norm clipping, AdamW.
+every KL estimator in the loss, the entropy bonus, all five aggregations, of the KL term too, gradient-norm clipping,
+AdamW.
 Not covered: sampling, process supervision, critics, sampler/learner correction, KL in the reward.
 """
 
@@ -53,6 +54,7 @@ class PlainConfig:
     kl_coef: float = 0.001
     entropy_coef: float = 0.0
     aggregation: str = "token-mean"
+    kl_aggregation: str | None = None  # of the KL term alone; None: the same
     max_length: int = 1  # L of seq-mean-token-sum-norm
 
 
@@ -134,8 +136,8 @@ def completion_losses(
     trained: list[bool],
     advantage: float,
     config: PlainConfig,
-) -> list[Tensor]:
-    """The loss of each trained token of one completion, before aggregation."""
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The loss of each trained token of one completion, and its KL, before aggregation."""
     at = [t for t in range(len(ids)) if trained[t]]
     lp = {t: log_p[t, ids[t]] for t in at}
     old_lp = {t: lp[t].detach() if old is None else torch.tensor(old[t], dtype=torch.float64) for t in at}
@@ -150,12 +152,8 @@ def completion_losses(
         elif config.objective == "reinforce":
             policy[t] = -advantage * lp[t]
 
-    losses = []
-    for t in at:
-        kl = kl_term(config.kl, lp[t], log_ref[t, ids[t]], old_lp[t], log_p[t], log_ref[t])
-        entropy = -(log_p[t].exp() * log_p[t]).sum()
-        losses.append(policy[t] + config.kl_coef * kl - config.entropy_coef * entropy)
-    return losses
+    kls = [kl_term(config.kl, lp[t], log_ref[t, ids[t]], old_lp[t], log_p[t], log_ref[t]) for t in at]
+    return [policy[t] + config.entropy_coef * (log_p[t].exp() * log_p[t]).sum() for t in at], kls
 
 
 def aggregate(rows: list[list[Tensor]], mode: str, max_length: int) -> Tensor:
@@ -184,7 +182,7 @@ def reference_loss(
 ) -> Tensor:
     """The scalar loss to minimise, differentiable. The default reference: the policy itself, detached."""
     scored = advantages([group.rewards for group in groups], config.scale, config.ddof, config.eps)
-    rows: list[list[Tensor]] = []
+    rows: list[tuple[list[Tensor], list[Tensor]]] = []
     for group, group_advantages in zip(groups, scored, strict=True):
         for i, ids in enumerate(group.completions):
             advantage = group_advantages[i]
@@ -196,7 +194,9 @@ def reference_loss(
             old = None if group.old_logprobs is None else group.old_logprobs[i]
             trained = [True] * len(ids) if group.trained is None else group.trained[i]
             rows.append(completion_losses(log_p, log_ref, ids, old, trained, advantage, config))
-    return aggregate(rows, config.aggregation, config.max_length)
+    losses = aggregate([row for row, _ in rows], config.aggregation, config.max_length)
+    kls = aggregate([row for _, row in rows], config.kl_aggregation or config.aggregation, config.max_length)
+    return losses + config.kl_coef * kls
 
 
 @dataclass

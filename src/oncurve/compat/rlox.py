@@ -141,7 +141,7 @@ class GRPO:
             TokenScorer(self.reward_fn),
             AllPrompts(prompts),
             self.config.advantage,
-            self.config.token_weights,
+            self.config.loss_weights,
             KLControl(self.config.kl),
             self.outer,
             self.state,

@@ -33,7 +33,10 @@ def live_rows(batch: TrainBatch, by_advantage: bool) -> TrainBatch | None:
     """
     if batch.token_weights is None or batch.advantages is None:
         raise ValueError("an update needs advantages and token_weights: batch.with_advantages(…).with_weights(…) first")
-    moving = batch.loss_mask & (batch.token_weights != 0)
+    weighs = batch.token_weights != 0
+    if batch.kl_weights is not None:
+        weighs = weighs | (batch.kl_weights != 0)
+    moving = batch.loss_mask & weighs
     if by_advantage:
         moving = moving & (batch.advantages != 0)
     live = moving.any(1)

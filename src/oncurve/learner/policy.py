@@ -237,8 +237,7 @@ class LocalLearner:
         read = None if self._values is None else partial(self._values.read, micro=micro)
         streams = token_streams(self._model, micro, self._needs, self._temperature, head, observe=OBSERVED, read=read)
         token: TokenLoss = self.objective(streams, micro) + self.regularizer(streams, micro)
-        assert micro.token_weights is not None  # live_rows has looked
-        loss = (token.loss * micro.token_weights).sum()
+        loss = token.weighted(micro)
         loss.backward()  # type: ignore[no-untyped-call]
         for key, values in token.stats.items():
             metrics.add(key, values, micro.loss_mask)

@@ -2,6 +2,8 @@
 
 from oncurve.losses.aggregate import (
     AGGREGATION_KINDS,
+    AggregationName,
+    PolicyAndKL,
     SeqMeanTokenMean,
     SeqMeanTokenSum,
     SeqMeanTokenSumNorm,
@@ -16,9 +18,11 @@ from oncurve.losses.value import ValueLoss, value_loss
 __all__ = [
     "AGGREGATION_KINDS",
     "OBJECTIVE_KINDS",
+    "AggregationName",
     "Clipped",
     "KLPenalty",
     "Objective",
+    "PolicyAndKL",
     "Regularizer",
     "Reinforce",
     "SeqMeanTokenMean",

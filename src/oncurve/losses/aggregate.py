@@ -11,15 +11,21 @@ completion i. A completion without any changes nothing, and a batch without any 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from oncurve.spec import Component
-from oncurve.types import TrainBatch
+from oncurve.types import TokenWeights, TrainBatch
 
 __all__ = [
     "AGGREGATION_KINDS",
+    "AggregationName",
+    "PolicyAndKL",
     "SeqMeanTokenMean",
     "SeqMeanTokenSum",
     "SeqMeanTokenSumNorm",
@@ -105,6 +111,26 @@ class SeqMeanTokenSumNorm(Component):
             raise ValueError("seq-mean-token-sum-norm needs max_length, the most tokens that a completion may have")
         return seq_mean_token_sum_weights(batch.loss_mask) / self.max_length
 
+
+@dataclass(frozen=True)
+class PolicyAndKL:
+    """Two aggregations in one: of the policy term with the entropy bonus, and of the KL term.
+
+    `Σ_it w_it (policy loss_it - α H_it) + Σ_it v_it β KL_it`, w of `policy` and v of `kl`, both of the same batch.
+    """
+
+    policy: Callable[[TrainBatch], Tensor]
+    kl: Callable[[TrainBatch], Tensor]
+
+    def __call__(self, batch: TrainBatch) -> TokenWeights:
+        """Both weights, `(B, T)` each."""
+        return TokenWeights(self.policy(batch), self.kl(batch))
+
+
+AggregationName = Literal[
+    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+]
+"""The keys of `AGGREGATION_KINDS`."""
 
 AGGREGATION_KINDS: dict[str, type[Component]] = {
     "token-mean": TokenMean,

@@ -3,20 +3,21 @@
     loss_it = β · KL_it - α · H_it
 
 aggregated with the same token weights as the objective: the KL as in DeepSeekMath, arXiv:2402.03300, eq. 3, the bonus
-as in PPO, arXiv:1707.06347, eq. 9.
+as in PPO, arXiv:1707.06347, eq. 9. With `aggregation` the KL term has weights of its own, `kl_weights` of the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from oncurve.kl import KL_KINDS, EstimatorName, kl_value
+from oncurve.losses.aggregate import AggregationName
 from oncurve.losses.value import ValueLoss
 from oncurve.spec import Component
 from oncurve.types import Streams, TokenLoss, TrainBatch
@@ -30,6 +31,7 @@ class KLPenalty(Component):
     where       "loss": added to each token's loss; "reward": taken from each token's reward, k1 of the old policy
     estimator   one of `oncurve.kl.KL_KINDS`
     coef        β; at 0 there is no KL term, and no reference is needed
+    aggregation  how the KL term of the loss adds up over tokens, a kind of `[aggregation]`; none: as the objective
     target      with where = "reward", the KL per token that β is steered to; none: β stays as it is
     horizon     completions over which it is steered
     """
@@ -37,8 +39,14 @@ class KLPenalty(Component):
     where: Literal["loss", "reward"] = "loss"
     estimator: EstimatorName = "k3"
     coef: float = Field(default=0.001, ge=0)
+    aggregation: AggregationName | None = None
     target: float | None = Field(default=None, gt=0)
     horizon: float = Field(default=10000.0, gt=0)
+
+    @field_validator("aggregation", mode="before")
+    @classmethod
+    def _none_has_a_word(cls, value: Any) -> Any:
+        return None if value == "none" else value  # TOML has no null, and a preset may have to be undone
 
     @property
     def loss_coef(self) -> float:
@@ -101,23 +109,26 @@ class Regularizer:
         return self.kl.needs | (frozenset({"entropy"}) if self.entropy_coef else frozenset())
 
     def __call__(self, streams: Streams, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics, 0 where `loss_mask` is False.
+        """`(B, T)` loss and statistics, 0 where `loss_mask` is False; the KL apart where the batch has `kl_weights`.
 
         Raises ValueError: the reference's log-probs or a stream in `needs` are absent.
         """
         loss = torch.zeros_like(streams.logprobs)
         stats: dict[str, Tensor] = {}
-        kl = self._kl(streams, batch)
+        kl, apart = self._kl(streams, batch), None
         if kl is not None:
-            loss = loss + self.kl.loss_coef * kl if self.kl.loss_coef else loss
             stats["kl"] = kl.detach()
+            if self.kl.loss_coef and batch.kl_weights is not None:
+                apart = self.kl.loss_coef * kl
+            elif self.kl.loss_coef:
+                loss = loss + self.kl.loss_coef * kl
         if streams.entropy is not None:
             entropy = torch.where(batch.loss_mask, streams.entropy, 0.0)
             loss = loss - self.entropy_coef * entropy if self.entropy_coef else loss
             stats["entropy"] = entropy.detach()
         elif self.entropy_coef:
             raise ValueError("the entropy bonus needs the stream entropy, which is absent")
-        held = TokenLoss(loss, stats)
+        held = TokenLoss(loss, stats, apart)
         if self.value is None or streams.values is None:
             return held
         return held + self.value(streams.values, batch)

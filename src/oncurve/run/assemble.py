@@ -211,7 +211,7 @@ def _put_together(
         rewards,
         PromptStream(prompts, config.run.seed, config.data.shuffle),
         config.advantage,
-        config.token_weights,
+        config.loss_weights,
         KLControl(config.kl),
         ReferenceSchedule(config.reference.every, config.reference.mixup, learner),
         TrainerState(),

@@ -144,7 +144,7 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
 
 INERT: tuple[Inert, ...] = (
     Inert(
-        ("kl.estimator", "kl.where"),
+        ("kl.estimator", "kl.where", "kl.aggregation"),
         ("kl.coef",),
         lambda c: c.kl.coef == 0,
         "kl.coef = 0 means that there is no KL term",
@@ -178,6 +178,12 @@ INERT: tuple[Inert, ...] = (
         ("kl.where",),
         lambda c: c.kl.where == "reward",
         'kl.where = "reward" takes the difference of the log-probs at the sampled token (k1)',
+    ),
+    Inert(
+        ("kl.aggregation",),
+        ("kl.where",),
+        lambda c: c.kl.where == "reward",
+        'kl.where = "reward" leaves no KL term in the loss',
     ),
     Inert(
         ("advantage.ddof", "advantage.eps"),

@@ -7,7 +7,7 @@ chooses one; `SECTIONS` is the table of those choices. What goes with what is ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation
 from torch import Tensor
@@ -23,6 +23,7 @@ from oncurve.losses import (
     Clipped,
     KLPenalty,
     Objective,
+    PolicyAndKL,
     SeqMeanTokenSumNorm,
     TokenMean,
 )
@@ -33,7 +34,7 @@ from oncurve.run.schema import Schema, Section, fixed
 from oncurve.spec import Component, path_component
 from oncurve.trainer.iterative import IterativeSettings
 from oncurve.trainer.protocols import Advantage
-from oncurve.types import TrainBatch
+from oncurve.types import TokenWeights, TrainBatch
 
 __all__ = [
     "RUN",
@@ -143,6 +144,24 @@ class RunConfig(Component):
         if isinstance(self.aggregation, SeqMeanTokenSumNorm) and self.aggregation.max_length is None:
             return SeqMeanTokenSumNorm(max_length=self.rollout.max_new_tokens)
         return self.aggregation
+
+    @property
+    def kl_weights(self) -> Aggregation | None:
+        """The KL term's own aggregation, complete as `token_weights` is; None where it has none that counts."""
+        name = self.kl.aggregation
+        if name is None or not self.kl.loss_coef:
+            return None
+        kind: Any = AGGREGATION_KINDS[name]
+        if type(self.aggregation) is kind:
+            return self.token_weights
+        length = {"max_length": self.rollout.max_new_tokens}
+        made: Aggregation = kind(**{key: value for key, value in length.items() if key in kind.model_fields})
+        return made
+
+    @property
+    def loss_weights(self) -> Callable[[TrainBatch], Tensor | TokenWeights]:
+        """What gives an update's losses their weights: the aggregation, and the KL term's where it has its own."""
+        return self.token_weights if self.kl_weights is None else PolicyAndKL(self.token_weights, self.kl_weights)
 
     @property
     def updates_per_step(self) -> int:

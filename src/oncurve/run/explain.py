@@ -40,16 +40,21 @@ def explain(config: RunConfig) -> str:
 
     J(θ) = 1/N Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.001 KL_it }
     """
-    sums, sums_in_words = _described(AGGREGATIONS, config.token_weights, config)
+    sums = _sums(config.token_weights)
     objective, objective_in_words = _described(OBJECTIVES, config.objective, config)
     kl = f" - {config.kl.coef:g} KL_it" if config.kl.loss_coef else ""
     entropy = (
         f" {'+' if config.entropy.coef > 0 else '-'} {abs(config.entropy.coef):g} H_it" if config.entropy.coef else ""
     )
-    lines = [f"J(θ) = {sums} {{ {objective}{kl}{entropy} }}", ""]
+    if config.kl_weights is None:
+        equation, all_sums = f"{sums} {{ {objective}{kl}{entropy} }}", sums
+    else:
+        apart = _sums(config.kl_weights)
+        equation, all_sums = f"{sums} {{ {objective}{entropy} }} - {config.kl.coef:g} · {apart} KL_it", sums + apart
+    lines = [f"J(θ) = {equation}", ""]
     lines += _aligned(
         {
-            **sums_in_words,
+            **_sums_in_words(all_sums, config),
             **objective_in_words,
             **_advantage_in_words(config),
             "r_i": _rewards(config),
@@ -71,10 +76,27 @@ def _described(
 ) -> tuple[str, dict[str, str]]:
     """A part's entry in a table; of a component from elsewhere, its name and settings."""
     describe = table.get(type(part))
-    if describe is not None:
-        return describe(part, config)
+    return (_named(part), {}) if describe is None else describe(part, config)
+
+
+def _named(part: Any) -> str:
     fields = ", ".join(f"{key}={getattr(part, key)!r}" for key in type(part).model_fields)
-    return f"{type(part).__name__}({fields})", {}
+    return f"{type(part).__name__}({fields})"
+
+
+def _sums(aggregation: Any) -> str:
+    """The sums of an aggregation; of one from elsewhere, its name and settings."""
+    describe = SUMS.get(type(aggregation))
+    return _named(aggregation) if describe is None else describe(aggregation)
+
+
+def _sums_in_words(sums: str, config: RunConfig) -> dict[str, str]:
+    """What the letters of these sums stand for; nothing where they are not oncurve's own."""
+    if "Σ_i" not in sums:
+        return {}
+    per_update = _per_update(config, "B" if "1/B" in sums or "1/(B" in sums else "")
+    words = {"i, t": f"the {per_update}, and their {'|o_i| ' if '|o_i|' in sums else ''}tokens"}
+    return {**words, "N": _tokens(config)} if "1/N" in sums else words
 
 
 def _per_update(config: RunConfig, letter: str = "") -> str:
@@ -89,18 +111,12 @@ def _tokens(config: RunConfig) -> str:
     return f"the trained tokens of an update, at most {most:,}"
 
 
-AGGREGATIONS: dict[type, Callable[[Any, RunConfig], tuple[str, dict[str, str]]]] = {
-    TokenMean: lambda part, c: ("1/N Σ_i Σ_t", {"i, t": f"the {_per_update(c)}, and their tokens", "N": _tokens(c)}),
-    TokenSum: lambda part, c: ("Σ_i Σ_t", {"i, t": f"the {_per_update(c)}, and their tokens"}),
-    SeqMeanTokenSum: lambda part, c: ("1/B Σ_i Σ_t", {"i, t": f"the {_per_update(c, 'B')}, and their tokens"}),
-    SeqMeanTokenMean: lambda part, c: (
-        "1/B Σ_i 1/|o_i| Σ_t",
-        {"i, t": f"the {_per_update(c, 'B')}, and their |o_i| tokens"},
-    ),
-    SeqMeanTokenSumNorm: lambda part, c: (
-        f"1/(B·{part.max_length:,}) Σ_i Σ_t",
-        {"i, t": f"the {_per_update(c, 'B')}, and their tokens"},
-    ),
+SUMS: dict[type, Callable[[Any], str]] = {
+    TokenMean: lambda part: "1/N Σ_i Σ_t",
+    TokenSum: lambda part: "Σ_i Σ_t",
+    SeqMeanTokenSum: lambda part: "1/B Σ_i Σ_t",
+    SeqMeanTokenMean: lambda part: "1/B Σ_i 1/|o_i| Σ_t",
+    SeqMeanTokenSumNorm: lambda part: f"1/(B·{part.max_length:,}) Σ_i Σ_t",
 }
 
 

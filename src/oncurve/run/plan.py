@@ -119,7 +119,8 @@ def _kl(config: RunConfig, facts: Facts) -> str:
         if not facts.reference_given:
             return f"{head}, and no reference is kept."
         return f"{head}, unless the objective does. The reference that was given is scored ({size})."
-    what = f"{config.kl.coef:g} × {config.kl.estimator} in the loss"
+    apart = f" with an aggregation of its own, {config.kl.aggregation}" if config.kl.aggregation else ""
+    what = f"{config.kl.coef:g} × {config.kl.estimator} in the loss{apart}"
     if config.kl.where == "reward":
         steered = "" if config.kl.target is None else f", steered to {config.kl.target:g} a token"
         what = f"{config.kl.coef:g} × (log π_old - log π_ref) taken from each token's reward{steered}"
@@ -244,6 +245,13 @@ NOTES: tuple[Note, ...] = (
         lambda c, f: isinstance(c.aggregation, TokenSum),
         lambda c, f: (
             'aggregation "token-sum" has a gradient that grows with the batch: a larger batch is a larger step'
+        ),
+    ),
+    Note(
+        lambda c, f: isinstance(c.kl_weights, TokenSum) and not isinstance(c.aggregation, TokenSum),
+        lambda c, f: (
+            'kl.aggregation = "token-sum" makes the KL term grow with the batch, and the policy term does not: its '
+            "weight depends on the batch's size"
         ),
     ),
     Note(

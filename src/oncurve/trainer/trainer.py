@@ -24,7 +24,7 @@ from oncurve.trainer.protocols import Advantage, Outer, Scorer, Scoring, Stream
 from oncurve.trainer.recorder import Recorder
 from oncurve.trainer.signals import StepAbandonedError, StopSignals
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Group, TrainBatch
+from oncurve.types import Group, TokenWeights, TrainBatch
 
 __all__ = ["StepResult", "Trainer", "TrainerConfig"]
 
@@ -70,7 +70,7 @@ class Trainer:
     scorer: Scorer
     stream: Stream
     advantage: Advantage
-    aggregation: Callable[[TrainBatch], Tensor]
+    aggregation: Callable[[TrainBatch], Tensor | TokenWeights]
     kl: KLControl
     outer: Outer
     state: TrainerState

@@ -79,6 +79,17 @@ def test_an_update_after_an_accumulation_forgets_it() -> None:
     assert torch.equal(gradient(learner, batch), once)
 
 
+def test_a_row_that_only_the_kl_term_weighs_is_computed() -> None:
+    learner = make_learner(kl_coef=0.1)
+    batch = finished(learner, random_groups())
+    nothing = torch.zeros_like(batch.token_weights)
+    held = gradient(learner, batch.having(token_weights=nothing, kl_weights=batch.token_weights))
+    whole = gradient(learner, batch)
+    policy = gradient(learner, batch.having(kl_weights=nothing))
+    assert float(held.abs().max()) > 0
+    torch.testing.assert_close(policy + held, whole, rtol=1e-10, atol=1e-14)
+
+
 @pytest.mark.parametrize("missing", ["advantages", "token_weights"])
 def test_a_batch_that_is_not_finished_is_refused(missing: str) -> None:
     learner = make_learner()

@@ -58,6 +58,8 @@ def test_combinations_that_are_possible_load(overrides: list[str]):
     ("overrides", "key"),
     [
         (["kl.coef=0", "kl.estimator=k1"], "kl.estimator"),
+        (["kl.coef=0", "kl.aggregation=token-mean"], "kl.aggregation"),
+        (["kl.where=reward", "kl.aggregation=token-mean"], "kl.aggregation"),
         (["kl.coef=0", "kl.where=loss"], "kl.where"),
         (["advantage.scale=none", "advantage.eps=0.1"], "advantage.eps"),
         (["advantage.scale=none", "advantage.ddof=0"], "advantage.ddof"),

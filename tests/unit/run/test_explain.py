@@ -24,7 +24,19 @@ def test_the_equation_has_the_numbers_in():
         "J(θ) = 1/B Σ_i 1/|o_i| Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.04 KL_it }"
     )
     assert equation(recipe="dr_grpo") == ("J(θ) = 1/(B·512) Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) }")
-    assert equation(recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ - 0.1 KL_it }"
+    assert equation(recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ } - 0.1 · 1/N Σ_i Σ_t KL_it"
+
+
+def test_a_kl_term_of_its_own_aggregation_stands_apart_and_its_letters_are_explained():
+    text = explain(config(recipe="rlox"))
+    assert "the B = 128 completions of an update, and their tokens" in text
+    assert "N       the trained tokens of an update, at most 1,024" in text
+    assert equation("kl.aggregation=none", recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ - 0.1 KL_it }"
+    assert equation("kl.where=reward", recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ }"
+    apart = equation("kl.aggregation=seq-mean-token-sum-norm", "entropy.coef=0.01", "objective.kind=reinforce")
+    assert apart == "J(θ) = 1/N Σ_i Σ_t { Â_it log π_θ + 0.01 H_it } - 0.001 · 1/(B·512) Σ_i Σ_t KL_it"
+    assert "0.1 × k1 in the loss with an aggregation of its own, token-mean" in said(recipe="rlox")
+    assert "its weight depends on the batch's size" in said("kl.aggregation=token-sum")
 
 
 def test_bounds_bonus_and_sequence_ratio_are_in_the_equation():
