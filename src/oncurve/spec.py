@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from oncurve.errors import ConfigError
+from oncurve.words import word_for
 
 __all__ = [
     "Component",
@@ -301,7 +302,7 @@ def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] 
     for detail in error.errors(include_url=False):
         names = [str(part) for part in detail["loc"] if not _is_union_branch(part)]
         place = ".".join(([where] if where else []) + names) or "settings"
-        lines.setdefault(place, []).append(_complaint(detail, names, cls))
+        lines.setdefault(place, []).append(_complaint(detail, names, cls, place))
     return "\n".join(f"{place}: {' or '.join(dict.fromkeys(said))}" for place, said in lines.items())
 
 
@@ -313,12 +314,13 @@ def _is_union_branch(part: Any) -> bool:
     return isinstance(part, str) and (part in {"int", "float", "str", "bool", "callable", "none"} or "[" in part)
 
 
-def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None) -> str:
+def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None, place: str) -> str:
     given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         keys = _keys_at(cls, names[:-1])
         listed = ", ".join(keys) or "none"
-        return "unknown key" + (suggest(names[-1], keys) or f"; the keys here are: {listed}")
+        near = _other_tools_word(place, keys) or suggest(names[-1], keys)
+        return "unknown key" + (near or f"; the keys here are: {listed}")
     if kind == "missing":
         return "missing; it has no default"
     if kind == "literal_error":
@@ -329,6 +331,17 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None) -> st
     if isinstance(given, Mapping) and kind == "value_error":
         return message  # a whole table's check: its message names the keys
     return f"{message}, got {given!r}"
+
+
+def _other_tools_word(place: str, keys: list[str]) -> str:
+    """What another tool's name at `place` is here, in the same table where that has such a key; `""` if none's."""
+    word = word_for(place)
+    if word is None:
+        return ""
+    table = place.rpartition(".")[0]
+    here = [key.rpartition(".")[2] in keys for key in word.keys]
+    meant = [f"{table}.{key.rpartition('.')[2]}" if at else key for key, at in zip(word.keys, here, strict=True)]
+    return f"; did you mean {word._replace(keys=tuple(meant))}?" if meant else f"; {word}"
 
 
 def _keys_at(cls: type[BaseModel] | None, names: list[str]) -> list[str]:

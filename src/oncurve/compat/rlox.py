@@ -1,40 +1,59 @@
 """The smallest API: any `nn.Module` with `forward(input_ids) -> logits`, token tensors in, metrics out.
 
-The arguments and metrics are those of rlox's `GRPO`; the algorithm is oncurve's `grpo` preset (clipped, k3, masked
-beyond the end of a completion) unless `preset = "rlox"` asks for rlox's own (reinforce, k1). In either, the prompt's
-tokens are never trained.
+The arguments, their order and the metrics are those of rlox's `GRPO`; the algorithm is oncurve's `grpo` preset
+(clipped, k3, masked beyond the end of a completion) unless `preset = "rlox"` asks for rlox's own (reinforce, k1). In
+either, the prompt's tokens are never trained.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
-from oncurve.errors import DataError, RewardError
+from oncurve.advantages import group_advantages
+from oncurve.compat.rlox_settings import OTHER_NAMES, SETTING_OF, config_of
+from oncurve.errors import ConfigError, DataError, RewardError
 from oncurve.losses import Regularizer
 from oncurve.models import save, wrap
 from oncurve.rewards.parts import LARGEST_REWARD
 from oncurve.rewards.scoring import Afterwards
 from oncurve.rollout import InProcessEngine, Policy, check_token_ids
+from oncurve.run.arguments import check_argument_names
 from oncurve.run.assemble import trainer_config
-from oncurve.run.config import RunConfig
-from oncurve.run.loading import load_config
 from oncurve.trainer import KLControl, Outer, ReferenceSchedule, StepResult, Trainer, TrainerState
 from oncurve.types import Group, Prompt, Score
 
-__all__ = ["GRPO", "TokenReward"]
+__all__ = ["GRPO", "TokenReward", "compute_batch_group_advantages", "compute_group_advantages"]
+
+P = ParamSpec("P")
 
 TokenReward = Callable[[list[Tensor], Tensor], Sequence[float]]
 """`(completions, prompts) -> rewards`: n tensors `(|o|,)`, prompts `(n, P)` one a completion, n finite floats.
 
 A completion is what the policy wrote, without the prompt. Prompts of different lengths are padded on the right with 0.
 """
+
+
+def _explains_arguments(init: Callable[Concatenate[GRPO, P], None]) -> Callable[Concatenate[GRPO, P], None]:
+    """`GRPO.__init__`, told which arguments were said (`_said`); one that it does not have is an ArgumentError."""
+    signature = inspect.signature(init)
+    known = [name for name in signature.parameters if name != "self"]
+
+    @wraps(init)
+    def called(self: GRPO, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        check_argument_names("GRPO", kwargs, known, {key: name for name, key in SETTING_OF.items()}, OTHER_NAMES)
+        self._said = frozenset(signature.bind_partial(self, *args, **kwargs).arguments)
+        init(self, *args, **kwargs)
+
+    return called
 
 
 class GRPO:
@@ -47,17 +66,28 @@ class GRPO:
 
     Args:
         model: the policy; a transformers model takes the fast path, anything else the plain one.
-        ref_model: what the KL term holds the policy near; None: a frozen copy of `model` as it is now.
+        ref_model: what the KL term holds the policy near; None: a frozen copy of `model` as it is now, where there is a
+            KL term. One that is given is measured against (`kl`) with `kl_coef=0` too.
         reward_fn: see `TokenReward`. It runs in this process and cannot be stopped.
         group_size: completions of each prompt.
-        kl_coef: 0 trains without a reference.
+        kl_coef: β of the KL term; 0: there is none.
+        callbacks: objects with the hooks of rlox's `Callback`, those that they have: `on_training_start()` and
+            `on_training_end()` around `train`, `on_train_batch(loss=, mean_reward=, kl=)` after each update step,
+            `on_step(reward=, step=, algo=)` after each epoch, which ends the training where it returns False.
+        logger: an object with `on_train_step(step, metrics)`, as rlox's `LoggerCallback` has it.
+        max_grad_norm: the gradient's norm is scaled down to this; 0: no clipping.
         eos_ids: token ids that end a completion; without any, every completion has `max_new_tokens` tokens.
-        preset: "grpo", "dr_grpo", "rlox", ...: what the algorithm is where the arguments do not say.
-        settings: more settings as nested tables, such as `{"objective": {"clip_high": 0.28}}`.
+        preset: "grpo", "dr_grpo", "rlox", ...: what the algorithm is. An argument that is left out has the preset's
+            value where the preset says one ("grpo" says none), and else the default that stands here.
+        settings: more settings as nested tables, such as `{"objective": {"clip_high": 0.28}}`. Every argument from
+            `group_size` on is a setting too (`SETTING_OF`): to say it here is the same.
 
-    Raises ConfigError for settings that cannot be.
+    Raises ConfigError for settings that cannot be, that contradict an argument, or that have no effect here.
     """
 
+    _said: frozenset[str]
+
+    @_explains_arguments
     def __init__(
         self,
         model: nn.Module,
@@ -67,39 +97,47 @@ class GRPO:
         learning_rate: float = 1e-4,
         kl_coef: float = 0.1,
         max_new_tokens: int = 8,
+        callbacks: Sequence[Any] | None = None,
+        logger: Any = None,
         *,
+        max_grad_norm: float = 1.0,
         temperature: float = 1.0,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
         preset: str = "grpo",
-        settings: dict[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         if reward_fn is None:
             raise RewardError("GRPO needs reward_fn: a function (completions, prompts) -> list of floats")
-        tables: dict[str, dict[str, Any]] = {
-            "rollout": {"group_size": group_size, "max_new_tokens": max_new_tokens, "temperature": temperature},
-            "kl": {"coef": kl_coef},
-            "learner": {"learning_rate": learning_rate},
-            "run": {"seed": seed},
+        values = {
+            "group_size": group_size,
+            "learning_rate": learning_rate,
+            "kl_coef": kl_coef,
+            "max_new_tokens": max_new_tokens,
+            "max_grad_norm": max_grad_norm,
+            "temperature": temperature,
+            "eos_ids": tuple(eos_ids),
+            "seed": seed,
         }
-        for section, table in (settings or {}).items():
-            tables[section] = {**tables.get(section, {}), **table}
-        self.config: RunConfig = load_config(preset, settings=tables)[0]
+        self.config = config_of(values, self._said, preset, settings)
+        self.callbacks, self.logger = _hooked(callbacks), logger
+        if logger is not None and not callable(getattr(logger, "on_train_step", None)):
+            raise ConfigError(f"logger: expected an object with on_train_step(step, metrics), got {logger!r:.60}")
         self.reward_fn = reward_fn
         self.model = model
         policy = wrap(model)
-        reference = wrap(ref_model) if ref_model is not None and kl_coef else None
+        check_token_ids("rollout.eos_ids", self.config.rollout.eos_ids, policy)
+        reference = None if ref_model is None else wrap(ref_model)
         self.config.reference.check(policy, reference)
         actor = self.config.learner.build(
             policy,
             self.config.objective,
             Regularizer(self.config.kl, self.config.entropy.coef),
-            temperature=temperature,
+            temperature=self.config.rollout.temperature,
             reference=reference,
         )
         self.learner = self.config.critic.build(actor)
-        check_token_ids("eos_ids", (*eos_ids, *self.config.rollout.eos_ids), policy)
-        self.engine = InProcessEngine(self.config.rollout, None, tuple(eos_ids), seed)
+        self.engine = InProcessEngine(self.config.rollout, seed=self.config.run.seed)
         self.outer: Outer = ReferenceSchedule(self.config.reference.every, self.config.reference.mixup, self.learner)
         self.state = TrainerState()
 
@@ -109,17 +147,34 @@ class GRPO:
         Returns the last step's metrics: `loss`, `mean_reward`, `kl`, and every declared metric under its own name.
         """
         metrics: dict[str, float] = {}
+        self._tell("on_training_start")
         for _ in range(n_epochs):
             metrics = self.train_step(prompts)
+            about = {"reward": metrics["mean_reward"], "step": self.state.step, "algo": self}
+            if not all(callback.on_step(**about) for callback in self.callbacks if hasattr(callback, "on_step")):
+                break
+        self._tell("on_training_end")
         return metrics
 
     def train_step(self, prompts: Tensor | Sequence[Tensor]) -> dict[str, float]:
-        """One step over all prompts: a group each, rewards, one update (as many as the settings say)."""
+        """One step over all prompts: a group each, rewards, one update (as many as the settings say).
+
+        `kl` is 0 where there is no reference. Raises ConfigError for fewer prompts than `learner.minibatches`.
+        """
         trainer = self._trainer(_as_prompts(prompts))
         self.outer.begin(self.state)
         result: StepResult = self.outer.end(trainer.step())
         self.state = trainer.state
-        return {"kl": 0.0, **result.metrics, "mean_reward": result.metrics["reward"]}
+        metrics = {"kl": 0.0, **result.metrics, "mean_reward": result.metrics["reward"]}
+        self._tell("on_train_batch", **{name: metrics[name] for name in RLOX_METRICS if name in metrics})
+        if self.logger is not None:
+            self.logger.on_train_step(self.state.step, metrics)
+        return metrics
+
+    def _tell(self, hook: str, **about: float) -> None:
+        for callback in self.callbacks:
+            if hasattr(callback, hook):
+                getattr(callback, hook)(**about)
 
     def evaluate(self, prompts: Tensor | Sequence[Tensor]) -> float:
         """The mean reward of one sampled completion a prompt."""
@@ -134,6 +189,11 @@ class GRPO:
 
     def _trainer(self, prompts: list[Prompt]) -> Trainer:
         settings = trainer_config(self.config)
+        if settings.minibatches > len(prompts):
+            raise ConfigError(
+                f"learner.minibatches: {settings.minibatches} minibatches are made of whole groups, and there are "
+                f"{len(prompts)} prompts; lower it, or give more prompts"
+            )
         return Trainer(
             replace(settings, prompts_per_step=len(prompts)),
             self.engine,
@@ -146,6 +206,46 @@ class GRPO:
             self.outer,
             self.state,
         )
+
+
+RLOX_METRICS = ("loss", "mean_reward", "kl")
+HOOKS = ("on_training_start", "on_step", "on_train_batch", "on_training_end")
+
+
+def _hooked(callbacks: Any) -> tuple[Any, ...]:
+    """The callbacks. Raises ConfigError for what is no list of objects with one of `HOOKS` at least."""
+    if callbacks is not None and not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks: expected a list of callbacks, got {callbacks!r:.60}; write callbacks=[it]")
+    for callback in (given := tuple(callbacks or ())):
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise ConfigError(f"callbacks: {callback!r:.60} has none of the hooks {', '.join(HOOKS)}")
+    return given
+
+
+def compute_group_advantages(rewards: Any) -> Any:
+    """`(r - mean r) / std r` over one group: `(G,)` to `(G,)` float64; zeros where std < 1e-8 (population std, ddof 0).
+
+    rlox's function of this name. A tensor gives a tensor, anything else a NumPy array. `oncurve.group_advantages` is
+    the general one. Raises ValueError: not of one dimension, or not finite.
+    """
+    return compute_batch_group_advantages(rewards, max(len(rewards), 1))
+
+
+def compute_batch_group_advantages(rewards: Any, group_size: int) -> Any:
+    """`compute_group_advantages` of every group of `group_size` adjacent rewards: `(M·G,)` to `(M·G,)` float64.
+
+    Raises ValueError: not of one dimension, not finite, or no multiple of `group_size`.
+    """
+    given = torch.as_tensor(rewards, dtype=torch.float64)
+    if given.ndim != 1 or group_size < 1 or len(given) % group_size:
+        raise ValueError(f"expected rewards (M·{group_size},), groups one after another, got {tuple(given.shape)}")
+    if not bool(given.isfinite().all()):
+        raise ValueError("a reward is NaN or infinite")
+    groups = torch.arange(len(given), device=given.device) // group_size
+    alone = group_size == 1  # no siblings: its std is 0
+    valid = torch.ones_like(given, dtype=torch.bool)
+    advantages = torch.zeros_like(given) if alone else group_advantages(given, valid, groups, ddof=0, eps=0.0)
+    return advantages if isinstance(rewards, Tensor) else advantages.numpy()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation
 from oncurve.models.huggingface import loaded_from
 from oncurve.rewards import REWARD_KINDS
+from oncurve.run.arguments import Argument, explains_arguments, tables_of
 from oncurve.run.assemble import Given, Run, assemble
 from oncurve.run.checks import check_complete
 from oncurve.run.directory import RunDirectory
@@ -70,20 +71,44 @@ class TrainedRun:
         self.run.close()
 
 
+ARGUMENT_OF = {
+    "run.steps": "steps",
+    "run.seed": "seed",
+    "model.path": "model",
+    "data.path": "data",
+    "data.rows": "data",
+    "data.template": "template",
+    "rewards.0.path": "reward",
+}
+"""The argument of `train` that a setting is."""
+
+OTHER_NAMES = {
+    **dict.fromkeys(("dataset", "train_dataset", "prompts", "rows", "train_data", "train_files"), "data"),
+    **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "reward_function", "rewards"), "reward"),
+    **dict.fromkeys(("args", "config", "overrides"), "settings"),
+    **dict.fromkeys(("processing_class", "tok"), "tokenizer"),
+    **dict.fromkeys(("ref_model", "reference_model"), "reference"),
+    **dict.fromkeys(("output_dir", "out_dir", "directory", "save_path", "default_local_dir"), "out"),
+    **dict.fromkeys(("callbacks", "callback", "logger"), "on_step"),
+    **dict.fromkeys(("algorithm", "adv_estimator"), "preset"),
+}
+
+
+@explains_arguments(ARGUMENT_OF, OTHER_NAMES)
 def train(
     recipe: str | Path | None = None,
     *,
     model: str | Path | nn.Module | None = None,
     tokenizer: Any = None,
     reference: nn.Module | None = None,
-    data: str | Path | Sequence[Any] | None = None,
+    data: Any = None,
     template: str | None = None,
     reward: Reward | Sequence[Reward] | None = None,
-    preset: str = "grpo",
+    preset: str | None = None,
     steps: int | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    settings: Mapping[str, Any] | None = None,
     on_step: Callable[[StepResult], None] | None = None,
 ) -> TrainedRun:
     """Train a model with GRPO; returns when the steps are done (or a signal stopped them).
@@ -95,23 +120,35 @@ def train(
                             template="{question}\\nEnd with #### and the number.", preset="dr_grpo")
 
     Args:
-        recipe: a recipe's file in place of `preset`; the other arguments change it.
+        recipe: a recipe's file; the other arguments change it.
+        preset: "grpo" if neither it nor a recipe is given; with a recipe, what that extends, in place of what it says.
         model: a directory or hub id in Hugging Face form, or a module (with `tokenizer`, unless prompts are token ids).
         reference: what the KL term holds the policy near; None: a frozen copy of the policy as it is given.
-        data: a JSONL file, or rows in memory (mappings of columns, or prompts alone).
+        data: a JSONL file; or rows in memory, mappings of columns or prompts alone: a list, a Hugging Face `Dataset`, a
+            pandas `DataFrame`, columns (`{"prompt": [...], "answer": [...]}`), or an iterator, which is read once. The
+            same rows are the same run.
         template: makes the prompt from columns, `"{question}"`.
         reward: a function, a kind such as "math", a path "file.py:name", a reward model (folder or hub id), a table of
             settings, or a list of these.
-        settings: more settings as nested tables, `{"kl": {"coef": 0.01}}`.
+        settings: more settings as nested tables, `{"kl": {"coef": 0.01}}`. What an argument says too is said once.
         out: the run directory, which must not exist; None: nothing is written, and nothing can be resumed.
         on_step: called after every step.
 
     Raises UserError for everything the caller can mend, before the model is loaded where it can be known.
     """
-    tables = _tables(model, data, template, reward, steps, seed)
-    for section, table in (settings or {}).items():
-        tables[section] = {**tables.get(section, {}), **table}
-    config, base = load_config(recipe or preset, settings=tables)
+    _check_kinds(recipe, model, tokenizer)
+    arguments = [*_of_model(model, settings), *_of_data(data), *_of_reward(reward)]
+    arguments += [
+        Argument(name, key, value)
+        for name, key, value in (
+            ("template", "data.template", template),
+            ("steps", "run.steps", steps),
+            ("seed", "run.seed", seed),
+        )
+        if value is not None
+    ]
+    extends = [f"extends={preset}"] if recipe is not None and preset is not None else []
+    config, base = load_config(recipe or preset or "grpo", extends, settings=tables_of(arguments, settings))
     loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
     check_complete(config, model_given=loaded is not None)
     given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
@@ -130,6 +167,7 @@ def train(
     return trained
 
 
+@explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in ("model", "reward")}, OTHER_NAMES)
 def resume(
     directory: str | Path,
     *,
@@ -151,7 +189,7 @@ def resume(
     """
     path = Path(directory)
     RunDirectory.check_run(path)
-    config, base = load_config(path / "config.toml", settings=_tables(None, None, None, reward, None, None))
+    config, base = load_config(path / "config.toml", settings=tables_of(_of_reward(reward), None))
     loaded = loaded_from(model, tokenizer) if model is not None else None
     check_complete(config, model_given=loaded is not None)
     held = RunDirectory.open(path)
@@ -182,27 +220,43 @@ def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None
     return [keep, *([on_step] if on_step is not None else [])]
 
 
-def _tables(
-    model: Any, data: Any, template: str | None, reward: Any, steps: int | None, seed: int | None
-) -> dict[str, Any]:
-    """The arguments as nested tables of settings; what is None is left to the lower layers."""
-    tables: dict[str, Any] = {"run": {}, "model": {}, "data": {}}
-    if steps is not None:
-        tables["run"]["steps"] = steps
-    if seed is not None:
-        tables["run"]["seed"] = seed
-    if isinstance(model, (str, Path)):
-        tables["model"]["path"] = str(model)
-    if isinstance(data, (str, Path)):
-        tables["data"] = {"kind": "jsonl", "path": str(data)}
-    elif data is not None:
-        tables["data"] = {"kind": "list", "rows": tuple(data)}
-    if template is not None:
-        tables["data"]["template"] = template
-    if reward is not None:
-        alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)
-        tables["rewards"] = [_reward_table(item) for item in ([reward] if alone else reward)]
-    return {section: table for section, table in tables.items() if table}
+def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
+    """Raises ConfigError for arguments that cannot be meant as they were given."""
+    if recipe is not None and not isinstance(recipe, (str, Path)):
+        raise ConfigError(f"recipe: expected a file or a preset's name, got {recipe!r:.60}; name arguments: model=...")
+    if model is not None and not isinstance(model, (str, Path, nn.Module)):
+        raise ConfigError(f"model: expected a folder, a hub id or a torch module, got {model!r:.60}")
+    if tokenizer is not None and not isinstance(model, nn.Module):
+        raise ConfigError(
+            "tokenizer: goes with a module; a model that is loaded from a folder or the hub brings its own"
+        )
+
+
+def _of_model(model: Any, settings: Any) -> list[Argument]:
+    """The model as a setting: its path, or "" for a module, which is computed with as it is."""
+    if not isinstance(model, nn.Module):
+        return [] if model is None else [Argument("model", "model.path", str(model))]
+    said = settings.get("model", {}) if isinstance(settings, Mapping) else {}
+    lost = [key for key in said if key != "path"] if isinstance(said, Mapping) else []
+    if lost:
+        reason = "model is a module, which is computed with as it is given"
+        raise ConfigError("\n".join(f"model.{key}: set to no effect: {reason}" for key in lost))
+    return [Argument("model", "model.path", "")]
+
+
+def _of_data(data: Any) -> list[Argument]:
+    """The data as settings: a file, or rows in memory, which the section's own check reads."""
+    if data is None:
+        return []
+    kind, key, value = ("jsonl", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
+    return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
+
+
+def _of_reward(reward: Any) -> list[Argument]:
+    if reward is None:
+        return []
+    alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)
+    return [Argument("reward", "rewards", [_reward_table(item) for item in ([reward] if alone else reward)])]
 
 
 def _reward_table(reward: Any) -> Any:

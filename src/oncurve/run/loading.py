@@ -62,7 +62,7 @@ def load(
     if settings:
         layers.append(from_mapping(settings, "the arguments", here))
     layers.append(top)
-    tables = merge(layers, schema.sections)
+    tables = merge(layers, schema)
     try:
         return schema.build(tables), folder, layers
     except ConfigError as error:
@@ -87,7 +87,7 @@ def _extended(extends: str | None, here: Path) -> tuple[list[Layer], Path]:
     return (read_layers(extends)[0] if extends is not None else [], here)
 
 
-def merge(layers: Sequence[Layer], sections: Mapping[str, Section] = RUN.sections) -> dict[str, Any]:
+def merge(layers: Sequence[Layer], schema: Schema[Any] = RUN) -> dict[str, Any]:
     """Nested tables with the assignments of all layers, later ones winning.
 
     `rewards` is replaced as a whole, `rewards.0.weight` changes one item of what stands there. A layer that changes
@@ -98,14 +98,14 @@ def merge(layers: Sequence[Layer], sections: Mapping[str, Section] = RUN.section
     for layer in layers:
         for path, value in sorted(layer.assignments, key=lambda assignment: assignment[0][1:] != ("kind",)):
             try:
-                _assign(tables, path, value, sections)
+                _assign(tables, path, value, schema)
             except ConfigError as error:
                 raise ConfigError(f"{error} ({layer.name})") from None
     return tables
 
 
-def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, sections: Mapping[str, Section]) -> None:
-    section, keys = str(path[0]), path[1:]
+def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, schema: Schema[Any]) -> None:
+    section, keys, sections = str(path[0]), path[1:], schema.sections
     if not keys:
         whole = isinstance(value, Component) and section in sections
         tables[section] = component_table(value, sections[section].kinds) if whole else value
@@ -120,7 +120,8 @@ def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, sec
             str(keys[0]): value,
         }
     else:
-        raise ConfigError(f"{'.'.join(map(str, path))}: settings have two parts, section.key")
+        key = ".".join(map(str, path))
+        raise ConfigError(f"{key}: {schema.unknown(key)}")
 
 
 def _assign_reward(tables: dict[str, Any], keys: tuple[str | int, ...], value: Any) -> None:

@@ -11,6 +11,7 @@ from oncurve.errors import ConfigError
 from oncurve.rewards import REWARD_KINDS
 from oncurve.rewards.settings import kind_meant
 from oncurve.spec import Component, build, suggest, validated
+from oncurve.words import word_for
 
 __all__ = ["IN_MEMORY", "Schema", "Section", "fixed"]
 
@@ -75,7 +76,8 @@ class Schema(Generic[Config]):
         if name == "rewards" and name in self.names:
             return _build_rewards(table, base)
         if name not in self.sections:
-            raise ConfigError(f"{name}: {self._unknown(name)}")
+            leaves = [key for key in _leaves(name, table) if key != name and word_for(key) is not None]
+            raise ConfigError("\n".join(f"{key}: {self.unknown(key)}" for key in leaves or [name]))
         section = self.sections[name]
         if isinstance(table, Mapping) and "kind" in table and section.default is None:
             raise ConfigError(f"{name}.kind: unknown key; there is only one kind of [{name}]")
@@ -86,16 +88,41 @@ class Schema(Generic[Config]):
             raise ConfigError(f"{name}.kind: {lacks}, so it is no {name}")
         return component
 
-    def _unknown(self, name: str) -> str:
-        owners = [
-            f"{owner}.{name}"
-            for owner, section in self.sections.items()
-            for cls in section.kinds.values()
-            if name in cls.model_fields
-        ]
+    def unknown(self, key: str) -> str:
+        """What to say of `key`, dotted or not, which is neither a section nor a setting of one."""
+        *sections, name = key.lstrip("+~").split(".")
+        word = word_for(key)
+        if word is not None and all(self.knows(meant) for meant in word.keys):
+            others = [] if sections else [owner for owner in self.owners(name) if owner not in word.keys]
+            meant = " or ".join([str(word), *others])
+            return f"unknown key; did you mean {meant}?" if word.keys else f"unknown key; {word}"
+        owners = self.owners(name)
         if owners:
-            return f"a setting stands in its section; did you mean {' or '.join(dict.fromkeys(owners))}?"
+            return f"a setting stands in its section; did you mean {' or '.join(owners)}?"
+        if sections:
+            return "settings have two parts, section.key"
         return "unknown section" + (suggest(name, self.names) or f"; the sections are: {', '.join(self.names)}")
+
+    def owners(self, name: str) -> list[str]:
+        """The settings that are called `name`, each with its section."""
+        tables = {owner: section.kinds.values() for owner, section in self.sections.items()}
+        return [owner + "." + name for owner, kinds in tables.items() if any(name in cls.model_fields for cls in kinds)]
+
+    def knows(self, key: str) -> bool:
+        """Whether `key` is a setting: `section.key`, `section.kind` where there is a choice, or `rewards.0.key`."""
+        section, _, name = key.partition(".")
+        if section == "rewards":
+            kinds = REWARD_KINDS.values() if "rewards" in self.names else ()
+            return any(name.partition(".")[2] in cls.model_fields for cls in kinds)
+        chosen = section in self.sections and self.sections[section].default is not None
+        return key in self.owners(name) or (name == "kind" and chosen)
+
+
+def _leaves(name: str, table: Any) -> list[str]:
+    """The dotted keys of a nested table, and `name` itself where it is none."""
+    if not isinstance(table, Mapping) or not table:
+        return [name]
+    return [leaf for key, inner in table.items() for leaf in _leaves(f"{name}.{key}", inner)]
 
 
 def _build_rewards(table: Any, base: Path | None) -> tuple[Component, ...]:

@@ -1,0 +1,109 @@
+"""The settings of a run by `oncurve.GRPO`: what its arguments are in `settings`, and which settings it has no use for.
+
+An argument is a setting by another name (`SETTING_OF`), so that saying it in `settings` is the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oncurve.advantages import ProcessAdvantage
+from oncurve.errors import ConfigError
+from oncurve.run.arguments import Argument, tables_of
+from oncurve.run.checks import check_config, check_inert
+from oncurve.run.config import RUN, RunConfig
+from oncurve.run.layers import PRESETS, read_layers
+from oncurve.run.loading import load
+from oncurve.spec import Component, suggest
+
+__all__ = ["OTHER_NAMES", "SETTING_OF", "WITHOUT_MEANING", "config_of"]
+
+SETTING_OF = {
+    "group_size": "rollout.group_size",
+    "learning_rate": "learner.learning_rate",
+    "kl_coef": "kl.coef",
+    "max_new_tokens": "rollout.max_new_tokens",
+    "max_grad_norm": "learner.max_grad_norm",
+    "temperature": "rollout.temperature",
+    "eos_ids": "rollout.eos_ids",
+    "seed": "run.seed",
+}
+"""The setting that each argument is."""
+
+OTHER_NAMES = {
+    **dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function"), "reward_fn"),
+    **dict.fromkeys(("reference", "reference_model"), "ref_model"),
+    **dict.fromkeys(("policy", "model_name_or_path"), "model"),
+    **dict.fromkeys(("args", "config"), "settings"),
+    **dict.fromkeys(("epochs", "n_epochs", "num_train_epochs", "steps"), "n_epochs of train()"),
+    **dict.fromkeys(("prompts", "data", "train_dataset", "dataset"), "prompts of train()"),
+}
+
+WITHOUT_MEANING = {
+    "run.steps": "train(prompts, n_epochs) says how many",
+    "run.name": "nothing is written",
+    "run.threads": "call torch.set_num_threads",
+    "run.grace_seconds": "signals are left to Python",
+    "model": "the module is given",
+    "data": "every step takes all prompts that train is given",
+    "rewards": "reward_fn is the reward",
+    "reward_model": "reward_fn is the reward",
+    "iterative": "there is no reward model to train between steps",
+    "checkpoint": "nothing is written; save writes the weights",
+    "eval": "evaluate is a call of its own",
+    "rollout.stop": "there is no tokenizer that would find a text; eos_ids end completions",
+}
+"""Settings and sections that a run by `GRPO` has no use for, and why: refused where they are said."""
+
+
+def config_of(
+    values: Mapping[str, Any], said: frozenset[str], preset: str, settings: Mapping[str, Any] | None
+) -> RunConfig:
+    """The settings of a run: what was said, over the preset, over the defaults of the arguments that were left out."""
+    presets = sorted(file.stem for file in PRESETS.glob("*.toml"))
+    if preset not in presets:
+        near = suggest(str(preset), presets) or ";"
+        raise ConfigError(f"preset: there is no preset {preset!r}{near} the presets are: {', '.join(presets)}")
+    tables = tables_of((Argument(name, SETTING_OF[name], values[name]) for name in values if name in said), settings)
+    _refuse_without_meaning(tables)
+    # "grpo" is the class defaults, written out: it chooses nothing.
+    layers = read_layers(preset)[0] if preset != "grpo" else []
+    chosen = {".".join(map(str, path)) for layer in layers for path, _ in layer.assignments}
+    left_out = [name for name in values if name not in said and SETTING_OF[name] not in chosen]
+    for name in left_out:
+        section, _, key = SETTING_OF[name].partition(".")
+        table = tables.setdefault(section, {})
+        if isinstance(table, dict):
+            table.setdefault(key, values[name])
+    config, _, layers = load(RUN, preset, settings=tables)
+    if config.iterative.steps:
+        raise ConfigError(
+            f"preset {preset!r}: an iteration ends with the training of a reward model, and here reward_fn is the "
+            "reward; use oncurve.train, or for the moving reference alone preset='grpo_paper' with "
+            f"settings={{'reference': {{'every': {config.iterative.steps}}}}}"
+        )
+    if isinstance(config.advantage, ProcessAdvantage):
+        raise ConfigError(
+            'advantage.kind: "process" grades the steps of a completion, and reward_fn gives one number for all of it; '
+            "use oncurve.train with a reward that judges steps, or another preset"
+        )
+    prompts = max(config.data.prompts_per_step, config.learner.minibatches)  # how many there are, train_step sees
+    config = config.model_copy(update={"data": config.data.model_copy(update={"prompts_per_step": prompts})})
+    check_config(config)
+    check_inert(config, layers)
+    return config
+
+
+def _refuse_without_meaning(tables: Mapping[str, Any]) -> None:
+    """Raises ConfigError with a line for every setting that a run by `GRPO` has no use for."""
+    said = []
+    for section, table in tables.items():
+        if not isinstance(table, (Mapping, Component)):
+            said += [f"{section}: set to no effect: {WITHOUT_MEANING[section]}"] if section in WITHOUT_MEANING else []
+            continue
+        for key in table.model_fields_set if isinstance(table, Component) else table:
+            reason = WITHOUT_MEANING.get(section) or WITHOUT_MEANING.get(f"{section}.{key}")
+            said += [f"{section}.{key}: set to no effect: {reason}"] if reason is not None else []
+    if said:
+        raise ConfigError("\n".join(said))

@@ -1,0 +1,123 @@
+"""Arguments of the Python API and settings: one thing said in two ways is the same thing, and is said once.
+
+`tables_of` puts arguments and `settings` together and refuses where they contradict each other. `explains_arguments`
+answers an argument that a function does not have with the one that it has, or with the setting.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from oncurve.errors import ConfigError
+from oncurve.run.config import RUN
+from oncurve.spec import Component, suggest
+from oncurve.words import word_for
+
+__all__ = ["Argument", "ArgumentError", "check_argument_names", "explains_arguments", "tables_of"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ArgumentError(ConfigError, TypeError):
+    """A function was given an argument that it does not have; a TypeError too, as Python's own is."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument's name, the setting that it is, and its value. Example: `Argument("seed", "run.seed", 7)`."""
+
+    name: str
+    key: str
+    value: Any
+
+
+def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Nested tables of settings from the arguments that were said and from `settings`.
+
+    Raises ConfigError where an argument and `settings` say different things of one setting, and where `settings` is
+    no mapping.
+    """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"settings: expected nested tables like {{'kl': {{'coef': 0.01}}}}, got {settings!r:.60}")
+    tables = {
+        section: dict(table) if isinstance(table, Mapping) else table for section, table in (settings or {}).items()
+    }
+    for argument in said:
+        section, _, key = argument.key.partition(".")
+        table = tables.setdefault(section, {} if key else None)
+        if isinstance(table, dict) and key not in table:
+            table[key] = argument.value
+        elif table is None and not key:
+            tables[section] = argument.value
+        elif not _same(table, key, argument.value):
+            raise ConfigError(
+                f"{argument.key}: said twice and differently, by the argument {argument.name} and by settings; leave "
+                "one of them out"
+            )
+    return tables
+
+
+def _same(table: Any, key: str, value: Any) -> bool:
+    """Whether what a section says of `key` is `value`: plain values are compared, of others nothing is assumed."""
+    said = table.get(key) if isinstance(table, Mapping) else getattr(table, key, None) if key else table
+    if isinstance(table, Component) and key not in type(table).model_fields:
+        return False
+    return said is value or (
+        isinstance(said, (bool, int, float, str, tuple)) and type(said) is type(value) and said == value
+    )
+
+
+def check_argument_names(
+    function: str, given: Iterable[str], known: Iterable[str], of: Mapping[str, str], own: Mapping[str, str]
+) -> None:
+    """Raises ArgumentError for the first of `given` that is not `known`, with what to write in its place.
+
+    `of`: the argument that a setting is, by key; `own`: other names of this function's arguments.
+    """
+    for name in given:
+        if name not in set(known):
+            raise ArgumentError(f"{function}() has no argument {name!r}{_answer(name, list(known), of, own)}")
+
+
+def _answer(name: str, known: list[str], of: Mapping[str, str], own: Mapping[str, str]) -> str:
+    if name in own:
+        return f"; did you mean {own[name]}?"
+    word = word_for(name)
+    keys = list(word.keys) if word is not None else RUN.owners(name)
+    arguments = list(dict.fromkeys(of[key] for key in keys if key in of))
+    if arguments:
+        return f"; did you mean {' or '.join(arguments)}?"
+    if keys:
+        written = " or ".join(_as_settings(key) for key in keys)
+        return f"; write {written}" + (f": {word.note}" if word is not None and word.note else "")
+    if word is not None:
+        return f": {word.note}"
+    if name in RUN.names:
+        return f"; a section of settings is written settings={{{name!r}: {{...}}}}"
+    return suggest(name, known) or f"; its arguments are: {', '.join(known)}"
+
+
+def _as_settings(key: str) -> str:
+    section, _, name = key.partition(".")
+    return f"settings={{{section!r}: {{{name!r}: ...}}}}"
+
+
+def explains_arguments(of: Mapping[str, str], own: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: an argument that the function does not have is an ArgumentError; see `check_argument_names`."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = list(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_argument_names(function.__name__, kwargs, known, of, own)
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate
