@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncurve.advantages import group_advantages
-    from oncurve.compat.rlox import GRPO
+    from oncurve.compat.rlox import GRPO, compute_batch_group_advantages, compute_group_advantages
     from oncurve.evaluate import maj_at_k, pass_at_k
     from oncurve.kl import kl_value
     from oncurve.losses.objectives import clipped_surrogate
@@ -38,6 +38,8 @@ _HOMES = {
     "TrainBatch": "types",
     "TrainedRun": "run.api",
     "clipped_surrogate": "losses.objectives",
+    "compute_batch_group_advantages": "compat.rlox",
+    "compute_group_advantages": "compat.rlox",
     "entropy": "ops",
     "group_advantages": "advantages",
     "kl_value": "kl",
@@ -58,6 +60,8 @@ __all__ = [
     "TrainedRun",
     "__version__",
     "clipped_surrogate",
+    "compute_batch_group_advantages",
+    "compute_group_advantages",
     "entropy",
     "group_advantages",
     "kl_value",

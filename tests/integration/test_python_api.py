@@ -4,6 +4,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -190,6 +192,85 @@ def test_a_run_of_objects_goes_on_when_they_are_given_again_and_equals_the_unint
     finished.close()
 
 
+CONTAINERS: dict[str, Any] = {
+    "columns": lambda: {name: [row[name] for row in ROWS] for name in ROWS[0]},
+    "a DataFrame": lambda: pandas.DataFrame(ROWS),
+    "a Dataset": lambda: datasets.Dataset.from_list(ROWS),
+    "a generator": lambda: (row for row in ROWS),
+}
+
+
+def test_the_same_rows_in_every_container_are_the_same_run(tmp_path: Path) -> None:
+    def left_by(data: Any, **where: Any) -> tuple[float, list[torch.Tensor]]:
+        run = train(data=data, reward=by_columns, **where)
+        run.close()
+        return run.metrics[0]["loss"], list(run.model.parameters())
+
+    loss, weights = left_by(ROWS)
+    for name, make in CONTAINERS.items():
+        same_loss, same_weights = left_by(make())
+        assert same_loss == loss, name
+        assert all(torch.equal(a, b) for a, b in zip(weights, same_weights, strict=True)), name
+    by_settings = {**SETTINGS, "data": {"kind": "list", "rows": pandas.DataFrame(ROWS), "prompts_per_step": 2}}
+    assert left_by(None, settings=by_settings)[0] == loss
+
+
+@pytest.mark.parametrize("container", ["a DataFrame", "a Dataset", "a generator"])
+def test_a_run_on_any_container_is_taken_up_from_what_its_directory_kept(container: str, tmp_path: Path) -> None:
+    def stop(result: Any) -> None:
+        if result.step == 1:
+            raise RuntimeError("pulled the plug")
+
+    settings = {**SETTINGS, "checkpoint": {"every": 1}}
+    whole = train(reward=by_columns, steps=2, settings=settings)
+    with pytest.raises(RuntimeError, match="pulled the plug"):
+        train(
+            data=CONTAINERS[container](),
+            reward=by_columns,
+            steps=2,
+            settings=settings,
+            out=tmp_path / "cut",
+            on_step=stop,
+        )
+    again = oncurve.resume(
+        tmp_path / "cut", model=architecture("llama"), tokenizer=words_tokenizer(), reward=by_columns
+    )
+    assert [step["loss"] for step in again.metrics] == [step["loss"] for step in whole.metrics]
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, again.model.state_dict()[name]), name
+    whole.close()
+    again.close()
+
+
+def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('extends = "grpo_paper"\n[run]\nsteps = 7\n[rollout]\ngroup_size = 4\nmax_new_tokens = 5\n')
+    small = {"data": {"prompts_per_step": 2}}
+
+    def config(recipe: Path | None = None, settings: Any = small, **arguments: Any) -> Any:
+        given = {"reward": by_columns, **arguments}
+        with pytest.raises(_Enough) as caught:
+            train(recipe=recipe, settings=settings, on_step=_enough, **given)
+        return caught.value.args[0]
+
+    def _enough(result: Any) -> None:
+        raise _Enough(result.metrics["learning_rate"], result.metrics["loss"])
+
+    said = config(seed=5, template="{answer} w1", steps=1)
+    assert said == config(
+        settings={"data": {"prompts_per_step": 2, "template": "{answer} w1"}, "run": {"seed": 5, "steps": 1}},
+        steps=None,
+    )
+    assert said == config(seed=5, steps=1, settings={"data": {**small["data"], "template": "{answer} w1"}})
+    rewarded = {**small, "rewards": [{"kind": "python", "function": by_columns}]}
+    assert config(settings=rewarded, reward=None) == config()
+    assert config(recipe, preset="dr_grpo") != config(recipe)
+
+
+class _Enough(Exception):
+    """The first step is done."""
+
+
 WRONG = {
     "no reward": ({}, ConfigError, "rewards: missing"),
     "no data": ({"reward": by_columns, "data": None}, ConfigError, "data.path: missing"),
@@ -201,6 +282,47 @@ WRONG = {
     "no tokenizer": ({"reward": closure(3), "model": TinyLM()}, DataError, "needs a tokenizer"),
     "a column that is not there": ({"reward": lambda completion, anwser: 1.0}, DataError, "did you mean 'answer'"),
     "an unknown preset": ({"reward": by_columns, "preset": "grpoo"}, ConfigError, "did you mean 'grpo'"),
+    "a DatasetDict": (
+        {"reward": by_columns, "data": datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS))},
+        DataError,
+        r"pass one of them, like data\['train'\]",
+    ),
+    "one row": ({"reward": by_columns, "data": ROWS[0]}, DataError, r"data=\[row\]"),
+    "a set": ({"reward": by_columns, "data": {"a"}}, DataError, "no order"),
+    "rows that no directory can keep": (
+        {"reward": by_columns, "data": [{"prompt": "w3", "answer": object()}], "out": "nowhere"},
+        DataError,
+        "column 'answer' cannot be kept",
+    ),
+    "steps twice": ({"reward": by_columns, "settings": {"run": {"steps": 3}}}, ConfigError, "run.steps: said twice"),
+    "the reward twice": ({"reward": by_columns, "settings": {"rewards": []}}, ConfigError, "rewards: said twice"),
+    "data twice": (
+        {"reward": by_columns, "settings": {"data": {"path": "a.jsonl", "kind": "jsonl"}}},
+        ConfigError,
+        "data.kind: said twice",
+    ),
+    "a model twice": (
+        {"reward": by_columns, "settings": {"model": {"path": "m"}}},
+        ConfigError,
+        "model.path: said twice",
+    ),
+    "a dtype of a module": (
+        {"reward": by_columns, "settings": {"model": {"dtype": "float32"}}},
+        ConfigError,
+        "model.dtype: set to no effect",
+    ),
+    "a tokenizer of a folder": (
+        {"reward": by_columns, "model": "folder", "tokenizer": words_tokenizer()},
+        ConfigError,
+        "brings its own",
+    ),
+    "a module for a recipe": ({"recipe": TinyLM(), "reward": by_columns}, ConfigError, "recipe: expected a file"),
+    "TRL's learning_rate": ({"reward": by_columns, "learning_rate": 1}, TypeError, r"\{'learner': \{'learning_rate'"),
+    "TRL's beta": ({"reward": by_columns, "beta": 1}, TypeError, r"write settings=\{'kl': \{'coef'"),
+    "TRL's train_dataset": ({"train_dataset": ROWS}, TypeError, "did you mean data?"),
+    "TRL's reward_funcs": ({"reward_funcs": []}, TypeError, "did you mean reward?"),
+    "epochs": ({"reward": by_columns, "epochs": 1}, TypeError, "did you mean steps?"),
+    "max_steps": ({"reward": by_columns, "max_steps": 1}, TypeError, "did you mean steps?"),
     "an unknown key": ({"reward": by_columns, "settings": {"kl": {"coeff": 1}}}, ConfigError, "did you mean 'coef'"),
 }
 

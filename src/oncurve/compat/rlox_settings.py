@@ -11,7 +11,7 @@ from typing import Any
 from oncurve.advantages import ProcessAdvantage
 from oncurve.errors import ConfigError
 from oncurve.run.arguments import Argument, tables_of
-from oncurve.run.checks import check_config, check_inert
+from oncurve.run.checks import INERT, check_config
 from oncurve.run.config import RUN, RunConfig
 from oncurve.run.layers import PRESETS, read_layers
 from oncurve.run.loading import load
@@ -66,7 +66,7 @@ def config_of(
         near = suggest(str(preset), presets) or ";"
         raise ConfigError(f"preset: there is no preset {preset!r}{near} the presets are: {', '.join(presets)}")
     tables = tables_of((Argument(name, SETTING_OF[name], values[name]) for name in values if name in said), settings)
-    _refuse_without_meaning(tables)
+    chosen_here = _without_meaning_refused(tables)
     # "grpo" is the class defaults, written out: it chooses nothing.
     layers = read_layers(preset)[0] if preset != "grpo" else []
     chosen = {".".join(map(str, path)) for layer in layers for path, _ in layer.assignments}
@@ -76,7 +76,7 @@ def config_of(
         table = tables.setdefault(section, {})
         if isinstance(table, dict):
             table.setdefault(key, values[name])
-    config, _, layers = load(RUN, preset, settings=tables)
+    config, _, _ = load(RUN, preset, settings=tables)
     if config.iterative.steps:
         raise ConfigError(
             f"preset {preset!r}: an iteration ends with the training of a reward model, and here reward_fn is the "
@@ -91,19 +91,23 @@ def config_of(
     prompts = max(config.data.prompts_per_step, config.learner.minibatches)  # how many there are, train_step sees
     config = config.model_copy(update={"data": config.data.model_copy(update={"prompts_per_step": prompts})})
     check_config(config)
-    check_inert(config, layers)
+    lost = [(key, rule.reason) for rule in INERT if rule.holds(config) for key in rule.keys if key in chosen_here]
+    if lost:  # no plan is printed here that could say it
+        raise ConfigError("\n".join(f"{key}: set to no effect: {reason}" for key, reason in lost))
     return config
 
 
-def _refuse_without_meaning(tables: Mapping[str, Any]) -> None:
-    """Raises ConfigError with a line for every setting that a run by `GRPO` has no use for."""
-    said = []
+def _without_meaning_refused(tables: Mapping[str, Any]) -> set[str]:
+    """All settings that were said. Raises ConfigError with a line for every one that a run by `GRPO` has no use for."""
+    said, keys = [], set()
     for section, table in tables.items():
         if not isinstance(table, (Mapping, Component)):
             said += [f"{section}: set to no effect: {WITHOUT_MEANING[section]}"] if section in WITHOUT_MEANING else []
             continue
         for key in table.model_fields_set if isinstance(table, Component) else table:
+            keys.add(f"{section}.{key}")
             reason = WITHOUT_MEANING.get(section) or WITHOUT_MEANING.get(f"{section}.{key}")
             said += [f"{section}.{key}: set to no effect: {reason}"] if reason is not None else []
     if said:
         raise ConfigError("\n".join(said))
+    return keys

@@ -78,6 +78,9 @@ class DataSettings(Component):
         """Whether there may be held-out rows, told from the settings alone. Where it says nothing: `read` tells."""
         return True
 
+    def check_keepable(self) -> None:
+        """Raises DataError where a run's directory could not keep the rows; of files it keeps the path alone."""
+
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """The source's training rows and its held-out rows, unchecked and unlimited. Each source has its own."""
         raise TypeError(f"{type(self).__name__} must define read(base) -> (training rows, held-out rows)")

@@ -6,14 +6,15 @@ Covered: every row is read and checked before a model is loaded. Not covered: CS
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from oncurve import durable
+from oncurve.data.containers import as_rows
 from oncurve.data.jsonl import read_jsonl
 from oncurve.data.prompts import check_row
 from oncurve.data.settings import DataSettings, Rows
@@ -56,12 +57,18 @@ class Jsonl(DataSettings):
 class InMemory(DataSettings):
     """Rows given as they are: mappings of columns, or prompts alone (strings, messages, token ids).
 
-    rows           the rows
+    rows           the rows, in any container that `oncurve.data.containers.as_rows` takes
     eval_fraction  the share to hold out, the same rows in every run
     """
 
-    rows: tuple[Any, ...] = ()
     eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    rows: tuple[Any, ...] = ()
+
+    @field_validator("rows", mode="before")
+    @classmethod
+    def _of_any_container(cls, rows: Any, info: ValidationInfo) -> tuple[Any, ...]:
+        limit = None if info.data.get("eval_fraction") else info.data.get("limit")  # held out are some of all rows
+        return as_rows(rows, limit)
 
     @property
     def holds_out(self) -> bool:
@@ -76,13 +83,26 @@ class InMemory(DataSettings):
     def _row(self, row: Any) -> Mapping[str, Any]:
         return row if isinstance(row, Mapping) else {self.prompt_column: row}
 
+    def check_keepable(self) -> None:
+        """Raises DataError, with row and column, where JSON cannot hold a row."""
+        for _ in self._lines():
+            pass
+
+    def _lines(self) -> Iterator[str]:
+        for number, row in enumerate(map(self._row, self.rows)):
+            for column, value in row.items():
+                try:
+                    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+                except (TypeError, ValueError, RecursionError) as error:
+                    raise DataError(
+                        f"data row {number}: column {column!r} cannot be kept in the run's directory: {error}; make it "
+                        "a string, a number or a list of these, or leave `out` out"
+                    ) from error
+            yield json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n"
+
     def written_to(self, file: Path) -> Jsonl:
         """The same rows as a file, which a resumed run can read. Raises DataError where JSON cannot hold a row."""
-        try:
-            lines = [json.dumps(self._row(row), allow_nan=False, ensure_ascii=False) + "\n" for row in self.rows]
-        except (TypeError, ValueError) as error:
-            raise DataError(f"the rows in memory cannot be kept beside the run: {error}") from error
-        durable.write_file(file, "".join(lines).encode())
+        durable.write_file(file, "".join(self._lines()).encode())
         shared = {key: getattr(self, key) for key in (*DataSettings.model_fields, "eval_fraction")}
         return Jsonl(path=str(file), **shared)
 

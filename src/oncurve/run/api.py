@@ -154,6 +154,7 @@ def train(
     given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
     if out is not None:
         RunDirectory.check_free(Path(out))
+        config.data.check_keepable()
     if loaded is None:
         say(Console(highlight=False), *check_memory(config))
     trained = TrainedRun(assemble(config, base, given))

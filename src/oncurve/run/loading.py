@@ -107,8 +107,11 @@ def merge(layers: Sequence[Layer], schema: Schema[Any] = RUN) -> dict[str, Any]:
 def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, schema: Schema[Any]) -> None:
     section, keys, sections = str(path[0]), path[1:], schema.sections
     if not keys:
-        whole = isinstance(value, Component) and section in sections
-        tables[section] = component_table(value, sections[section].kinds) if whole else value
+        if isinstance(value, Component) and section in sections:
+            table = component_table(value, sections[section].kinds)
+            chosen = sections[section].default is not None  # else there is one kind, and the key is unknown
+            value = {key: inner for key, inner in table.items() if key != "kind" or chosen}
+        tables[section] = value
     elif section == "rewards":
         _assign_reward(tables, keys, value)
     elif len(keys) == 1:

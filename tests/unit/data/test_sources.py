@@ -66,8 +66,9 @@ def test_a_system_message_is_not_put_before_another_or_before_token_ids():
 
 
 def test_bare_prompts_in_memory_are_rows_of_the_prompt_column():
-    rows = load_rows(InMemory(rows=("a", [1, 2], {"q": "b"}), prompt_column="q"))
-    assert list(rows.items) == [{"q": "a"}, {"q": [1, 2]}, {"q": "b"}]
+    assert list(load_rows(InMemory(rows=("a", "b"), prompt_column="q")).items) == [{"q": "a"}, {"q": "b"}]
+    assert list(load_rows(InMemory(rows=([1, 2], [3]), prompt_column="q")).items) == [{"q": [1, 2]}, {"q": [3]}]
+    assert list(load_rows(InMemory(rows=({"q": "a"},), prompt_column="q")).items) == [{"q": "a"}]
 
 
 def test_the_limit_takes_the_first_rows():
@@ -120,7 +121,7 @@ def test_the_built_in_task_makes_its_problems_on_demand():
 
 
 def test_rows_in_memory_can_be_kept_in_a_file(tmp_path: Path):
-    settings = InMemory(rows=("a", {"prompt": "é", "answer": None}), limit=2, eval_fraction=0.5)
+    settings = InMemory(rows=({"prompt": "a"}, {"prompt": "é", "answer": None}), limit=2, eval_fraction=0.5)
     kept = settings.written_to(tmp_path / "data.jsonl")
     assert kept.limit == 2
     assert kept.eval_fraction == 0.5

@@ -179,8 +179,8 @@ def test_the_resolved_file_is_toml_with_every_section_and_no_none():
 
 
 def test_rows_in_memory_are_written_and_objects_by_name():
-    made = config(data=InMemory(rows=("2+2=", {"prompt": "3+3=", "answer": "6", "hint": None})))
-    assert to_tables(made)["data"]["rows"] == ["2+2=", {"prompt": "3+3=", "answer": "6"}]
+    made = config(data=InMemory(rows=({"prompt": "2+2="}, {"prompt": "3+3=", "answer": "6", "hint": None})))
+    assert to_tables(made)["data"]["rows"] == [{"prompt": "2+2="}, {"prompt": "3+3=", "answer": "6"}]
     assert to_tables(config(data=InMemory(rows=(len,))))["data"]["rows"] == ["in-memory:len"]
 
 

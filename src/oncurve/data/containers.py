@@ -1,0 +1,199 @@
+"""Rows in whatever container they come: a list, columns, a DataFrame, a Hugging Face Dataset, an iterator.
+
+    [{"prompt": "2+2=", "answer": "4"}]      {"prompt": ["2+2="], "answer": ["4"]}      DataFrame(...)      Dataset
+
+are the same rows, and train the same run. Containers of other packages are known by what they can do, or by a module
+that is imported already; nothing is imported for them.
+
+Covered: NumPy values in cells become Python's, missing cells of a DataFrame become None. Not covered: files.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from oncurve.errors import DataError
+
+__all__ = ["ITERATOR_LIMIT", "as_rows"]
+
+ITERATOR_LIMIT = 1_000_000
+"""Rows that are read from something without a length before it is taken for endless."""
+
+SPLITS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
+
+EXPECTED = (
+    "expected rows: a list of mappings or prompts, a Dataset, a DataFrame, columns {'prompt': [...]}, or an iterator"
+)
+
+
+def as_rows(data: Any, limit: int | None = None) -> tuple[Any, ...]:
+    """The rows of `data`, in order: mappings of columns to plain values, or prompts alone.
+
+    An iterator is read once, `limit` rows of it where that is given, else to its end.
+
+    Raises DataError: no container of rows (a string, a set, a single row, splits), columns that differ in length, rows
+    of mixed types, names of columns that are not strings, an iterator that does not end.
+    """
+    rows = tuple(_plain(row) for row in _rows(data, limit))
+    _check_types(rows)
+    return rows
+
+
+def _rows(data: Any, limit: int | None) -> Iterable[Any]:
+    """The rows of a container, values as they are in it."""
+    if isinstance(data, (str, bytes, bytearray)) or hasattr(data, "read"):
+        raise DataError(f"data: {EXPECTED}, got {_kind(data)}; for a file give its path")
+    if isinstance(data, (set, frozenset)):
+        raise DataError(f"data: {EXPECTED}, got a set, which has no order; sort it into a list")
+    if isinstance(data, Mapping):
+        return _rows_of_columns(data)
+    if _is_a("pandas", "DataFrame", data):
+        return _rows_of_frame(data)
+    if _is_a("datasets", "Dataset", data) or _is_a("datasets", "IterableDataset", data):
+        return _up_to(iter(_without_format(data)), limit, endless=not hasattr(data, "__len__"))
+    for method in ("to_dicts", "to_pylist"):  # polars, Arrow
+        if callable(getattr(data, method, None)):
+            listed: list[Any] = getattr(data, method)()
+            return listed
+    if isinstance(data, Tensor) or _is_a("numpy", "ndarray", data):
+        if data.ndim == 0:
+            raise DataError(f"data: {EXPECTED}, got a single number")
+        return list(data)
+    try:
+        rows = iter(data) if hasattr(data, "__iter__") else map(data.__getitem__, range(len(data)))
+    except (TypeError, AttributeError):
+        raise DataError(f"data: {EXPECTED}, got {_kind(data)}") from None
+    return _up_to(rows, limit, endless=not hasattr(data, "__len__"))
+
+
+def _is_a(package: str, name: str, value: Any) -> bool:
+    """Whether `value` is of a class of a package, which it can only be where that is imported."""
+    module = sys.modules.get(package)
+    cls = getattr(module, name, None)
+    return isinstance(cls, type) and isinstance(value, cls)
+
+
+def _kind(value: Any) -> str:
+    return (
+        f"{type(value).__name__} {value!r:.40}" if isinstance(value, (str, bytes, int, float)) else type(value).__name__
+    )
+
+
+def _up_to(rows: Iterator[Any], limit: int | None, endless: bool) -> list[Any]:
+    """The rows of an iterator; of one without a length, `limit` at most. Raises DataError where it does not end."""
+    if not endless:
+        return list(rows)
+    read = list(islice(rows, ITERATOR_LIMIT + 1 if limit is None else limit))
+    if len(read) > ITERATOR_LIMIT and limit is None:
+        raise DataError(
+            f"data: the iterator goes on after {ITERATOR_LIMIT:,} rows and may be endless; say how many to read, "
+            "with data.limit (and no data.eval_fraction), or give itertools.islice(rows, count)"
+        )
+    return read
+
+
+def _rows_of_columns(data: Mapping[Any, Any]) -> Iterable[Mapping[str, Any]]:
+    """The rows of `{"column": [value of each row]}`."""
+    names = list(data)
+    if not names:
+        return []
+    if all(hasattr(part, "column_names") for part in data.values()) or _looks_like_splits(data):
+        raise DataError(
+            f"data: these are the splits {', '.join(map(str, names))}; pass one of them, like data[{names[0]!r}]"
+        )
+    _check_names(names, "data")
+    columns = {name: _column(name, values) for name, values in data.items()}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"data: the columns differ in length: {said}")
+    return [dict(zip(names, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def _looks_like_splits(data: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is of splits, each a container of rows, and not of columns."""
+    listed = all(
+        isinstance(part, (list, tuple)) and len(part) and all(isinstance(row, Mapping) for row in part)
+        for part in data.values()
+    )
+    tables = all(
+        _is_a("pandas", "DataFrame", part) or callable(getattr(part, "to_dicts", None)) for part in data.values()
+    )
+    return tables or (listed and set(map(str, data)) <= SPLITS)
+
+
+def _column(name: str, values: Any) -> list[Any]:
+    """The cells of a column. Raises DataError for a single value."""
+    if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
+        raise DataError(
+            f"data: column {name!r} is {_kind(values)}, not a list of values; a single row is given in a list, "
+            "data=[row], and settings of the section [data] as settings={'data': {...}}"
+        )
+    if getattr(values, "ndim", 1) == 0:
+        raise DataError(f"data: column {name!r} is a single number, not a list of values")
+    return _up_to(iter(values), None, endless=not hasattr(values, "__len__"))
+
+
+def _rows_of_frame(frame: Any) -> Iterable[Mapping[str, Any]]:
+    """The rows of a pandas DataFrame, missing cells as None; its index is no column."""
+    names = list(frame.columns)
+    _check_names(names, "data: the DataFrame")
+    if len(set(names)) < len(names):
+        raise DataError(f"data: the DataFrame has a column twice: {', '.join(names)}")
+    missing = sys.modules["pandas"].isna
+    scalars = (float, type(sys.modules["pandas"].NA), type(sys.modules["pandas"].NaT))
+
+    def cell(value: Any) -> Any:
+        return None if isinstance(value, scalars) and bool(missing(value)) else value
+
+    return [{name: cell(value) for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _without_format(data: Any) -> Any:
+    """A Hugging Face data set that gives Python's values, whatever its format; a transform of the user's stays."""
+    formatted = getattr(data, "format", None)
+    kind = formatted.get("type") if isinstance(formatted, Mapping) else None
+    return data if kind in (None, "custom", "python") else data.with_format(None)
+
+
+def _check_names(names: Sequence[Any], what: str) -> None:
+    odd = [name for name in names if not isinstance(name, str)]
+    if odd:
+        raise DataError(f"{what}: a column's name is {odd[0]!r}; names are strings, one of them the prompt's")
+
+
+def _check_types(rows: Sequence[Any]) -> None:
+    """Raises DataError where some rows are mappings and others not, or prompts are of different types."""
+    first: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        sort = "a mapping" if isinstance(row, Mapping) else "a list" if isinstance(row, (list, tuple)) else _sort(row)
+        first.setdefault(sort, number)
+        if isinstance(row, Mapping):
+            _check_names(list(row), f"data row {number}")
+    if len(first) > 1:
+        said = ", ".join(f"row {number} is {sort}" for sort, number in first.items())
+        raise DataError(f"data: the rows are of mixed types: {said}; make them all mappings, or all prompts")
+
+
+def _sort(row: Any) -> str:
+    return f"a {type(row).__name__}"
+
+
+def _plain(value: Any) -> Any:
+    """`value` with the arrays, tensors and scalars of other packages as Python's lists and numbers, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_plain(inner) for inner in value)
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if _is_a("numpy", "ndarray", value):
+        return _plain(value.tolist())
+    if _is_a("numpy", "datetime64", value) or _is_a("numpy", "timedelta64", value):
+        return str(value)
+    return value.item() if _is_a("numpy", "generic", value) else value

@@ -1,0 +1,278 @@
+"""`oncurve.GRPO`: an argument and its setting are one thing, what means nothing is refused; rlox's hooks, functions."""
+
+import importlib.util
+import inspect
+import math
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import oncurve
+from fakes.tiny_policy import TinyLM
+from oncurve.compat.rlox_settings import SETTING_OF, WITHOUT_MEANING
+from oncurve.errors import ConfigError
+from oncurve.losses import KLPenalty, TokenMean
+from oncurve.run.arguments import ArgumentError
+from oncurve.run.config import RUN
+
+PROMPTS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+OTHER = {
+    "group_size": 3,
+    "learning_rate": 3e-3,
+    "kl_coef": 0.7,
+    "max_new_tokens": 5,
+    "max_grad_norm": 0.01,
+    "temperature": 0.6,
+    "eos_ids": (2, 3),
+    "seed": 5,
+}
+USED = {"rollout", "advantage", "objective", "kl", "reference", "entropy", "aggregation", "filter", "learner", "critic"}
+
+
+def threes(completions: list[Tensor], prompts: Tensor) -> list[float]:
+    return [float((ids == 3).double().mean()) for ids in completions]
+
+
+def grpo(**arguments: Any) -> oncurve.GRPO:
+    given = {"ref_model": TinyLM(seed=1), "reward_fn": threes, **arguments}
+    return oncurve.GRPO(TinyLM(), **given)
+
+
+def nested(name: str, value: Any) -> dict[str, Any]:
+    section, key = SETTING_OF[name].split(".")
+    return {section: {key: value}}
+
+
+def left_by(trainer: oncurve.GRPO) -> tuple[dict[str, float], list[Tensor]]:
+    metrics = trainer.train(PROMPTS, n_epochs=2)
+    told = {key: value for key, value in metrics.items() if "seconds" not in key and "second" not in key}
+    return {key: value for key, value in told.items() if key != "memory_bytes"}, list(trainer.model.parameters())
+
+
+@pytest.mark.parametrize("name", SETTING_OF)
+def test_an_argument_and_its_setting_are_the_same_run(name: str) -> None:
+    by_argument, by_setting = grpo(**{name: OTHER[name]}), grpo(settings=nested(name, OTHER[name]))
+    both = grpo(**{name: OTHER[name]}, settings=nested(name, OTHER[name]))
+    assert by_argument.config == by_setting.config == both.config
+    (said, weights), (said_too, weights_too) = left_by(by_argument), left_by(by_setting)
+    assert said == said_too
+    assert all(torch.equal(a, b) for a, b in zip(weights, weights_too, strict=True))
+    assert said["mismatch_max"] < 1e-4  # the learner's distribution is the sampler's
+    _, plain = left_by(grpo())
+    assert any(not torch.equal(a, b) for a, b in zip(weights, plain, strict=True))
+
+
+@pytest.mark.parametrize("name", SETTING_OF)
+def test_an_argument_that_contradicts_its_setting_is_refused(name: str) -> None:
+    default = inspect.signature(oncurve.GRPO).parameters[name].default
+    with pytest.raises(ConfigError, match=f"{SETTING_OF[name]}: said twice and differently"):
+        grpo(**{name: default}, settings=nested(name, OTHER[name]))
+
+
+def test_what_is_left_out_is_the_presets_and_else_the_default() -> None:
+    assert grpo(preset="dr_grpo").config.kl.coef == 0
+    assert grpo(preset="dr_grpo").config.rollout.group_size == 4
+    paper = grpo(preset="grpo_paper", group_size=2).config
+    assert (paper.rollout.group_size, paper.rollout.max_new_tokens, paper.kl.coef) == (2, 1024, 0.04)
+    assert grpo(preset="grpo").config == grpo().config
+    assert grpo().config.kl.coef == 0.1
+    whole = grpo(settings={"kl": KLPenalty(coef=0.3, estimator="k2")}).config
+    assert (whole.kl.coef, whole.kl.estimator) == (0.3, "k2")
+
+
+def test_a_reference_that_is_given_is_measured_against() -> None:
+    by_settings = grpo(settings={"kl": {"coef": 0.1}}).train(PROMPTS)["kl"]
+    assert by_settings == grpo(kl_coef=0.1).train(PROMPTS)["kl"] > 0
+    assert grpo(kl_coef=0.0).train(PROMPTS)["kl"] > 0
+    assert grpo(kl_coef=0.0, ref_model=None).train(PROMPTS)["kl"] == 0
+
+
+def test_every_section_is_used_or_refused() -> None:
+    refused = {key for key in WITHOUT_MEANING if "." not in key}
+    assert USED | refused | {"run"} == set(RUN.names)
+    assert {key.partition(".")[2] for key in WITHOUT_MEANING if key.startswith("run.")} | {"seed"} == set(
+        RUN.sections["run"].kinds["RunSettings"].model_fields
+    )
+
+
+WITHOUT_EFFECT: list[dict[str, Any]] = [
+    {"run": {"steps": 3}},
+    {"data": {"prompts_per_step": 1}},
+    {"model": {"dtype": "float32"}},
+    {"eval": {"every": 1}},
+    {"checkpoint": {"every": 1}},
+    {"rewards": [{"kind": "math"}]},
+    {"reward_model": {"kind": "outcome"}},
+    {"iterative": {"steps": 3}},
+    {"rollout": {"stop": ["x"]}},
+    {"kl": {"coef": 0, "estimator": "k2"}},
+    {"reference": {"mixup": 0.5}},
+]
+
+
+@pytest.mark.parametrize("settings", WITHOUT_EFFECT)
+def test_a_setting_without_effect_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="set to no effect"):
+        grpo(settings=settings)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "iterations": ({"preset": "grpo_iterative"}, "training of a reward model.*reference.*100"),
+    "steps": ({"preset": "grpo_process"}, "one number for all of it"),
+    "process": ({"settings": {"advantage": {"kind": "process"}}}, "one number for all of it"),
+    "a falling rate": ({"settings": {"learner": {"schedule": "linear"}}}, "how many updates"),
+    "no preset": ({"preset": "grpoo"}, "did you mean 'grpo'"),
+    "no table": ({"settings": [1]}, "settings: expected nested tables"),
+    "an unknown key": ({"settings": {"kl": {"beta": 1}}}, "did you mean kl.coef"),
+    "one callback": ({"callbacks": 3}, "callbacks: expected a list"),
+    "no hook": ({"callbacks": [object()]}, "none of the hooks on_training_start"),
+    "no logger": ({"logger": print}, "on_train_step"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_be_had_is_refused_with_the_reason(what: str) -> None:
+    arguments, words = WRONG[what]
+    with pytest.raises(ConfigError, match=words):
+        grpo(**arguments)
+
+
+def test_minibatches_are_compared_with_the_prompts_there_are() -> None:
+    many = grpo(settings={"learner": {"minibatches": 40}})
+    with pytest.raises(ConfigError, match=r"40 minibatches.*2 prompts"):
+        many.train(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("lr", "did you mean learning_rate"),
+        ("beta", "did you mean kl_coef"),
+        ("num_generations", "did you mean group_size"),
+        ("max_completion_length", "did you mean max_new_tokens"),
+        ("grad_clip", "did you mean max_grad_norm"),
+        ("epochs", r"did you mean n_epochs of train\(\)"),
+        ("epsilon_high", r"write settings=\{'objective': \{'clip_high': \.\.\.\}\}"),
+        ("betas", r"write settings=\{'learner': \{'betas': \.\.\.\}\}"),
+        ("top_p", "sampling is not cut off"),
+        ("kl", r"settings=\{'kl'"),
+        ("grup_size", "did you mean 'group_size'"),
+    ],
+)
+def test_an_argument_of_another_name_is_answered(wrong: str, words: str) -> None:
+    with pytest.raises(TypeError, match=words) as caught:
+        grpo(**{wrong: 1})
+    assert isinstance(caught.value, ArgumentError)
+
+
+def test_the_preset_rlox_has_the_loss_of_rloxs_page() -> None:
+    seen: list[list[Tensor]] = []
+
+    def reward(completions: list[Tensor], prompts: Tensor) -> list[float]:
+        seen.append(completions)
+        return [float(ids[0]) for ids in completions]
+
+    trainer = grpo(preset="rlox", reward_fn=reward, eos_ids=(3, 5))
+    policy, reference = TinyLM(), TinyLM(seed=1)
+    loss = trainer.train_step(PROMPTS)["loss"]
+    (completions,) = seen
+    rewards = torch.tensor([float(ids[0]) for ids in completions], dtype=torch.float64)
+    advantages = oncurve.compute_batch_group_advantages(rewards, 4)
+    assert len({len(ids) for ids in completions}) > 1
+
+    def logprobs(model: TinyLM, row: int) -> Tensor:
+        ids = torch.cat([PROMPTS[row // 4], completions[row]])
+        rows = torch.log_softmax(model(ids[None])[0].detach().double(), -1)
+        return rows[2:-1].gather(1, completions[row][:, None])[:, 0]
+
+    pairs = [(logprobs(policy, row), logprobs(reference, row)) for row in range(8)]
+    surrogate = sum(float(a) * float(lp.sum()) for a, (lp, _) in zip(advantages, pairs, strict=True)) / 8
+    distances = torch.cat([lp - ref for lp, ref in pairs])
+    assert loss == pytest.approx(-surrogate + 0.1 * float(distances.mean()), abs=1e-4)
+    assert trainer.config.kl_weights == TokenMean()
+
+
+class Notes:
+    """A callback and a logger as rlox's base classes are, which writes down what it hears."""
+
+    def __init__(self, last: int = 99) -> None:
+        self.heard: list[Any] = []
+        self.last = last
+
+    def on_training_start(self, **about: Any) -> None:
+        self.heard.append("start")
+
+    def on_step(self, **about: Any) -> bool:
+        self.heard.append(("step", sorted(about), about["step"]))
+        return bool(about["step"] < self.last)
+
+    def on_train_batch(self, loss: float, mean_reward: float, kl: float) -> None:
+        self.heard.append("batch")
+
+    def on_training_end(self, **about: Any) -> None:
+        self.heard.append("end")
+
+    def on_train_step(self, step: int, metrics: dict[str, float]) -> None:
+        self.heard.append((step, metrics["mean_reward"]))
+
+
+def test_callbacks_and_logger_hear_what_rloxs_do() -> None:
+    callback, logger = Notes(last=2), Notes()
+    trainer = grpo(callbacks=[callback], logger=logger)
+    metrics = trainer.train(PROMPTS, n_epochs=5)
+    step = ["algo", "reward", "step"]
+    assert callback.heard == ["start", "batch", ("step", step, 1), "batch", ("step", step, 2), "end"]
+    assert [number for number, _ in logger.heard] == [1, 2]
+    assert logger.heard[-1][1] == metrics["mean_reward"]
+
+
+RLOX_1_2 = "model, ref_model, reward_fn, group_size=4, learning_rate=0.0001, kl_coef=0.1, max_new_tokens=8, callbacks=None, logger=None"  # noqa: E501
+
+
+def test_the_arguments_stand_in_rloxs_order() -> None:
+    ours = list(inspect.signature(oncurve.GRPO).parameters.values())
+    positional = [parameter for parameter in ours if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    shown = [p.name if p.name in ("model", "ref_model", "reward_fn") else f"{p.name}={p.default}" for p in positional]
+    assert ", ".join(shown) == RLOX_1_2
+    assert inspect.signature(oncurve.GRPO).parameters["max_grad_norm"].default == 1.0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rlox") is None, reason="rlox is in the benchmark's requirements only")
+def test_the_arguments_stand_in_the_order_of_the_rlox_that_is_installed() -> None:
+    from rlox.algorithms.grpo import GRPO as THEIRS
+
+    theirs = inspect.signature(THEIRS).parameters
+    ours = inspect.signature(oncurve.GRPO).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    assert all(
+        ours[name].default == known.default for name, known in theirs.items() if known.default is not known.empty
+    )
+
+
+def tensor(rewards: list[float]) -> Tensor:
+    return torch.tensor(rewards, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", [list, numpy.array, tensor])
+def test_group_advantages_by_rloxs_names(kind: Any) -> None:
+    one, other = [1.0, 0.0, 0.0, 1.0], [0.2, 0.5, 0.9, 0.4]
+    expected = [-1.17669681, 0, 1.56892908, -0.39223227]
+    assert oncurve.compute_group_advantages(kind(one)).tolist() == [1, -1, -1, 1]
+    both = oncurve.compute_batch_group_advantages(kind(one + other), 4)
+    assert both.tolist() == pytest.approx([1, -1, -1, 1, *expected], abs=1e-8)
+    assert isinstance(both, Tensor if kind is tensor else numpy.ndarray)
+    assert oncurve.compute_group_advantages(kind([0.7] * 8)).tolist() == [0] * 8
+    assert oncurve.compute_group_advantages(kind([0.7, 0.7 + 1e-9])).tolist() == [0, 0]  # std < 1e-8
+    assert oncurve.compute_batch_group_advantages(kind(one), 1).tolist() == [0] * 4
+    assert oncurve.compute_group_advantages(kind([])).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("rewards", "size"), [([1.0, 2.0, 3.0], 2), ([[1.0, 2.0]], 2), ([1.0, math.nan], 2), ([1.0], 0)]
+)
+def test_rewards_that_make_no_groups_are_refused(rewards: Any, size: int) -> None:
+    with pytest.raises(ValueError, match=r"expected rewards|NaN"):
+        oncurve.compute_batch_group_advantages(rewards, size)
