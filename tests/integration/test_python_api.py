@@ -249,12 +249,12 @@ def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) 
 
     def config(recipe: Path | None = None, settings: Any = small, **arguments: Any) -> Any:
         given = {"reward": by_columns, **arguments}
-        with pytest.raises(_Enough) as caught:
+        with pytest.raises(_EnoughError) as caught:
             train(recipe=recipe, settings=settings, on_step=_enough, **given)
         return caught.value.args[0]
 
     def _enough(result: Any) -> None:
-        raise _Enough(result.metrics["learning_rate"], result.metrics["loss"])
+        raise _EnoughError(result.metrics["learning_rate"], result.metrics["loss"])
 
     said = config(seed=5, template="{answer} w1", steps=1)
     assert said == config(
@@ -267,7 +267,7 @@ def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) 
     assert config(recipe, preset="dr_grpo") != config(recipe)
 
 
-class _Enough(Exception):
+class _EnoughError(Exception):
     """The first step is done."""
 
 

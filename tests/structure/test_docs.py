@@ -261,6 +261,26 @@ def test_worked_aggregations() -> None:
         assert float((losses * weights).sum()) == pytest.approx(float(example), abs=1e-8)
 
 
+def peers() -> list[tuple[str, list[str]]]:
+    """The rows of the page's table of other tools: the tool, and `section.key=value` for each setting with a value."""
+    table = PAPERS.partition("## The same settings in other tools")[2]
+    rows = re.findall(r"^\| (verl|TRL)(.*?) \| (.*) \|$", table, re.MULTILINE)
+    return [(tool + rest, [f"{s}.{k}={v}" for s, k, v in SETTING.findall(cell) if v]) for tool, rest, cell in rows]
+
+
+def test_the_settings_of_every_other_tool_load_over_the_default_preset() -> None:
+    rows = dict(peers())
+    assert len(rows) == 4
+    for overrides in rows.values():
+        assert overrides
+        load_config("grpo", overrides)
+    assert set(rows["verl, its GRPO page"]) == {"objective.dual_clip=3.0", "learner.weight_decay=0.01"}
+    trl = {"advantage.eps=1e-4", 'learner.schedule="linear"'}
+    assert set(rows["TRL 1.16"]) == {"kl.coef=0.0", *trl}
+    assert set(rows["TRL 1.16 with `beta` > 0"]) == {'kl.estimator="ratio_k3"', *trl}
+    assert set(rows["TRL 1.16 with `sync_ref_model=True`"]) == {"reference.every=512", "reference.mixup=0.6"}
+
+
 def test_a_presets_block_is_the_preset() -> None:
     shown = re.findall(r"\*\*Preset `(\w+)`\*\*[^`]*?```toml\n(.*?)```", PAPERS, re.DOTALL)
     assert {name for name, _ in shown} == {"grpo_paper", "grpo_process", "dr_grpo", "ppo", "rlox"}
