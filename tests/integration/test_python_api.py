@@ -192,6 +192,7 @@ def test_a_run_of_objects_goes_on_when_they_are_given_again_and_equals_the_unint
     finished.close()
 
 
+in_process = lambda completion, answer: float(answer in completion)  # noqa: E731 - no workers to start
 CONTAINERS: dict[str, Any] = {
     "columns": lambda: {name: [row[name] for row in ROWS] for name in ROWS[0]},
     "a DataFrame": lambda: pandas.DataFrame(ROWS),
@@ -202,7 +203,7 @@ CONTAINERS: dict[str, Any] = {
 
 def test_the_same_rows_in_every_container_are_the_same_run(tmp_path: Path) -> None:
     def left_by(data: Any, **where: Any) -> tuple[float, list[torch.Tensor]]:
-        run = train(data=data, reward=by_columns, **where)
+        run = train(data=data, reward=in_process, **where)
         run.close()
         return run.metrics[0]["loss"], list(run.model.parameters())
 
@@ -222,18 +223,18 @@ def test_a_run_on_any_container_is_taken_up_from_what_its_directory_kept(contain
             raise RuntimeError("pulled the plug")
 
     settings = {**SETTINGS, "checkpoint": {"every": 1}}
-    whole = train(reward=by_columns, steps=2, settings=settings)
+    whole = train(reward=in_process, steps=2, settings=settings)
     with pytest.raises(RuntimeError, match="pulled the plug"):
         train(
             data=CONTAINERS[container](),
-            reward=by_columns,
+            reward=in_process,
             steps=2,
             settings=settings,
             out=tmp_path / "cut",
             on_step=stop,
         )
     again = oncurve.resume(
-        tmp_path / "cut", model=architecture("llama"), tokenizer=words_tokenizer(), reward=by_columns
+        tmp_path / "cut", model=architecture("llama"), tokenizer=words_tokenizer(), reward=in_process
     )
     assert [step["loss"] for step in again.metrics] == [step["loss"] for step in whole.metrics]
     for name, weight in whole.model.state_dict().items():
@@ -244,31 +245,23 @@ def test_a_run_on_any_container_is_taken_up_from_what_its_directory_kept(contain
 
 def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text('extends = "grpo_paper"\n[run]\nsteps = 7\n[rollout]\ngroup_size = 4\nmax_new_tokens = 5\n')
-    small = {"data": {"prompts_per_step": 2}}
+    recipe.write_text('extends = "grpo_paper"\n[run]\nsteps = 1\n[rollout]\ngroup_size = 4\nmax_new_tokens = 5\n')
+    template = "{answer} w1"
 
-    def config(recipe: Path | None = None, settings: Any = small, **arguments: Any) -> Any:
-        given = {"reward": by_columns, **arguments}
-        with pytest.raises(_EnoughError) as caught:
-            train(recipe=recipe, settings=settings, on_step=_enough, **given)
-        return caught.value.args[0]
+    def config(data: dict[str, Any] | None = None, **arguments: Any) -> Any:
+        tables = {**SETTINGS, **arguments.pop("tables", {}), "data": {"prompts_per_step": 2, **(data or {})}}
+        run = train(**{"reward": in_process, "settings": tables, **arguments})
+        run.close()
+        return run.run.config
 
-    def _enough(result: Any) -> None:
-        raise _EnoughError(result.metrics["learning_rate"], result.metrics["loss"])
-
-    said = config(seed=5, template="{answer} w1", steps=1)
+    said = config(seed=5, template=template)
+    rewards = [{"kind": "python", "function": in_process}]
     assert said == config(
-        settings={"data": {"prompts_per_step": 2, "template": "{answer} w1"}, "run": {"seed": 5, "steps": 1}},
-        steps=None,
+        {"template": template}, tables={"run": {"seed": 5, "steps": 1}, "rewards": rewards}, reward=None
     )
-    assert said == config(seed=5, steps=1, settings={"data": {**small["data"], "template": "{answer} w1"}})
-    rewarded = {**small, "rewards": [{"kind": "python", "function": by_columns}]}
-    assert config(settings=rewarded, reward=None) == config()
-    assert config(recipe, preset="dr_grpo") != config(recipe)
-
-
-class _EnoughError(Exception):
-    """The first step is done."""
+    assert said == config({"template": template}, seed=5, template=template)  # twice, and the same
+    assert config(recipe=recipe, steps=None).kl.coef == 0.04
+    assert config(recipe=recipe, steps=None, preset="dr_grpo").kl.coef == 0  # as `extends=dr_grpo` on the command line
 
 
 WRONG = {
