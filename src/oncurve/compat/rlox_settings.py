@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oncurve.advantages import ProcessAdvantage
+from oncurve.advantages import needs_of
 from oncurve.errors import ConfigError
 from oncurve.run.arguments import Argument, tables_of
 from oncurve.run.checks import INERT, check_config
@@ -83,7 +83,7 @@ def config_of(
             "reward; use oncurve.train, or for the moving reference alone preset='grpo_paper' with "
             f"settings={{'reference': {{'every': {config.iterative.steps}}}}}"
         )
-    if isinstance(config.advantage, ProcessAdvantage):
+    if "steps" in needs_of(config.advantage):
         raise ConfigError(
             'advantage.kind: "process" grades the steps of a completion, and reward_fn gives one number for all of it; '
             "use oncurve.train with a reward that judges steps, or another preset"
