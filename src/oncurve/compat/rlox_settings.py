@@ -13,9 +13,9 @@ from oncurve.errors import ConfigError
 from oncurve.run.arguments import Argument, tables_of
 from oncurve.run.checks import INERT, check_config
 from oncurve.run.config import RUN, RunConfig
-from oncurve.run.layers import PRESETS, read_layers
+from oncurve.run.layers import Layer, read_layers
 from oncurve.run.loading import load
-from oncurve.spec import Component, suggest
+from oncurve.spec import Component
 
 __all__ = ["OTHER_NAMES", "SETTING_OF", "WITHOUT_MEANING", "config_of"]
 
@@ -61,15 +61,14 @@ def config_of(
     values: Mapping[str, Any], said: frozenset[str], preset: str, settings: Mapping[str, Any] | None
 ) -> RunConfig:
     """The settings of a run: what was said, over the preset, over the defaults of the arguments that were left out."""
-    presets = sorted(file.stem for file in PRESETS.glob("*.toml"))
-    if preset not in presets:
-        near = suggest(str(preset), presets) or ";"
-        raise ConfigError(f"preset: there is no preset {preset!r}{near} the presets are: {', '.join(presets)}")
     tables = tables_of((Argument(name, SETTING_OF[name], values[name]) for name in values if name in said), settings)
     chosen_here = _without_meaning_refused(tables)
-    # "grpo" is the class defaults, written out: it chooses nothing.
-    layers = read_layers(preset)[0] if preset != "grpo" else []
-    chosen = {".".join(map(str, path)) for layer in layers for path, _ in layer.assignments}
+    layers = read_layers(preset)[0]
+    for layer in layers:
+        if not layer.name.startswith("preset "):  # a recipe of the user's
+            _without_meaning_refused(_nested(layer))
+    # The preset "grpo" is the class defaults, written out: it chooses nothing.
+    chosen = {key for layer in layers if layer.name != "preset grpo" for key in _keys(layer)}
     left_out = [name for name in values if name not in said and SETTING_OF[name] not in chosen]
     for name in left_out:
         section, _, key = SETTING_OF[name].partition(".")
@@ -95,6 +94,18 @@ def config_of(
     if lost:  # no plan is printed here that could say it
         raise ConfigError("\n".join(f"{key}: set to no effect: {reason}" for key, reason in lost))
     return config
+
+
+def _keys(layer: Layer) -> set[str]:
+    return {".".join(map(str, path)) for path, _ in layer.assignments}
+
+
+def _nested(layer: Layer) -> dict[str, dict[str, Any]]:
+    nested: dict[str, dict[str, Any]] = {}
+    for key in _keys(layer):
+        section, _, name = key.partition(".")
+        nested.setdefault(section, {})[name] = None
+    return nested
 
 
 def _without_meaning_refused(tables: Mapping[str, Any]) -> set[str]:

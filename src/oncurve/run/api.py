@@ -137,16 +137,9 @@ def train(
     Raises UserError for everything the caller can mend, before the model is loaded where it can be known.
     """
     _check_kinds(recipe, model, tokenizer)
-    arguments = [*_of_model(model, settings), *_of_data(data), *_of_reward(reward)]
-    arguments += [
-        Argument(name, key, value)
-        for name, key, value in (
-            ("template", "data.template", template),
-            ("steps", "run.steps", steps),
-            ("seed", "run.seed", seed),
-        )
-        if value is not None
-    ]
+    given_by = {("template", "data.template"): template, ("steps", "run.steps"): steps, ("seed", "run.seed"): seed}
+    arguments = [Argument(name, key, value) for (name, key), value in given_by.items() if value is not None]
+    arguments += [*_of_model(model, settings), *_of_data(data), *_of_reward(reward)]
     extends = [f"extends={preset}"] if recipe is not None and preset is not None else []
     config, base = load_config(recipe or preset or "grpo", extends, settings=tables_of(arguments, settings))
     loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
@@ -158,14 +151,7 @@ def train(
     if loaded is None:
         say(Console(highlight=False), *check_memory(config))
     trained = TrainedRun(assemble(config, base, given))
-    try:
-        if out is not None:
-            create_directory(trained.run, Path(out))
-        trained.stopped_by = finish(trained.run, Console(highlight=False), *_observers(trained, on_step))
-    except BaseException:
-        trained.close()
-        raise
-    return trained
+    return _run(trained, out, on_step)
 
 
 @explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in ("model", "reward")}, OTHER_NAMES)
@@ -206,6 +192,18 @@ def resume(
         trained.metrics.extend(read_log(path / "metrics.jsonl"))
         if trained.run.trainer.state.step < config.run.steps:
             trained.stopped_by = finish(trained.run, console, *_observers(trained, on_step))
+    except BaseException:
+        trained.close()
+        raise
+    return trained
+
+
+def _run(trained: TrainedRun, out: str | Path | None, on_step: Callable[[StepResult], None] | None) -> TrainedRun:
+    """A new run, begun and taken to its end."""
+    try:
+        if out is not None:
+            create_directory(trained.run, Path(out))
+        trained.stopped_by = finish(trained.run, Console(highlight=False), *_observers(trained, on_step))
     except BaseException:
         trained.close()
         raise
