@@ -8,11 +8,13 @@ is written out here: on the CPU torch differentiates it step by step, a dozen pa
 from __future__ import annotations
 
 import functools
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.hooks import RemovableHandle
 
 from oncurve.ops import at_least_float32
 
@@ -38,8 +40,8 @@ class _RMSNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         size = weight.shape[0]
         raised = at_least_float32(weight)
-        by_x, by_weight = torch.empty_like(x), torch.zeros_like(raised)
-        rows, arrived, out = x.reshape(-1, size), grad.reshape(-1, size), by_x.view(-1, size)
+        rows, arrived, by_weight = x.reshape(-1, size), grad.reshape(-1, size), torch.zeros_like(raised)
+        out = torch.empty_like(rows, memory_format=torch.contiguous_format)
         for start in range(0, rows.shape[0], max(1, _AT_ONCE // size)):
             at = slice(start, start + max(1, _AT_ONCE // size))
             normed = _raised_copy(rows[at])
@@ -50,7 +52,7 @@ class _RMSNorm(torch.autograd.Function):
             change.mul_(raised)
             along = torch.linalg.vecdot(change, normed).div_(size).unsqueeze(-1)
             out[at] = change.addcmul_(normed, along, value=-1).mul_(inverse)
-        return by_x, by_weight.to(weight.dtype), None
+        return out.view(x.shape), by_weight.to(weight.dtype), None
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -99,8 +101,11 @@ def keeps_a_wide_residual(body: nn.Module) -> bool:
     return bool(norms) and all(isinstance(part, RMSNorm) for part in norms)
 
 
-def narrow_positions(body: nn.Module) -> None:
-    """Rotary tables come in the weights' dtype, not in that of a wide residual; else queries and keys would be wide."""
+def narrow_positions(body: nn.Module) -> list[RemovableHandle]:
+    """Rotary tables come in the weights' dtype, not in that of a wide residual; else queries and keys would be wide.
+
+    Returns the hooks that see to it: `remove()` of each leaves `body` as it was.
+    """
     dtype_of = next(body.parameters())
 
     def narrowed(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -108,18 +113,25 @@ def narrow_positions(body: nn.Module) -> None:
             return arguments[0][:0].to(dtype_of.dtype), *arguments[1:]
         return None
 
-    for name, part in body.named_modules():
-        if name.endswith("rotary_emb") and not part._forward_pre_hooks:
-            part.register_forward_pre_hook(narrowed)
+    return [
+        part.register_forward_pre_hook(narrowed)
+        for name, part in body.named_modules()
+        if name.endswith("rotary_emb") and not part._forward_pre_hooks
+    ]
 
 
-def replace_norms(module: nn.Module) -> int:
-    """Replace the RMS norms below `module` whose output stays as it is; returns how many."""
+def replace_norms(module: nn.Module, undo: ExitStack | None = None) -> int:
+    """Replace the RMS norms below `module` whose output stays as it is; returns how many.
+
+    `undo.close()` puts back what was there.
+    """
     replaced = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             twin = _twin(child)
             if twin is not None:
+                if undo is not None:
+                    undo.callback(setattr, parent, name, child)
                 setattr(parent, name, twin)
                 replaced += 1
     return replaced
