@@ -16,10 +16,10 @@ class TableModel:
     fast = True
     path_reason = "a table"
 
-    def __init__(self, table: Tensor, max_positions: int | None = None) -> None:
+    def __init__(self, table: Tensor, longest_row: int | None = None) -> None:
         self.module = nn.Module()
         self.table = table
-        self.max_positions = max_positions
+        self.longest_row = longest_row
         self.prefilled: list[int] = []
         self.stepped: list[int] = []
 

@@ -23,6 +23,7 @@ from oncurve.compat.rlox_settings import OTHER_NAMES, SETTING_OF, config_of
 from oncurve.errors import ConfigError, DataError, RewardError
 from oncurve.losses import Regularizer
 from oncurve.models import save, wrap
+from oncurve.models.rotation import set_reach
 from oncurve.rewards.parts import LARGEST_REWARD
 from oncurve.rewards.scoring import Afterwards
 from oncurve.rollout import InProcessEngine, Policy, check_token_ids
@@ -125,9 +126,11 @@ class GRPO:
             raise ConfigError(f"logger: expected an object with on_train_step(step, metrics), got {logger!r:.60}")
         self.reward_fn = reward_fn
         self.model = model
+        self._longest = 0
         policy = wrap(model)
         check_token_ids("rollout.eos_ids", self.config.rollout.eos_ids, policy)
         reference = None if ref_model is None else wrap(ref_model)
+        self._networks = [policy.module] + ([] if reference is None else [reference.module])
         self.config.reference.check(policy, reference)
         actor = self.config.learner.build(
             policy,
@@ -161,7 +164,7 @@ class GRPO:
 
         `kl` is 0 where there is no reference. Raises ConfigError for fewer prompts than `learner.minibatches`.
         """
-        trainer = self._trainer(_as_prompts(prompts))
+        trainer = self._trainer(self._rows(prompts))
         self.outer.begin(self.state)
         result: StepResult = self.outer.end(trainer.step())
         self.state = trainer.state
@@ -180,12 +183,23 @@ class GRPO:
         """The mean reward of one sampled completion a prompt."""
         self.engine.follow(Policy(self.learner.policy(), self.learner.version))
         one = self.config.rollout.model_copy(update={"group_size": 1})
-        groups = TokenScorer(self.reward_fn).score(self.engine.generate(_as_prompts(prompts), -1, one))
+        groups = TokenScorer(self.reward_fn).score(self.engine.generate(self._rows(prompts), -1, one))
         return math.fsum(group.scores[0].reward for group in groups) / len(groups)
 
     def save(self, path: str | Path) -> None:
         """The policy's weights in full precision: `model.safetensors`, in Hugging Face form where the model has one."""
         save(self.model, None, Path(path), self.learner.masters())
+
+    def _rows(self, prompts: Tensor | Sequence[Tensor]) -> list[Prompt]:
+        """The prompts, and room for them: a rotation that depends on the length of rows is made for the longest so far.
+
+        See `oncurve.models.rotation`.
+        """
+        rows = _as_prompts(prompts)
+        self._longest = max(self._longest, *(len(row.ids) for row in rows))
+        for network in self._networks:
+            set_reach(network, self._longest + self.config.rollout.max_new_tokens)
+        return rows
 
     def _trainer(self, prompts: list[Prompt]) -> Trainer:
         settings = trainer_config(self.config)

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CausalModel", "Decoder", "Head", "check_decoder", "check_rows", "module_device"]
+__all__ = ["CausalModel", "Decoder", "Head", "check_decoder", "check_rows", "longest_of", "module_device"]
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states `(n, H)` -> logits `(n, V)`."""
@@ -74,6 +74,10 @@ class CausalModel(Protocol):
     def path_reason(self) -> str:
         """Which path this model takes and why, as a sentence for the start of a run."""
 
+    @property
+    def longest_row(self) -> int | None:
+        """The most tokens a row may have, prompt and completion together, of which the last is never fed; None: any."""
+
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
@@ -124,6 +128,12 @@ def check_rows(prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Ten
             f"completion_ids (b, T), group_ids (b,) and lengths (b,) do not belong together: "
             f"{tuple(completion_ids.shape)}, {tuple(group_ids.shape)}, {tuple(lengths.shape)}"
         )
+
+
+def longest_of(prompts: Sequence[Tensor], group_ids: Tensor, lengths: Tensor) -> int:
+    """Tokens of the longest of the rows that `completion_hidden` takes."""
+    sizes = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=group_ids.device)
+    return int((sizes[group_ids] + lengths.to(group_ids.device)).max()) if len(group_ids) else 0
 
 
 def check_decoder(prompts: Sequence[Tensor], copies: Sequence[int]) -> None:

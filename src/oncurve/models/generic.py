@@ -8,25 +8,27 @@ start.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from oncurve.errors import ModelError
-from oncurve.models.causal import Head, check_decoder, check_rows, module_device
+from oncurve.models.causal import Head, check_decoder, check_rows, longest_of, module_device
+from oncurve.models.lengths import check_longest, longest_row_of
 from oncurve.ops import at_least_float32
 
 __all__ = ["GenericDecoder", "GenericModel", "plain_logits"]
 
 
 def plain_logits(module: nn.Module, input_ids: Tensor) -> Tensor:
-    """`module(input_ids)` as logits `(B, L, V)`.
+    """`module(input_ids)` as logits `(B, L, V)`. A module that can keep a cache or a state is told not to.
 
     Raises:
         ModelError: the module returns neither a `(B, L, V)` tensor nor an object with such a `.logits`.
     """
-    result = module(input_ids)
+    result = module(input_ids, **_no_cache(module))
     logits = result if isinstance(result, Tensor) else getattr(result, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != input_ids.shape:
         given = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(result).__name__
@@ -35,6 +37,14 @@ def plain_logits(module: nn.Module, input_ids: Tensor) -> Tensor:
             f"with such a `.logits`; for input_ids of shape {tuple(input_ids.shape)} it returned {given}"
         )
     return logits
+
+
+def _no_cache(module: nn.Module) -> dict[str, bool]:
+    """A recurrent network in evaluation mode updates its state in place, which no backward pass survives."""
+    taken = inspect.signature(module.forward).parameters
+    passed_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    transformers_model = hasattr(getattr(module, "config", None), "get_text_config")
+    return {"use_cache": False} if "use_cache" in taken or (passed_on and transformers_model) else {}
 
 
 class GenericModel:
@@ -46,18 +56,24 @@ class GenericModel:
         self.module = module.eval()
         self.path_reason = path_reason
 
+    @property
+    def longest_row(self) -> int | None:
+        """See `CausalModel.longest_row`."""
+        return longest_row_of(self.module)
+
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
         """See `CausalModel.completion_hidden`; H is the size of the vocabulary."""
         check_rows(prompts, group_ids, completion_ids, lengths)
+        check_longest(self.module, longest_of(prompts, group_ids, lengths))
         device = module_device(self.module)
         group_ids, completion_ids, lengths = group_ids.to(device), completion_ids.to(device), lengths.to(device)
         prompt_ids, prompt_lengths = _pad([prompt.to(device) for prompt in prompts])
         prompt_ids, starts = prompt_ids[group_ids], prompt_lengths[group_ids]
         # The last token of a completion predicts nothing, so it is not run.
         width = int((starts + lengths - 1).max()) if lengths.numel() else 0
-        row_ids = completion_ids.new_zeros(len(group_ids), max(width, prompt_ids.shape[1]))
+        row_ids = prompt_ids[:, :1].repeat(1, max(width, prompt_ids.shape[1]))
         row_ids[:, : prompt_ids.shape[1]] = prompt_ids
         steps = torch.arange(completion_ids.shape[1], device=device)
         fed = steps[None, :] < lengths[:, None] - 1
@@ -135,6 +151,12 @@ class GenericDecoder:
 
 
 def _pad(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Prompts as `(M, P)` padded on the right with 0, and their lengths `(M,)`."""
+    """Prompts as `(M, P)`, and their lengths `(M,)`.
+
+    They are padded on the right with their own first token: the embedding of a padding token may be all zeros, where
+    some networks have values and no gradient (0 times infinity is NaN, though nothing depends on the padding).
+    """
     lengths = torch.tensor([prompt.shape[0] for prompt in prompts], device=prompts[0].device)
-    return nn.utils.rnn.pad_sequence(list(prompts), batch_first=True), lengths
+    padded = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True)
+    exists = torch.arange(padded.shape[1], device=lengths.device) < lengths[:, None]
+    return torch.where(exists, padded, padded[:, :1]), lengths

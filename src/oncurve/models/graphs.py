@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.models.causal import check_decoder
+from oncurve.models.lengths import longest_row_of
 from oncurve.models.prefill import Prefixes, Run, prefill
 from oncurve.models.static import Grid, StaticCache, StaticContext
 
@@ -128,6 +129,7 @@ class Room:
         """What a rollout leaves for the next, and by which settings that knows it."""
         self._module = module
         self._addresses: tuple[int, ...] = ()
+        self._last: int | None = None
         self._set(Grid(0, 0, 0, 0))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -147,11 +149,13 @@ class Room:
     def prepare(self, needed: Grid) -> None:
         """An empty room for `needed`: the one that is there, if it is not much too large and the weights lie still."""
         addresses = tuple(tensor.data_ptr() for tensor in _tensors(self._module))
+        longest = longest_row_of(self._module)
+        last = None if longest is None else max(0, longest - 2)
         if not _suits(self.grid, needed):
             self._set(_rounded(needed))
-        elif addresses != self._addresses:
+        elif (addresses, last) != (self._addresses, self._last):
             self.graphs.forget()
-        self._addresses = addresses
+        self._addresses, self._last = addresses, last
         self.cache.lengths.zero_()
         self.cache.steps.zero_()
 
@@ -195,7 +199,10 @@ class Room:
         """Run `ids` of the first places, and leave what predicts the next in `hidden`. Steps are not counted."""
         rows = places * self.grid.copies
         context = StaticContext(self.cache, places, width)
-        self.hidden[:rows] = self.run(self.ids[:rows], self.cache.positions(places), context)
+        # A row that has ended is run beside the others until it leaves: it must not run out of the model's positions.
+        positions = self.cache.positions(places)
+        positions = positions if self._last is None else positions.clamp(max=self._last)
+        self.hidden[:rows] = self.run(self.ids[:rows], positions, context)
 
 
 class GraphDecoder:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from oncurve.models.attention import AttentionContext, register, switched
 from oncurve.models.blocks import Block, Shared, blocks_of, keeps_nothing
-from oncurve.models.causal import Decoder, Head, check_rows, module_device
+from oncurve.models.causal import Decoder, Head, check_rows, longest_of, module_device
 from oncurve.models.decoding import CachedDecoder
 from oncurve.models.device import decoding_room, packed_context
 from oncurve.models.fused_head import matrix_of
 from oncurve.models.graphs import GraphDecoder, Room
 from oncurve.models.leaves import keeps_a_wide_residual, narrow_positions
+from oncurve.models.lengths import check_longest, longest_row_of
 from oncurve.models.packing import Packed, Packs, pack
 from oncurve.ops import at_least_float32
 
@@ -50,8 +51,17 @@ class TransformersModel:
         self._shared = self._blocks[0].shared if self._blocks else Shared()
         self._keeps_nothing = keeps_nothing(self._body)
         self._wide = keeps_a_wide_residual(self._body)
-        if self._wide:
-            narrow_positions(self._body)
+        self._hooks = narrow_positions(self._body) if self._wide else []
+
+    @property
+    def longest_row(self) -> int | None:
+        """See `CausalModel.longest_row`."""
+        return longest_row_of(self.module)
+
+    def release(self) -> None:
+        """Take the hooks off that this object has put on its module, for whoever goes on with the module alone."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _run(self, ids: Tensor, positions: Tensor, context: AttentionContext, packs: Packs | None = None) -> Tensor:
         """The body over one flat row: `(N,)` ids and positions -> `(N, H)` after the final norm.
@@ -84,6 +94,7 @@ class TransformersModel:
     ) -> Tensor:
         """See `CausalModel.completion_hidden`."""
         check_rows(prompts, group_ids, completion_ids, lengths)
+        check_longest(self.module, longest_of(prompts, group_ids, lengths))
         device = module_device(self.module)
         context = packed_context(device)(
             [prompt.to(device) for prompt in prompts],

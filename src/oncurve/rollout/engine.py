@@ -222,7 +222,7 @@ def check_token_ids(key: str, ids: Sequence[int], model: CausalModel) -> None:
 
 
 def _check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalModel) -> None:
-    positions = _positions(model)
+    longest = model.longest_row
     for prompt in prompts:
         length = len(prompt.ids)
         if not length:
@@ -230,18 +230,11 @@ def _check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalM
                 f"prompt {prompt.id} ({prompt.text[:40]!r}) has no tokens; a completion needs at least one to follow: "
                 "begin the prompt with the BOS token, or leave the row out"
             )
-        if positions is not None and length + sampling.max_new_tokens > positions:
-            room = positions - length
+        if longest is not None and length + sampling.max_new_tokens > longest:
+            room = longest - length
             mend = f"set rollout.max_new_tokens to {room} or less, or shorten the prompt" if room > 0 else "shorten it"
             raise DataError(
                 f"prompt {prompt.id} ({prompt.text[:40]!r}) has {length} tokens; with rollout.max_new_tokens = "
-                f"{sampling.max_new_tokens} that makes {length + sampling.max_new_tokens}, and the model has "
-                f"{positions} positions: {mend}"
+                f"{sampling.max_new_tokens} that makes {length + sampling.max_new_tokens}, and the model takes "
+                f"rows of at most {longest}: {mend}"
             )
-
-
-def _positions(model: CausalModel) -> int | None:
-    """The most tokens a row may have: what the model says, or its network's configuration; None where neither does."""
-    config = getattr(model.module, "config", None)
-    positions: int | None = getattr(model, "max_positions", getattr(config, "max_position_embeddings", None))
-    return positions

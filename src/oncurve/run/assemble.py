@@ -15,8 +15,9 @@ from oncurve.evaluate import Evaluation, evaluate, part_is_1
 from oncurve.learner import ActorCritic, LocalLearner, SharedActorCritic
 from oncurve.learner.reward_model import NoRewardModel
 from oncurve.losses import Regularizer
-from oncurve.models import LoadedModel, save
+from oncurve.models import CausalModel, LoadedModel, save
 from oncurve.models.causal import module_device
+from oncurve.models.rotation import reach_of, set_reach
 from oncurve.rewards import RewardSet
 from oncurve.rewards.rewardset import verifier_of
 from oncurve.rollout import InProcessEngine, Policy, check_token_ids, is_exact
@@ -37,7 +38,7 @@ from oncurve.trainer import (
 )
 from oncurve.trainer.iterative import Iterations
 
-__all__ = ["Given", "Run", "assemble", "judge", "room_for_prompts", "trainer_config"]
+__all__ = ["Given", "Run", "assemble", "fix_reach", "judge", "room_for_prompts", "trainer_config"]
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,9 @@ def _put_together(
             f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
             "data.max_prompt_tokens, or set eval.every=0"
         )
+    for network in (loaded, given.reference):
+        if network is not None:
+            fix_reach(network.model, config, prompts, eval_prompts)
     actor = config.learner.build(
         loaded.model,
         config.objective,
@@ -242,13 +246,28 @@ def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
 
     Raises ConfigError where completions alone take it all.
     """
-    context, longest = loaded.context_length, config.rollout.max_new_tokens
-    if context is not None and longest >= context:
+    row, longest = loaded.model.longest_row, config.rollout.max_new_tokens
+    if row is not None and longest >= row:
         raise ConfigError(
-            f"rollout.max_new_tokens: {longest} leaves no room for a prompt: the model was made for {context} "
-            "positions, prompt and completion together; lower it"
+            f"rollout.max_new_tokens: {longest} leaves no room for a prompt: the model takes rows of at most {row} "
+            "tokens, prompt and completion together; lower it"
         )
-    return None if context is None else context - longest
+    return None if row is None else row - longest
+
+
+def fix_reach(model: CausalModel, config: RunConfig, *prompts: Prompts) -> None:
+    """Tell a model whose rotation depends on the length of a row how long the rows of this run may be.
+
+    That is the longest prompt (`data.max_prompt_tokens`, where it is set) and `rollout.max_new_tokens`, and never more
+    than the model takes. Other models stay as they are, and no prompt is read for them.
+    """
+    if reach_of(model.module) is None:
+        return
+    longest = config.data.max_prompt_tokens
+    if longest is None:
+        longest = max((len(some[index].ids) for some in prompts for index in range(len(some))), default=0)
+    most = longest + config.rollout.max_new_tokens
+    set_reach(model.module, min(most, model.longest_row or most))
 
 
 def trainer_config(config: RunConfig) -> TrainerConfig:

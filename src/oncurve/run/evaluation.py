@@ -14,7 +14,7 @@ from oncurve.learner.reward_model import NoRewardModel
 from oncurve.models import CausalModel, LoadedModel
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Policy
-from oncurve.run.assemble import assemble, judge, room_for_prompts
+from oncurve.run.assemble import assemble, fix_reach, judge, room_for_prompts
 from oncurve.run.checks import check_complete
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
@@ -86,6 +86,7 @@ def evaluate_target(
         _judge_with(rewards, config, folder / "reward_model")
         loaded = config.model.build()
         prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, room_for_prompts(loaded, config))
+        fix_reach(loaded.model, config, prompts)
         engine = _engine(loaded.model, loaded, config)
         return Judged(target, held_out, judge(engine, rewards, prompts, config, n))
 

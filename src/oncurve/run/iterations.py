@@ -94,8 +94,8 @@ def labeller(config: RunConfig, kind: Kind, judge: str, roll_outs: int, sources:
     if locate is None:
         raise ConfigError("roll-outs from the ends of steps need a tokenizer")
     split = splitter_of(next((reward.split for reward in config.rewards if hasattr(reward, "split")), "newline"))
-    engine, context = sources.engine, sources.loaded.context_length
-    rolled = RollOuts(engine, sources.rewards, judge, roll_outs, split, locate, config.rollout, context)
+    engine, longest = sources.engine, sources.loaded.model.longest_row
+    rolled = RollOuts(engine, sources.rewards, judge, roll_outs, split, locate, config.rollout, longest)
 
     def rolled_out(groups: Sequence[Group]) -> list[LabelledSteps]:
         engine.follow(Policy(sources.learner.policy(), sources.learner.version))  # the weights as they are now

@@ -77,10 +77,10 @@ class RollOuts:
     split      where steps end in a text
     locate     (prompt, completion, offsets) -> the tokens that end them
     sampling   as in training
-    context    the most tokens that the model can hold; None: any
+    longest    the most tokens that a row of the model may have, prompt and completion together; None: any
 
     A completion's last step needs no roll-outs: it is right where the completion is. A roll-out may have as many tokens
-    as a completion; of beginnings with less room in the context, as many as are left behind the longest of those.
+    as a completion; of beginnings with less room in the model, as many as are left behind the longest of those.
     """
 
     engine: RolloutEngine
@@ -90,7 +90,7 @@ class RollOuts:
     split: Splitter
     locate: Callable[[Prompt, Completion, Sequence[int]], tuple[int, ...]]
     sampling: Sampling
-    context: int | None = None
+    longest: int | None = None
 
     def __call__(self, groups: Sequence[Group]) -> list[LabelledSteps]:
         """The completions of scored groups with a share for each of their steps."""
@@ -132,9 +132,9 @@ class RollOuts:
     ) -> list[float | None]:
         """The share of roll-outs from each beginning that come out right; None where none could be judged."""
         most = self.sampling.max_new_tokens
-        room = [most if self.context is None else self.context - len(each.ids) for each in beginnings]
+        room = [most if self.longest is None else self.longest - len(each.ids) for each in beginnings]
         whole: dict[int, Group] = {}
-        for fits in (True, False):  # those near the end of the context do not cut the others short
+        for fits in (True, False):  # those near the end of that room do not cut the others short
             chosen = [index for index, left in enumerate(room) if (left >= most) == fits and left > 0]
             if not chosen:
                 continue

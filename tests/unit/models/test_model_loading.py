@@ -54,7 +54,7 @@ def test_a_directory_loads_on_the_fast_path_without_the_network(folder, no_netwo
     assert isinstance(loaded.model, TransformersModel)
     assert loaded.name == "model"
     assert loaded.eos_ids == (2,)
-    assert loaded.context_length == 128
+    assert loaded.model.longest_row == 129
     assert loaded.tokenizer.decode([5, 6]) == "w5 w6"
     assert torch.equal(hidden(loaded.model), hidden(TransformersModel(architecture("llama"))))
 

@@ -198,12 +198,12 @@ def test_a_prompt_without_tokens_is_refused_before_anything_is_generated():
 
 def test_a_prompt_too_long_for_the_model_is_refused_with_the_mend():
     with pytest.raises(
-        DataError, match=r"prompt 0 .*2 tokens.*makes 14.*has 13 positions: set rollout.max_new_tokens to 11"
+        DataError, match=r"prompt 0 .*2 tokens.*makes 14.*rows of at most 13: set rollout.max_new_tokens to 11"
     ):
-        make_engine(TableModel(table(), max_positions=13)).generate(make_prompts(0), draw=0)
+        make_engine(TableModel(table(), longest_row=13)).generate(make_prompts(0), draw=0)
     with pytest.raises(DataError, match="shorten it"):
-        make_engine(TableModel(table(), max_positions=2)).generate(make_prompts(0), draw=0)
-    assert make_engine(TableModel(table(), max_positions=14)).generate(make_prompts(0), draw=0)
+        make_engine(TableModel(table(), longest_row=2)).generate(make_prompts(0), draw=0)
+    assert make_engine(TableModel(table(), longest_row=14)).generate(make_prompts(0), draw=0)
 
 
 def test_logits_that_are_not_finite_are_an_error():

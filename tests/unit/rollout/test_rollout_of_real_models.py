@@ -96,5 +96,5 @@ def test_compacting_rows_of_many_lengths_changes_nothing(path):
 
 def test_a_transformers_model_knows_how_many_positions_it_has(stories):
     module, _ = stories
-    with pytest.raises(DataError, match=r"has 512 positions: set rollout.max_new_tokens to 511"):
-        rollout(GenericModel(module), [Prompt(0, "", (1,))], Sampling(max_new_tokens=512))
+    with pytest.raises(DataError, match=r"rows of at most 513: set rollout.max_new_tokens to 512"):
+        rollout(GenericModel(module), [Prompt(0, "", (1,))], Sampling(max_new_tokens=513))

@@ -1,0 +1,183 @@
+"""A row is rotated in one way, however long its neighbours are and whichever path feeds it: beyond every threshold."""
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from oncurve.compat.rlox import GRPO
+from oncurve.errors import DataError, ModelError
+from oncurve.models import wrap
+from oncurve.models.rotation import reach_of, set_reach
+from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.types import Prompt
+from oracles.plain_forward import plain_logits
+
+ORIGINAL, POSITIONS, VOCABULARY = 16, 64, 61
+"""Positions of the first training, where every kind of scaling begins, and of the model."""
+
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.3,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_STRETCHED = {"rope_theta": 100.0, "original_max_position_embeddings": ORIGINAL, "factor": 4.0}
+_LONG = {**_STRETCHED, "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+_HALF_LONG = {**_LONG, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "partial_rotary_factor": 0.5}
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 100.0},
+    "linear": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+    "yarn": {**_STRETCHED, "rope_type": "yarn"},
+    "llama3": {**_STRETCHED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "proportional": {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+    "longrope": _LONG,
+}
+MODELS = {
+    **{
+        name: (lambda rope=rope: LlamaForCausalLM(LlamaConfig(**_SHAPE, rope_parameters=rope)))
+        for name, rope in ROPES.items()
+    },
+    "longrope of a part of a head": lambda: Phi3ForCausalLM(
+        Phi3Config(**_SHAPE, original_max_position_embeddings=ORIGINAL, rope_parameters=_HALF_LONG)
+    ),
+    "longrope with two scales (phimoe)": lambda: PhimoeForCausalLM(
+        PhimoeConfig(
+            **_SHAPE,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            experts_implementation="eager",  # the others take no float64
+            rope_parameters={**_LONG, "short_mscale": 1.0, "long_mscale": 1.5},
+        )
+    ),
+    "longrope of some layers (gemma3)": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **_SHAPE,
+            head_dim=16,
+            sliding_window=12,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={"sliding_attention": ROPES["default"], "full_attention": _LONG},
+        )
+    ),
+}
+GROWING = [name for name in MODELS if name.startswith("longrope")]
+PATHS = pytest.mark.parametrize("path", ["auto", "generic"])
+
+
+def module_of(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return MODELS[name]().double().eval()
+
+
+def ids(count, seed=0):
+    return torch.randint(3, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def logprobs(model, prompts, completions):
+    """Log-probs of a completion for each prompt, from one batch."""
+    lengths = torch.tensor([len(completion) for completion in completions])
+    padded = torch.nn.utils.rnn.pad_sequence(completions, batch_first=True)
+    hidden = model.completion_hidden(prompts, torch.arange(len(prompts)), padded, lengths)
+    table = model.logits(hidden).log_softmax(-1)
+    return torch.split(table.gather(1, torch.cat(completions)[:, None])[:, 0], lengths.tolist())
+
+
+def test_every_kind_of_rotation_that_transformers_has_is_tried():
+    assert set(ROPES) == {*ROPE_INIT_FUNCTIONS, "default"}
+
+
+@PATHS
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_alone_is_the_row_beside_longer_ones_and_what_the_sampler_recorded(name, path):
+    model = wrap(module_of(name), path)
+    lengths = (3, 5, 40)  # rows of 11 to 48 tokens: on both sides of the first threshold, and far beyond it
+    prompts = [Prompt(index, "", tuple(ids(length, index).tolist())) for index, length in enumerate(lengths)]
+    engine = InProcessEngine(Sampling(group_size=1, max_new_tokens=8), limits=lambda prompt, _: 8 - prompt)
+    engine.follow(Policy(model, 0))
+    groups = engine.generate(prompts, draw=0)
+    asked = [torch.tensor(prompt.ids) for prompt in prompts]
+    written = [torch.tensor(group.completions[0].ids) for group in groups]
+    together = logprobs(model, asked, written)
+    for index, group in enumerate(groups):
+        (alone,) = logprobs(model, asked[index : index + 1], written[index : index + 1])
+        torch.testing.assert_close(alone, together[index], rtol=0, atol=1e-9)
+        (sampled,) = (torch.tensor(each.logprobs, dtype=torch.float64) for each in group.completions)
+        torch.testing.assert_close(sampled, alone, rtol=0, atol=1e-5)
+
+
+@PATHS
+@pytest.mark.parametrize("name", GROWING)
+def test_the_longest_row_that_may_be_chooses_the_rotation_of_all(name, path):
+    """As transformers rotates a row that long, for the rows that are; and below the threshold as it rotates those."""
+    plain, model = module_of(name), wrap(module_of(name), path)
+    assert reach_of(model.module) == model.longest_row == POSITIONS + 1
+    one_row = (torch.tensor([0]), ids(12, 1)[None], torch.tensor([12]))
+    for reach, prompt in ((ORIGINAL, ids(ORIGINAL - 12)), (40, ids(20))):
+        set_reach(model.module, reach)
+        ours = model.logits(model.completion_hidden([prompt], *one_row))
+        theirs = plain_logits(plain, [prompt], *one_row)  # whose norms are float32 whatever comes in
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    before = model.logits(model.completion_hidden([ids(3)], *one_row))
+    set_reach(model.module, ORIGINAL + 1)
+    assert not torch.allclose(model.logits(model.completion_hidden([ids(3)], *one_row)), before, atol=1e-3)
+
+
+@PATHS
+def test_a_row_beyond_what_the_run_has_said_is_refused(path):
+    model = wrap(module_of("longrope"), path)
+    set_reach(model.module, 20)
+    with pytest.raises(ModelError, match=r"a row of 21 tokens.*at most 20"):
+        logprobs(model, [ids(9)], [ids(12)])
+    engine = InProcessEngine(Sampling(group_size=1, max_new_tokens=12))
+    engine.follow(Policy(model, 0))
+    with pytest.raises(DataError, match=r"rows of at most 20: set rollout.max_new_tokens to 11"):
+        engine.generate([Prompt(0, "", tuple(ids(9).tolist()))], draw=0)
+
+
+def test_a_copy_follows_what_its_original_is_told():
+    model = wrap(module_of("longrope"))
+    twin = copy.deepcopy(model)
+    set_reach(model.module, 30)
+    assert reach_of(twin.module) == 30
+    assert wrap(model.module).longest_row == 30  # looked at again, it is what it was
+
+
+def test_a_module_whose_rotation_is_constant_is_left_alone():
+    for name in set(MODELS) - set(GROWING):
+        module = module_of(name)
+        assert reach_of(wrap(module).module) is None
+        set_reach(module, 5)
+        assert wrap(module).longest_row == POSITIONS + 1
+
+
+@pytest.mark.parametrize("longest", [ORIGINAL - 8, 40])
+def test_sampler_and_learner_agree_in_a_run_whose_rows_cross_the_threshold(longest):
+    module = module_of("longrope").float()
+    trainer = GRPO(
+        model=module, reward_fn=lambda completions, prompts: [float(c[0]) for c in completions], max_new_tokens=8
+    )
+    metrics = trainer.train([ids(3), ids(longest)])
+    assert reach_of(module) == longest + 8
+    assert math.isclose(metrics["kl"], 0.0, abs_tol=1e-6)
+    assert metrics["mismatch"] < 1e-4
