@@ -14,8 +14,8 @@ way or asks more of its attention keeps the code of transformers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -153,8 +153,11 @@ def keeps_nothing(body: nn.Module) -> bool:
     return len(blocks_of(body)) == 2 * len(layers) > 0
 
 
-def replace_blocks(module: nn.Module) -> int:
-    """Replace the attentions and gated MLPs below `module` that stay what they are by it; returns how many."""
+def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> int:
+    """Replace the attentions and gated MLPs below `module` that stay what they are by it; returns how many.
+
+    `undo.close()` puts back what was there.
+    """
     register()
     shared, replaced = Shared(), 0
     for part in list(module.modules()):
@@ -166,10 +169,18 @@ def replace_blocks(module: nn.Module) -> int:
                 twin.__class__ = type(type(part).__name__, (kind, type(part)), {"__module__": type(part).__module__})
                 twin.shared = shared  # type: ignore[assignment]
                 if adopt(part, twin):
+                    if undo is not None:
+                        undo.callback(_put_back, part, type(part), twin.__dict__.keys() - part.__dict__.keys())
                     part.__dict__.update(twin.__dict__)
                     part.__class__ = twin.__class__
                     replaced += 1
     return replaced
+
+
+def _put_back(part: nn.Module, kind: type[nn.Module], added: Iterable[str]) -> None:
+    part.__class__ = kind
+    for name in added:
+        del part.__dict__[name]
 
 
 @torch.no_grad()
@@ -192,10 +203,7 @@ def _adopt_attention(attention: Any, twin: Any) -> bool:
     config, size, layer = (getattr(attention, name, None) for name in ("config", "head_dim", "layer_idx"))
     if config is None or not isinstance(size, int) or not isinstance(layer, int) or "forward" in vars(attention):
         return False
-    weight = attention.q_proj.weight
-    angles = _example(1, 5 * size, weight).view(1, 5, size)
-    tables = angles.cos(), (2 * angles).sin()
-    given = {"hidden_states": _example(5, weight.shape[1], weight)[None], "position_embeddings": tables}
+    given = _given(attention, size)
     asked, asked_again = _Recorder(), _Recorder()
     try:
         with switched(config):
@@ -205,7 +213,24 @@ def _adopt_attention(attention: Any, twin: Any) -> bool:
     except (ModelError, TypeError, RuntimeError, AttributeError, ValueError):  # whatever an unknown attention wants
         return False
     same = asked.how == asked_again.how and len(asked.what) == len(asked_again.what)
-    return same and all(map(_close, [got, *asked_again.what], [wanted, *asked.what]))
+    if not same or not all(map(_close, [got, *asked_again.what], [wanted, *asked.what])):
+        return False
+    try:  # an attention that rotates a part of a head takes narrower tables too, and the block does not
+        with switched(config):
+            attention(**_given(attention, size, size // 2), attention_mask=None, oncurve_context=_Recorder())
+    except (ModelError, TypeError, RuntimeError, AttributeError, ValueError):
+        return True
+    return False
+
+
+def _given(attention: Any, size: int, rotated: int | None = None) -> dict[str, Any]:
+    """Hidden states of five tokens, and tables that rotate so many of the numbers of a head; None: all of them."""
+    weight = attention.q_proj.weight
+    angles = _example(1, 5 * (rotated or size), weight).view(1, 5, -1)
+    return {
+        "hidden_states": _example(5, weight.shape[1], weight)[None],
+        "position_embeddings": (angles.cos(), (2 * angles).sin()),
+    }
 
 
 class _Recorder:

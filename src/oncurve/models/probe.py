@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
@@ -23,9 +24,12 @@ from oncurve.errors import ModelError
 from oncurve.models.aligned import aligned
 from oncurve.models.blocks import replace_blocks
 from oncurve.models.causal import CausalModel
+from oncurve.models.causality import check_causal
 from oncurve.models.generic import GenericModel
 from oncurve.models.leaves import replace_norms
+from oncurve.models.lengths import positions_of
 from oncurve.models.network import TransformersModel
+from oncurve.models.rotation import hold_rotations
 
 __all__ = ["compare", "wrap"]
 
@@ -41,22 +45,35 @@ _HALF_TOLERANCE = (5e-2, 1e-1)
 def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> CausalModel:
     """`module` as a `CausalModel`, put in eval mode: dropout is off everywhere.
 
-    `attention="generic"` asks for the generic path. The random generators and the parameters' `.grad` stay as they
+    `attention="generic"` asks for the generic path, where the module's parts stay what they were, except for rotations
+    that depend on the length of a row (`rotation`). The random generators and the parameters' `.grad` stay as they
     were; parameters that lie in a mapped file move out of it (`aligned`).
+
+    Raises:
+        ModelError: the module is not causal, or its logits are not a function of its weights and the tokens; it is left
+            as it was.
     """
     aligned(module)
+    with ExitStack() as refused:
+        for part in module.modules():
+            refused.callback(setattr, part, "training", part.training)
+        hold_rotations(module.eval(), positions_of(module), refused)
+        check_causal(module)
+        refused.pop_all()
     if attention == "generic":
         return GenericModel(module, _generic('asked for by model.attention = "generic"'))
     if not _from_transformers(module):
         return GenericModel(module, _generic(f"{type(module).__name__} is not a transformers model"))
     obstacle = _declared_obstacle(module)
     if obstacle is None:
-        replace_norms(module)
-        replace_blocks(module)
-        obstacle = _probe(module)
-    if obstacle is not None:
-        return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"))
-    return TransformersModel(module)
+        with ExitStack() as undo:
+            replace_norms(module, undo)
+            replace_blocks(module, undo)
+            obstacle = _probe(module)
+            if obstacle is None:
+                undo.pop_all()
+                return TransformersModel(module)
+    return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"))
 
 
 def _generic(reason: str) -> str:
@@ -89,20 +106,20 @@ def _declared_obstacle(module: Any) -> str | None:
 
 def _probe(module: nn.Module) -> str | None:
     """Compare both paths on a few tokens; what speaks against the fast one, or None."""
-    parameters = sum(parameter.numel() for parameter in module.parameters())
+    small = sum(parameter.numel() for parameter in module.parameters()) <= _SMALL
     dtypes = {parameter.dtype for parameter in module.parameters()}
-    if parameters <= _SMALL and any(dtype.itemsize < 4 for dtype in dtypes):
-        module = copy.deepcopy(module).float()
-        dtypes = {torch.float32}
-    value_limit, gradient_limit = (
-        _TOLERANCE[dtypes.pop()] if len(dtypes) == 1 and dtypes <= _TOLERANCE.keys() else _HALF_TOLERANCE
-    )
     try:
-        value, gradient = compare(module, every_gradient=parameters <= _SMALL)
+        if small and any(dtype.itemsize < 4 for dtype in dtypes):
+            compare(module)  # that it runs, in the precision it is going to run in; how exact it is, shows in float32
+            module, dtypes = copy.deepcopy(module).float(), {torch.float32}
+        value, gradient = compare(module, every_gradient=small)
     except ModelError as error:
         return str(error)
     except Exception as error:  # whatever an unknown architecture does with a flat row is a reason, not a crash
         return f"the fast path failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    value_limit, gradient_limit = (
+        _TOLERANCE[dtypes.pop()] if len(dtypes) == 1 and dtypes <= _TOLERANCE.keys() else _HALF_TOLERANCE
+    )
     if not value <= value_limit:
         return f"the fast path's logits differ from its own by {value:.1e} (allowed {value_limit:.0e})"
     if not gradient <= gradient_limit:
@@ -118,6 +135,13 @@ def compare(module: nn.Module, every_gradient: bool = True) -> tuple[float, floa
     (`every_gradient=False`) over biases and norms only, whose gradients every layer's attention has a part in.
     """
     fast, plain = TransformersModel(module), GenericModel(module)
+    try:
+        return _compare(module, fast, plain, every_gradient)
+    finally:
+        fast.release()
+
+
+def _compare(module: nn.Module, fast: CausalModel, plain: CausalModel, every_gradient: bool) -> tuple[float, float]:
     head: Any = module
     vocabulary = int(head.get_output_embeddings().weight.shape[0])
     device = next(module.parameters()).device

@@ -12,6 +12,8 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -19,10 +21,13 @@ from transformers import (
     LlamaModel,
     MixtralConfig,
     MixtralForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 from fakes.architectures import ARCHITECTURES, architecture
 from fakes.tiny_policy import TinyLM
+from oncurve.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
 from oncurve.models.probe import compare
 
@@ -95,13 +100,14 @@ def test_what_the_fast_path_would_compute_wrongly_goes_the_generic_path_and_says
 
 
 def test_layers_of_an_unknown_kind_are_refused_by_name():
-    module = architecture("qwen2")
+    module = architecture("llama")
     module.config.layer_types = ["full_attention", "linear_attention"]
     assert "linear_attention" in wrap(module).path_reason
 
 
 def test_a_model_without_a_head_says_so():
-    assert "no language-model head" in wrap(LlamaModel(architecture("llama").config)).path_reason
+    with pytest.raises(ModelError, match=r"LlamaModel.* must return logits"):
+        wrap(LlamaModel(architecture("llama").config))
 
 
 def test_any_other_module_takes_the_generic_path():
@@ -178,3 +184,60 @@ def test_large_models_are_compared_by_their_norms_and_biases():
     value, gradient = compare(architecture("qwen2"), every_gradient=False)
     assert value < 1e-4
     assert gradient < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("asked_for", [True, False], ids=["asked for", "found out"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_on_the_generic_path_the_module_is_what_it_was(name, asked_for, dtype):
+    module = architecture(name, dtype)
+    if not asked_for:
+        module.model.layers[0].mlp.up_proj = Off(module.model.layers[0].mlp.up_proj, gradient_only=True)
+    before = {place: (type(part), id(part), set(vars(part))) for place, part in module.named_modules()}
+    hooks = [len(part._forward_pre_hooks) for part in module.modules()]
+    assert not wrap(module, "generic" if asked_for else "auto").fast
+    assert {place: (type(part), id(part), set(vars(part))) for place, part in module.named_modules()} == before
+    assert [len(part._forward_pre_hooks) for part in module.modules()] == hooks
+
+
+def test_a_backward_that_fails_in_the_precision_of_the_run_alone_is_found():
+    class Fragile(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            if grad.dtype == torch.bfloat16 and grad.shape[0] == 1:
+                raise RuntimeError("no such kernel")
+            return grad
+
+    class FragileLayer(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(Fragile.apply(x))
+
+    module = architecture("llama", torch.bfloat16)
+    module.model.layers[1].mlp.down_proj = FragileLayer(module.model.layers[1].mlp.down_proj)
+    model = wrap(module)
+    assert not model.fast
+    assert "no such kernel" in model.path_reason
+
+
+def test_a_head_that_is_rotated_in_part_keeps_its_own_attention():
+    shape = {**_SHAPE, "partial_rotary_factor": 0.5, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
+    module = seeded(lambda: Glm4MoeForCausalLM(Glm4MoeConfig(**shape, moe_intermediate_size=16, topk_group=1)))
+    assert wrap(module).fast
+
+
+def test_a_network_with_a_state_of_its_own_is_told_to_keep_none():
+    config = RwkvConfig(vocab_size=61, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2, context_length=64)
+    model = wrap(seeded(lambda: RwkvForCausalLM(config)))
+    rows = (torch.tensor([0, 0]), torch.arange(8).view(2, 4), torch.tensor([4, 3]))
+    hidden = model.completion_hidden([torch.tensor([3, 4, 5])], *rows)
+    assert all(
+        grad is not None for grad in torch.autograd.grad(hidden.logsumexp(-1).sum(), list(model.module.parameters()))
+    )

@@ -1,0 +1,103 @@
+"""Whether a network may be trained at all: a token's log-probability must depend on the tokens before it alone.
+
+An encoder with a language-model head, a decoder whose mask lets prompts see themselves whole, a network that looks at
+the length of its batch: each gives a completion's tokens a probability that was made with the tokens after them in
+sight. The sampler cannot see those, so the two would differ by any amount, and nothing that is trained so means
+anything.
+
+Seen here: what tokens and padding up to `_LENGTH` places later do, at every one of the places before. Not seen: a mask
+that opens only farther into a text.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.errors import ModelError
+from oncurve.models.causal import module_device
+from oncurve.models.generic import plain_logits
+from oncurve.models.lengths import positions_of
+
+__all__ = ["check_causal"]
+
+_LENGTH = 16
+_CUTS = (1, 2, 3, 5, 8, 11, 15)
+_LIMITS = {torch.float64: 1e-9, torch.float32: 3e-5}
+"""Changes of a logit, over the largest logit, below which rounding explains them."""
+_HALF_LIMIT = 3e-2
+
+
+@torch.no_grad()
+def check_causal(module: nn.Module) -> None:
+    """Change later tokens, leave them out, and look at the logits before them.
+
+    Raises:
+        ModelError: they change; the module gives other logits when it is asked again; it does not take a batch of token
+            ids, or returns no logits.
+    """
+    rows = _examples(module)
+    length = rows.shape[1]
+    limit = _limit(module)
+    together = plain_logits(module, rows)
+    if not together.isfinite().all():  # there is nothing to compare: the sampler refuses such logits
+        return
+    scale = together.abs().max().clamp(min=torch.finfo(together.dtype).tiny)
+    whole, name = together[0], type(module).__name__
+    if _differ(plain_logits(module, rows), together) > limit * scale:
+        raise ModelError(
+            f"{name} gives other logits for the same tokens when it is asked again: what it samples could not be "
+            "trained. Make its forward a function of the weights and `input_ids` alone"
+        )
+    for row, cut in zip(together[1:], _cuts(length), strict=True):
+        _check(_differ(row[:cut], whole[:cut]), limit * scale, name, f"when the tokens from place {cut} on change")
+    for cut in {length // 2, length - 1} - {0}:
+        shorter = plain_logits(module, rows[:, :cut])[0]
+        _check(_differ(shorter, whole[:cut]), limit * scale, name, f"when there are no tokens from place {cut} on")
+
+
+def _check(change: float, allowed: Tensor, name: str, when: str) -> None:
+    if change > allowed:
+        raise ModelError(
+            f"{name} is not causal: its logits for earlier tokens change by {change:.1e} {when} (rounding allows "
+            f"{float(allowed):.0e}). GRPO trains models that predict each token from the tokens before it; an encoder "
+            "such as BERT needs is_decoder = true in its config.json, and weights that were trained so"
+        )
+
+
+def _differ(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).abs().max())
+
+
+def _cuts(length: int) -> list[int]:
+    return [cut for cut in _CUTS if cut < length]
+
+
+def _examples(module: nn.Module) -> Tensor:
+    """Token ids `(1 + c, L)`: a row, and the same changed from each cut on; L is what the module can take."""
+    positions, device = positions_of(module), module_device(module)
+    error: Exception | None = None
+    for length in sorted({min(size, positions or size) for size in (_LENGTH, 8, 4, 2)}, reverse=True):
+        try:
+            vocabulary = plain_logits(module, torch.zeros(2, length, dtype=torch.int64, device=device)).shape[-1]
+            rows = (torch.arange(length, device=device) * 7919 + 3).repeat(1 + len(_cuts(length)), 1) % vocabulary
+            for row, cut in zip(rows[1:], _cuts(length), strict=True):
+                row[cut:] = (row[cut:] + vocabulary // 2 + 1) % vocabulary
+            plain_logits(module, rows)
+        except (ModelError, torch.OutOfMemoryError):
+            raise
+        except Exception as failed:  # whatever a module does with more tokens than it can take
+            error = error or failed
+        else:
+            return rows
+    raise ModelError(
+        f"{type(module).__name__} fails on token ids (batch, length): "
+        f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    ) from error
+
+
+def _limit(module: nn.Module) -> float:
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    if not dtypes:
+        return _LIMITS[torch.float32]
+    return max(_LIMITS.get(dtype, _HALF_LIMIT) for dtype in dtypes)

@@ -1,0 +1,180 @@
+"""What lets a token see the tokens after it is refused before anything is sampled, wherever the module comes from."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    ElectraConfig,
+    ElectraForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
+    XLNetConfig,
+    XLNetLMHeadModel,
+)
+
+import oncurve
+from fakes.architectures import ARCHITECTURES, architecture
+from fakes.tiny_policy import TinyLM
+from oncurve.errors import ModelError
+from oncurve.models import wrap
+
+_SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+_GEMMA = {**_SIZES, "num_key_value_heads": 2, "head_dim": 8, "use_bidirectional_attention": True}
+ENCODERS = {
+    "bert": lambda: BertLMHeadModel(BertConfig(**_SIZES)),
+    "roberta": lambda: RobertaForCausalLM(RobertaConfig(**_SIZES, is_decoder=False)),
+    "electra": lambda: ElectraForCausalLM(ElectraConfig(**_SIZES, embedding_size=32)),
+    "xlnet": lambda: XLNetLMHeadModel(XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=4, d_inner=48)),
+    "gemma3, both ways": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**_GEMMA)),
+    "llama, whose configuration says so": lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, is_causal=False)),
+}
+
+
+class Leaking(nn.Module):
+    """Logits of `TinyLM`, and something that `leak (B, L, V) -> (B, L, V)` brings in from elsewhere in the row."""
+
+    def __init__(self, leak):
+        super().__init__()
+        self.inner, self.leak = TinyLM(11), leak
+
+    def forward(self, input_ids):
+        logits = self.inner(input_ids)
+        return logits + 1e-2 * self.leak(logits)
+
+
+def _from_next(x):
+    return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], 1)
+
+
+def _within_first(x, size=4):
+    return torch.cat([x[:, :size].mean(1, keepdim=True).expand_as(x[:, :size]), torch.zeros_like(x[:, size:])], 1)
+
+
+def _at_even_places(x):
+    seen = _from_next(x).clone()
+    seen[:, 1::2] = 0
+    return seen
+
+
+LEAKS = {
+    "the mean of the row": lambda x: x.mean(1, keepdim=True).expand_as(x),
+    "the next token": _from_next,
+    "the next token, at every other place": _at_even_places,
+    "the last token": lambda x: x[:, -1:].expand_as(x),
+    "a prefix that sees itself whole": _within_first,
+    "the length of the row": lambda x: torch.full_like(x, x.shape[1]),
+    "places counted from the end": lambda x: torch.arange(x.shape[1], 0, -1.0)[None, :, None].expand_as(x),
+}
+PATHS = pytest.mark.parametrize("path", ["auto", "generic"])
+
+
+def seeded(make):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+@PATHS
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_network_that_sees_both_ways_is_refused_and_left_as_it_was(name, path):
+    module = seeded(ENCODERS[name]).train()
+    parts = {place: type(part) for place, part in module.named_modules()}
+    with pytest.raises(ModelError, match=f"{type(module).__name__} is not causal: its logits for earlier tokens"):
+        wrap(module, path)
+    assert {place: type(part) for place, part in module.named_modules()} == parts
+    assert all(part.training for part in module.modules())
+
+
+@PATHS
+@pytest.mark.parametrize("leak", LEAKS.values(), ids=LEAKS.keys())
+def test_any_module_that_leaks_is_refused(leak, path):
+    with pytest.raises(ModelError, match=r"Leaking is not causal.*place \d+ on"):
+        wrap(Leaking(leak), path)
+
+
+def test_a_leak_is_refused_by_the_python_interfaces_before_anything_is_sampled():
+    def never(*_):
+        pytest.fail("a reward was asked for")
+
+    with pytest.raises(ModelError, match="not causal"):
+        oncurve.GRPO(model=Leaking(LEAKS["the last token"]), reward_fn=never)
+    with pytest.raises(ModelError, match="not causal"):
+        oncurve.GRPO(model=TinyLM(11), ref_model=Leaking(LEAKS["the next token"]), reward_fn=never)
+    with pytest.raises(ModelError, match="not causal"):
+        oncurve.train(
+            model=seeded(ENCODERS["bert"]),
+            data=[{"prompt": [1, 2], "answer": "1"}],
+            reward=lambda completion: 1.0,
+            steps=1,
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_is_causal_is_taken_in_every_precision(name, dtype):
+    wrap(architecture(name, dtype), "generic")
+
+
+def test_an_encoder_that_was_made_a_decoder_is_taken():
+    for make, config in ((BertLMHeadModel, BertConfig), (RobertaForCausalLM, RobertaConfig)):
+        wrap(seeded(lambda make=make, config=config: make(config(**_SIZES, is_decoder=True))))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(vocabulary, 8), nn.Linear(8, vocabulary)
+        self.cell = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, input_ids):
+        return self.out(self.cell(self.embedding(input_ids))[0])
+
+
+class Short(nn.Module):
+    """Learned places for five tokens, and no more."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.places = TinyLM(11), nn.Embedding(5, 11)
+
+    def forward(self, input_ids):
+        return self.inner(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+
+
+@pytest.mark.parametrize("make", [lambda: Recurrent(11), lambda: Recurrent(2), Short, lambda: TinyLM(1)])
+def test_other_modules_that_are_causal_are_taken_whatever_their_sizes(make):
+    assert not wrap(seeded(make)).fast
+
+
+def test_a_module_that_gives_other_logits_when_asked_again_is_refused():
+    class Noisy(nn.Module):
+        def forward(self, input_ids):
+            return torch.randn(*input_ids.shape, 5)
+
+    with pytest.raises(ModelError, match="Noisy gives other logits for the same tokens"):
+        wrap(Noisy())
+
+
+def test_a_module_that_takes_no_token_ids_is_refused_with_its_own_words():
+    with pytest.raises(ModelError, match=r"Linear fails on token ids \(batch, length\): RuntimeError: "):
+        wrap(nn.Linear(4, 4))
+
+
+def test_random_numbers_and_gradients_stay_as_they_were():
+    module, state = TinyLM(11), torch.get_rng_state()
+    wrap(module)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in module.parameters())
