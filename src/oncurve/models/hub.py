@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import Thread
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, getproxies, proxy_bypass, urlopen
 
-__all__ = ["answers", "reachable"]
+__all__ = ["answers", "offline", "reachable"]
 
 SECONDS = 5.0
 ANSWER_SECONDS = 10.0
@@ -63,6 +64,23 @@ def answers(seconds: float = ANSWER_SECONDS) -> bool:
     thread.start()
     thread.join(seconds)
     return bool(said)
+
+
+@contextmanager
+def offline(local: bool) -> Iterator[None]:
+    """With `local`: nothing within reaches the hub, whatever a file of the model names. After: as before.
+
+    `local_files_only` holds for the files that transformers looks up itself. What it loads on the way, such as the
+    compiled kernels of an architecture, goes by this setting of huggingface_hub.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or local
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _door(endpoint: str) -> tuple[str, int]:

@@ -14,11 +14,11 @@ from torch import nn
 
 from oncurve.errors import ModelError
 from oncurve.models.causal import CausalModel
-from oncurve.models.hub import answers, reachable
+from oncurve.models.hub import answers, offline, reachable
 from oncurve.models.precision import DTYPES, Precision, resolved
 from oncurve.models.probe import wrap
 from oncurve.models.quiet import quiet
-from oncurve.models.sources import directory_of, explained, load_tokenizer, stored_in_bfloat16
+from oncurve.models.sources import directory_of, explained, load_config, load_tokenizer, stored_in_bfloat16
 from oncurve.spec import Component
 
 __all__ = ["LoadedModel", "ModelConfig", "loaded_from"]
@@ -30,7 +30,6 @@ class LoadedModel:
 
     eos_ids         every token that ends a completion: of the generation config, the config and the tokenizer
     dtype           what it is to compute in; a learner makes bf16 copies of float32 parameters itself
-    context_length  the positions the model was made for, prompt and completion together; None: not stated
     dtype_reason    why it is this `dtype`
     """
 
@@ -39,7 +38,6 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
     name: str
     dtype: torch.dtype
-    context_length: int | None
     dtype_reason: str = "as it was given"
 
 
@@ -104,11 +102,10 @@ class ModelConfig(Component):
         tokenizer = load_tokenizer(source, local, self.trust_remote_code)
         with quiet():
             model = wrap(module.to(device), self.attention)
-        context: int | None = getattr(module.config.get_text_config(), "max_position_embeddings", None)
         name = directory.name if directory is not None else self.path
         name_of_dtype, why = self.precision()
         eos_ids = eos_ids_of(module, tokenizer)
-        return LoadedModel(model, tokenizer, eos_ids, name, DTYPES[name_of_dtype], context, why)
+        return LoadedModel(model, tokenizer, eos_ids, name, DTYPES[name_of_dtype], why)
 
     def _device(self) -> torch.device:
         available = torch.cuda.is_available()
@@ -117,12 +114,14 @@ class ModelConfig(Component):
         return torch.device("cuda" if available and self.device != "cpu" else "cpu")
 
     def _load_module(self, source: str, local: bool, masters: bool) -> tuple[Any, list[str]]:
-        with quiet(), explained(source, "model"):
+        with quiet(), explained(source, "model"), offline(local):
             from transformers import AutoModelForCausalLM
 
+            config = load_config(source, local, self.trust_remote_code)
             as_stored = not masters or stored_in_bfloat16(source, local, self.trust_remote_code)
             module, loading = AutoModelForCausalLM.from_pretrained(
                 source,
+                config=config,
                 dtype=self.torch_dtype if as_stored else torch.float32,
                 use_safetensors=True,
                 local_files_only=local,
@@ -138,11 +137,8 @@ def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:
     Any module with `forward(input_ids) -> logits` will do; `tokenizer` may be None where prompts are token ids.
     """
     model = wrap(module)
-    config: Any = getattr(module, "config", None)
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    context: int | None = getattr(text_config, "max_position_embeddings", None)
     dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
-    return LoadedModel(model, tokenizer, eos_ids_of(module, tokenizer), type(module).__name__, dtype, context)
+    return LoadedModel(model, tokenizer, eos_ids_of(module, tokenizer), type(module).__name__, dtype)
 
 
 def eos_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -14,10 +14,12 @@ from torch import nn
 from oncurve.errors import ModelError
 from oncurve.models.aligned import aligned
 from oncurve.models.classifier import Classifier, HeadKind
-from oncurve.models.hub import answers, reachable
+from oncurve.models.hub import answers, offline, reachable
+from oncurve.models.lengths import positions_of
 from oncurve.models.precision import DTYPES
 from oncurve.models.quiet import quiet
-from oncurve.models.sources import directory_of, explained, load_tokenizer
+from oncurve.models.rotation import hold_rotations
+from oncurve.models.sources import directory_of, explained, load_config, load_tokenizer
 
 __all__ = ["PLURALS", "STEP_LABELS", "load_classifier"]
 
@@ -68,7 +70,8 @@ def load_classifier(
     if pad_id is None:
         raise ModelError(f"{source}: the tokenizer has neither a padding nor an end token, so texts cannot be batched")
     text_config.pad_token_id = module.config.pad_token_id = int(pad_id)
-    context: int | None = getattr(text_config, "max_position_embeddings", None)
+    context = positions_of(module)
+    hold_rotations(module, context)
     longest = min((n for n in (context, max_length) if n is not None), default=None)
     name = directory.name if directory is not None else path
     module.eval()
@@ -86,9 +89,9 @@ def _device(device: str, section: str) -> torch.device:
 
 def _load(source: str, local: bool, head: HeadKind, dtype: torch.dtype, new_head: bool) -> Any:
     with quiet(), explained(source, "model", None):
-        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
+        from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-        config = AutoConfig.from_pretrained(source, local_files_only=local)
+        config = load_config(source, local)
     found = str(next(iter(getattr(config, "architectures", None) or ()), "of no known architecture"))
     is_it = found.endswith(ARCHITECTURES[head])
     if not is_it:
@@ -98,13 +101,14 @@ def _load(source: str, local: bool, head: HeadKind, dtype: torch.dtype, new_head
             config.id2label = dict(STEP_LABELS)
             config.label2id = {name: number for number, name in STEP_LABELS.items()}
     loader = AutoModelForSequenceClassification if head == "outcome" else AutoModelForTokenClassification
-    with quiet(), explained(source, "model", None):
+    with quiet(), explained(source, "model", None), offline(local):
         module, loading = loader.from_pretrained(
             source,
             config=config,
             dtype=dtype,
             use_safetensors=True,
             local_files_only=local,
+            trust_remote_code=False,
             output_loading_info=True,
         )
     missing = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))

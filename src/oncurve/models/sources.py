@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from oncurve.errors import ModelError
+from oncurve.models.hub import offline
 from oncurve.models.quiet import quiet
 
-__all__ = ["directory_of", "explained", "load_tokenizer", "stored_in_bfloat16"]
+__all__ = ["directory_of", "explained", "load_config", "load_tokenizer", "stored_in_bfloat16"]
 
+_CHOSEN_HERE = {"transformers_weights", "fusion_config", "distributed_config", "kernel_config"}
+"""What a configuration may say that its network would be loaded or changed by."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
@@ -62,10 +65,7 @@ def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> boo
     """
     files = sorted(Path(source).glob("*.safetensors"))
     if not files:
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=trust_remote_code)
-        return getattr(config, "dtype", None) == torch.bfloat16
+        return getattr(load_config(source, local, trust_remote_code), "dtype", None) == torch.bfloat16
     from safetensors import safe_open
 
     found: set[str] = set()
@@ -75,9 +75,45 @@ def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> boo
     return {name for name in found if name[0] in "FB" and name != "BOOL"} == {"BF16"}
 
 
+def load_config(source: str, local: bool, trust_remote_code: bool = False) -> Any:
+    """The configuration of a directory or hub id, without what it says of how a network is to be computed.
+
+    A `config.json` can name an attention or an implementation of experts, for which transformers fetches a compiled
+    kernel from the hub, and a file of weights that is a pickle. Which of them are used is decided here: transformers'
+    defaults, and *.safetensors. Configurations within the configuration are treated alike.
+
+    Raises:
+        ModelError: the weights are quantized.
+    """
+    from transformers import AutoConfig
+
+    with quiet(), offline(local):
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=trust_remote_code)
+    for each in _nested(config):
+        method = getattr(each, "quantization_config", None)
+        if method:
+            name = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", None)
+            raise ModelError(
+                f"{source}: its weights are quantized ({name or 'quantization_config in its config.json'}), and only "
+                "full weights can be trained or scored with here: name the model it was made from"
+            )
+        each._attn_implementation_internal = each._experts_implementation_internal = None
+        for key in _CHOSEN_HERE & vars(each).keys():
+            delattr(each, key)
+    return config
+
+
+def _nested(config: Any) -> Iterator[Any]:
+    """The configuration, and those within it."""
+    yield config
+    for value in vars(config).values():
+        if hasattr(value, "_attn_implementation_internal"):
+            yield from _nested(value)
+
+
 def load_tokenizer(source: str, local: bool, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a directory or hub id. Raises ModelError where there is none."""
-    with quiet(), explained(source, "tokenizer"):
+    with quiet(), explained(source, "tokenizer"), offline(local):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=trust_remote_code)
@@ -88,6 +124,8 @@ def explained(source: str, what: str, trust: str | None = "model.trust_remote_co
     """What transformers raises, as a `ModelError` that says what to do; `trust`: the setting that lets code run."""
     try:
         yield
+    except ModelError:
+        raise
     except ImportError as error:
         raise ModelError(f"{source}: the {what} needs a package that is not installed: {_first(error)}") from error
     except Exception as error:  # transformers, huggingface_hub and safetensors have no common base

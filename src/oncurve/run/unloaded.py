@@ -12,8 +12,9 @@ from safetensors import safe_open
 from oncurve.data import load_rows, open_prompts
 from oncurve.errors import ModelError, UserError
 from oncurve.learner.reward_model import NoRewardModel
-from oncurve.models.hub import answers, reachable
+from oncurve.models.hub import answers, offline, reachable
 from oncurve.models.quiet import quiet
+from oncurve.models.sources import load_config
 from oncurve.rewards.model import NetworkReward
 from oncurve.run.config import RunConfig
 
@@ -80,7 +81,7 @@ def _tokenizer(path: str, trusted: bool) -> Any:
 
     local = Path(path).expanduser().is_dir() or not (reachable() and answers())
     try:
-        with quiet():
+        with quiet(), offline(local):
             return AutoTokenizer.from_pretrained(
                 str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path,
                 local_files_only=local,
@@ -96,18 +97,14 @@ def read_model_config(path: str, trusted: bool = False) -> Any:
 
     Raises ModelError where there is none.
     """
-    from transformers import AutoConfig
-
     folder = Path(path).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{path} has no config.json: it is not a model in Hugging Face form")
     try:
-        with quiet():
-            return AutoConfig.from_pretrained(
-                str(folder) if folder.is_dir() else path,
-                local_files_only=folder.is_dir() or not (reachable() and answers()),
-                trust_remote_code=trusted,
-            )
+        local = folder.is_dir() or not (reachable() and answers())
+        return load_config(str(folder) if folder.is_dir() else path, local, trusted)
+    except ModelError:
+        raise
     except Exception as error:
         why = str(error).strip().partition("\n")[0]
         raise ModelError(
