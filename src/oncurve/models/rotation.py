@@ -53,13 +53,15 @@ class _Held(nn.Module):
 
 
 def hold_rotations(module: nn.Module, positions: int | None, undo: ExitStack | None = None) -> int:
-    """Hold every rotation below `module` that depends on the length of a row at one reach; returns how many.
+    """Hold every rotation below `module` that depends on the length of a row at one reach; returns how many are new.
+
+    Of a module that has been in a run already, the reach begins again.
 
     positions   what the model has: its reach until `set_reach` says another; None: not known
     undo        `undo.close()` puts back what was there
     """
-    reach = next((part.reach for part in _held(module)), None)
-    reach = reach or _Reach(1 + (_UNKNOWN_REACH if positions is None else positions))
+    reach = next((part.reach for part in _held(module)), _Reach(0))
+    reach.tokens = 1 + (_UNKNOWN_REACH if positions is None else positions)
     rotations = [
         part for part in module.modules() if _NAMED.search(type(part).__name__) and not isinstance(part, _Held)
     ]
