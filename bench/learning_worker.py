@@ -74,7 +74,7 @@ class Watch:
         self._answer = answer
         self._config, self._base = job.config()
         self._rows = load_eval_rows(self._config.data, self._base, None)
-        self._rewards = RewardSet.build(self._config.rewards, columns=sorted(self._rows.items[0]), base=self._base)
+        self._rewards = RewardSet.build(self._config.rewards, base=self._base)
         self._reached: int | None = None
 
     def begin(self, policy: Callable[[Path], None], **about: Any) -> None:

@@ -84,7 +84,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Rew
     @cache
     def built(signature: str, on_error: str | float = "mask") -> RewardSet:
         table = {"path": f"faulty.py:{signature}", "on_error": on_error, "processes": 1, "timeout_seconds": 30.0}
-        return stack.enter_context(RewardSet.build([table], columns=["answer"], base=folder))
+        return stack.enter_context(RewardSet.build([table], base=folder))
 
     with ExitStack() as stack:
         yield built

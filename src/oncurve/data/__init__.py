@@ -1,7 +1,7 @@
 """Prompts: rows from a source, each made into a prompt, in an order that is a function of seed and cursor."""
 
 from oncurve.data.judgements import JUDGEMENT_KINDS, Judgements, example_from_json, example_to_json
-from oncurve.data.prompts import Prompts, check_row, open_prompts
+from oncurve.data.prompts import Prompts, check_row, open_prompts, prompt_columns
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.data.sources import DATA_KINDS, InMemory, Jsonl, Task, load_eval_rows, load_rows
 from oncurve.data.stream import PromptStream
@@ -23,4 +23,5 @@ __all__ = [
     "load_eval_rows",
     "load_rows",
     "open_prompts",
+    "prompt_columns",
 ]

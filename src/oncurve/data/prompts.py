@@ -6,7 +6,7 @@ Rows stay rows: a prompt is made, and tokenised, each time it is taken, so a mil
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = ["Prompts", "check_row", "open_prompts"]
 
 
 GENERATED_SAMPLE = 64  # so many generated prompts speak for a hundred thousand, which would take half a minute
+DEEPEST = 50  # levels of lists and mappings in a column
 
 
 def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> None:
@@ -36,8 +37,10 @@ def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> Non
             raise DataError(f"{place}: column {column!r} is missing; it has: {has}; set {mend}{near}")
         if row[column] is None:
             raise DataError(f"{place}: column {column!r} is empty (null); a prompt needs a value")
-        if not _is_unicode(row[column]):
-            raise DataError(f"{place}: column {column!r} holds half a character, one surrogate of a pair; take it out")
+    for column, value in row.items():
+        wrong = _unwritable([column, value])
+        if wrong is not None:
+            raise DataError(f"{place}: column {column!r:.60} {wrong}")
     if settings.template is None:
         _check_prompt(row[settings.prompt_column], settings, f"{place}: column {settings.prompt_column!r}")
 
@@ -47,6 +50,8 @@ def _check_prompt(prompt: Any, settings: DataSettings, place: str) -> None:
         if not prompt:
             raise DataError(f"{place} is an empty string; there is nothing to ask")
     elif _is_token_ids(prompt):
+        if min(int(token) for token in prompt) < 0:
+            raise DataError(f"{place} holds a negative token id; ids count from 0")
         if settings.system is not None:
             raise DataError(f"{place} holds token ids, which no data.system can be put before; leave data.system out")
     elif isinstance(prompt, (list, tuple)) and prompt:
@@ -58,14 +63,23 @@ def _check_prompt(prompt: Any, settings: DataSettings, place: str) -> None:
         raise DataError(f"{place}: expected a string or a list of {{role, content}} messages, got {prompt!r:.60}")
 
 
-def _is_unicode(value: Any) -> bool:
-    """Whether UTF-8 can write what `value` says: JSON can hold one half of a surrogate pair, tokenizers cannot."""
-    if isinstance(value, (list, tuple)):
-        return all(_is_unicode(item.get("content") if isinstance(item, Mapping) else item) for item in value)
-    try:
-        return not isinstance(value, str) or value.encode() is not None
-    except UnicodeEncodeError:
-        return False
+def _unwritable(value: Any, depth: int = 0) -> str | None:
+    """Why what a column holds cannot be written as JSON in UTF-8, or handed to a worker; None: it can.
+
+    JSON can hold one half of a surrogate pair, UTF-8 and tokenizers cannot.
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "holds half a character, one surrogate of a pair; take it out"
+    parts = value if isinstance(value, (list, tuple)) else ()
+    if isinstance(value, Mapping):
+        parts = [*value.keys(), *value.values()]
+    if parts and depth == DEEPEST:
+        return f"is nested too deeply, {DEEPEST} levels or more; write it flat"
+    parts = [part for part in parts if type(part) is not int]  # token ids may be many
+    return next((wrong for part in parts if (wrong := _unwritable(part, depth + 1)) is not None), None)
 
 
 def _check_message(message: Any, place: str) -> None:
@@ -79,6 +93,16 @@ def _is_token_ids(prompt: Any) -> bool:
     if isinstance(prompt, Tensor):
         return prompt.dim() == 1 and len(prompt) > 0 and not prompt.is_floating_point()
     return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and all(type(item) is int for item in prompt)
+
+
+def prompt_columns(row: Mapping[str, Any], settings: DataSettings) -> dict[str, Any]:
+    """The columns of a row that its prompt carries: all but one called "prompt", which rewards are given as text,
+    and but token ids that are the prompt."""
+    if settings.template is not None:
+        return dict(row)
+    own = settings.prompt_column
+    left_out = own in row and (own == "prompt" or _is_token_ids(row[own]))
+    return {name: value for name, value in row.items() if name != own or not left_out}
 
 
 @dataclass(frozen=True)
@@ -101,11 +125,14 @@ class Prompts:
         row, number = self.rows.items[index], self.rows.numbers[index]
         template, column = self.settings.template, self.settings.prompt_column
         asked = row[column] if template is None else fill(template, row)
-        columns = {name: value for name, value in row.items() if template is not None or name != column}
         try:
-            return self._asked(number, asked, columns)
+            return self._asked(number, asked, self.columns(index))
         except ModelError as error:
             raise DataError(f"{self.rows.place(number)}: {error}") from error
+
+    def columns(self, index: int) -> dict[str, Any]:
+        """The columns of row `index` that its prompt carries, for rewards; see `prompt_columns`."""
+        return prompt_columns(self.rows.items[index], self.settings)
 
     @property
     def as_chat(self) -> bool:
@@ -130,36 +157,61 @@ class Prompts:
         return Prompt(number, text, render(self.tokenizer, messages), columns, tuple(messages))
 
 
-def open_prompts(rows: Rows, settings: DataSettings, tokenizer: Any = None, fits: int | None = None) -> Prompts:
+def open_prompts(
+    rows: Rows, settings: DataSettings, tokenizer: Any = None, fits: int | None = None, vocabulary: int | None = None
+) -> Prompts:
     """The prompts of `rows`, with those longer than `data.max_prompt_tokens` (else `fits`, what the model can take)
     refused or dropped now, not in the middle of a run.
 
-    Raises DataError: a prompt is too long and `data.overlong` is "error"; all of them are.
+    `vocabulary`: how many tokens the model has; None: not known.
+
+    Raises DataError: token ids that the model does not have; a prompt is too long and `data.overlong` is "error"; all
+    of them are.
     """
     prompts = Prompts(rows, settings, tokenizer)
+    if vocabulary is not None and settings.template is None and not rows.generated:
+        for row, number in zip(rows.items, rows.numbers, strict=True):
+            _check_vocabulary(row[settings.prompt_column], vocabulary, f"{rows.place(number)}: the prompt")
     if len(rows):
         prompts[0]  # a tokenizer that cannot do what is asked fails now
     room = math.inf if fits is None else fits
     longest = min(room, math.inf if settings.max_prompt_tokens is None else settings.max_prompt_tokens)
     if longest == math.inf:
         return prompts
-    refuse = settings.overlong == "error"
-    knob = "raise data.max_prompt_tokens" if longest < room else "lower rollout.max_new_tokens"
     some = range(min(len(rows), GENERATED_SAMPLE) if rows.generated else 0)
-    if len(some) and all(_fits(prompts, index, longest, knob, refuse) for index in some):
+    if len(some) and all(len(prompts[index].ids) <= longest for index in some):
         return prompts
-    short = [index for index in range(len(prompts)) if _fits(prompts, index, longest, knob, refuse)]
-    if not short and len(rows):
-        raise DataError(f"data: every one of the {len(rows)} prompts has more than {longest} tokens")
-    if len(short) == len(rows):
+    refuse = settings.overlong == "error"
+    lengths = [len(prompts[index].ids) for index in (some if refuse and some else range(len(rows)))]
+    short = [index for index, length in enumerate(lengths) if length <= longest]
+    if len(short) == len(lengths):
         return prompts
+    if refuse:
+        first = next(index for index, length in enumerate(lengths) if length > longest)
+        place = rows.place(rows.numbers[first])
+        raise DataError(f"{place}: the prompt has {lengths[first]} tokens; {_too_long(lengths, longest, room)}")
+    if not short:
+        raise DataError(f"data: every one of the {len(rows)} prompts is too long; {_too_long(lengths, longest, room)}")
     return Prompts(rows.select(short), settings, tokenizer, dropped=len(rows) - len(short))
 
 
-def _fits(prompts: Prompts, index: int, longest: float, knob: str, refuse: bool) -> bool:
-    count = len(prompts[index].ids)
-    if count > longest and refuse:
-        place = prompts.rows.place(prompts.rows.numbers[index])
-        mend = f"shorten it, {knob}, or set data.overlong = 'drop'"
-        raise DataError(f"{place}: the prompt has {count} tokens, more than {longest}; {mend}")
-    return count <= longest
+def _too_long(lengths: Sequence[int], longest: float, room: float) -> str:
+    """How many of the prompts have more than `longest` tokens, how long prompts are, and what to change."""
+    ranked = sorted(lengths)
+    most, over = ranked[-1], sum(length > longest for length in ranked)
+    at = {f"p{percent}": ranked[math.ceil(percent / 100 * len(ranked)) - 1] for percent in (50, 90, 99)} | {"max": most}
+    says = ", ".join(f"{name} {length:,}" for name, length in at.items())
+    fixes = [f"lower rollout.max_new_tokens by {most - room:,.0f}"] if most > room else []
+    fixes += [f"raise the limit (data.max_prompt_tokens={most})"] if longest < most <= room else []
+    fixes += ["leave them out (data.overlong=drop)"] if over < len(ranked) else []
+    return (
+        f"{over:,} of {len(ranked):,} prompts have more than the {longest:,.0f} allowed (tokens: {says}); "
+        f"{', or '.join(fixes)}"
+    )
+
+
+def _check_vocabulary(prompt: Any, vocabulary: int, place: str) -> None:
+    if _is_token_ids(prompt):
+        ids = [int(token) for token in prompt]
+        if max(ids) >= vocabulary:
+            raise DataError(f"{place} holds the token id {max(ids)}; the model has ids from 0 to {vocabulary - 1}")

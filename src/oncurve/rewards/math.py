@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from oncurve.rewards.answers import boxed, final_answer, plain, text_after, whole_number
-from oncurve.rewards.settings import Accepts, Runner, WorkerSettings
+from oncurve.rewards.settings import Accepts, Runner, WorkerSettings, unusable_answer
 
 __all__ = ["Checker", "Math"]
 
@@ -54,6 +54,10 @@ class Math(WorkerSettings):
     verifies: ClassVar[bool | None] = True
     answer: str = "answer"
     after: str | None = None
+
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """An answer is text or a finite number."""
+        return unusable_answer(row, self.answer)
 
     def start(self, base: Path | None) -> Runner:
         """Runs in workers."""

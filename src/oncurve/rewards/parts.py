@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from oncurve.errors import DataError, RewardError
-from oncurve.rewards.callables import OFFERED, TRL_NAMES
+from oncurve.rewards.callables import OFFERED, TRL_NAMES, VERL_TRUTH
 from oncurve.rewards.settings import Accepts, RewardSettings, Runner
 from oncurve.spec import suggest
 from oncurve.types import Completion, Group, Prompt
@@ -47,16 +47,19 @@ class Part:
         """What the function takes. Waits until its worker has loaded it; raises ConfigError when it cannot be."""
         return Accepts.model_validate(self.runner.about)
 
-    def check_columns(self, columns: Collection[str]) -> None:
-        """Raises DataError when the function needs something that is neither a column nor offered."""
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """Why this reward cannot score completions to the prompt of `row`, a prompt's columns; None: it can."""
+        offered = TRL_NAMES if self.accepts.batch else OFFERED
         for needed in self.accepts.needs:
-            if not set(needed) & {*OFFERED, *columns}:
-                near = suggest(needed[0], [*columns, *OFFERED])
-                raise DataError(
-                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, and the data has no such column"
-                    f"; the columns are: {', '.join(sorted(columns)) or 'none'}; offered besides: {', '.join(OFFERED)}"
-                    f"{near}"
+            if not _has(row, needed) and not set(needed) & set(offered):
+                columns = sorted(map(str, row))
+                near = suggest(needed[0], [*columns, *offered])
+                return (
+                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, and there is no such column"
+                    f"; the columns are: {', '.join(columns) or 'none'}; offered besides: {', '.join(offered)}{near}"
                 )
+        wrong = self.settings.complaint(row)
+        return None if wrong is None else f"reward {self.name}: {wrong}"
 
     def items(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
         """What the function is given, one item a completion. Raises DataError: a column is missing in a row."""
@@ -195,6 +198,15 @@ def within(reply: Reply, length: int) -> Reply:
     if all(0 < end <= length for end in ends) and list(ends) == sorted(set(ends)):
         return reply
     return Reply(None, "type", f"it said that steps end at {list(ends)!r:.60} in a completion of {length} characters")
+
+
+def _has(row: Mapping[str, Any], needed: Sequence[str]) -> bool:
+    """Whether a row has one of the columns; verl's `reward_model` is one where it holds a `ground_truth`."""
+    there = {name for name in needed if name in row}
+    if tuple(needed) == VERL_TRUTH and "reward_model" in there:
+        stored = row["reward_model"]
+        return bool(there - {"reward_model"}) or (isinstance(stored, Mapping) and "ground_truth" in stored)
+    return bool(there)
 
 
 def _described(value: Any) -> str:

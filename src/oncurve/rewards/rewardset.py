@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, DataError
 from oncurve.rewards import REWARD_KINDS
 from oncurve.rewards.model import NetworkRunner
 from oncurve.rewards.parts import Part
@@ -56,15 +56,13 @@ class RewardSet:
     def build(
         cls,
         settings: Sequence[Mapping[str, Any] | RewardSettings | Callable[..., Any]],
-        columns: Collection[str] | None = None,
         base: Path | None = None,
     ) -> RewardSet:
         """The rewards of tables, components or plain functions; starts their workers and waits until they have loaded.
 
-        columns   the data's column names: a reward that needs another one is refused now
-        base      the folder against which paths are resolved
+        base   the folder against which paths are resolved
 
-        Raises ConfigError: no reward, an impossible setting, a function that cannot be loaded. DataError: a column.
+        Raises ConfigError: no reward, an impossible setting, a function that cannot be loaded.
         """
         if not settings:
             raise ConfigError("rewards: a run needs at least one; add a [[rewards]] table, such as kind = 'math'")
@@ -76,14 +74,28 @@ class RewardSet:
                 undo.callback(parts[-1].runner.close)
             for part in parts:
                 try:
-                    accepts = part.accepts
+                    _ = part.accepts
                 except ConfigError as error:
                     where = "" if str(error).startswith("reward ") else f"reward {part.name}: "
                     raise ConfigError(f"{where}{error}") from error
-                if columns is not None and accepts.needs:
-                    part.check_columns(columns)
             undo.pop_all()
         return cls(parts)
+
+    def check_rows(self, rows: Iterable[Mapping[str, Any]], place: Callable[[int], str]) -> None:
+        """Raises DataError at the first row that lacks what a reward needs, and says how many others lack it too.
+
+        rows    the columns of each prompt, as rewards are given them
+        place   says where row number i of `rows` comes from
+        """
+        first, others = "", 0
+        for index, row in enumerate(rows):
+            wrong = next(filter(None, (part.complaint(row) for part in self.parts)), None)
+            if wrong is not None and not first:
+                first = f"{place(index)}: {wrong}"
+            elif wrong is not None:
+                others += 1
+        if first:
+            raise DataError(first + (f" (and so {others:,} other row{'s' * (others > 1)})" if others else ""))
 
     def judge_with(self, classifier: Classifier) -> None:
         """Rewards of a network that have none of their own use this one. Raises ConfigError: it judges otherwise."""

@@ -5,6 +5,8 @@ Nothing here, and nothing that the reward kinds import, imports torch: workers l
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -14,7 +16,7 @@ from pydantic import AfterValidator, Field
 from oncurve.spec import Component, path_component
 from oncurve.workers import Reply, WorkerPool, last_words
 
-__all__ = ["Accepts", "InProcess", "RewardSettings", "Runner", "kind_meant"]
+__all__ = ["Accepts", "InProcess", "RewardSettings", "Runner", "kind_meant", "unusable_answer"]
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 """A duration: more than nothing, a week at most."""
@@ -81,9 +83,28 @@ class RewardSettings(Component):
         """The part's name when `name` is not given."""
         return type(self).__name__.lower()
 
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """What makes a row of the data useless to this reward, beyond a column that is missing; None: nothing."""
+        return None
+
     def start(self, base: Path | None) -> Runner:
         """The runner of this reward. `base`: the folder against which paths in the settings are resolved."""
         raise TypeError(f"{type(self).__name__} does not say how it is run: a reward kind defines start()")
+
+
+def unusable_answer(row: Mapping[str, Any], column: str) -> str | None:
+    """Why the row's `column` cannot be an answer, which is text or a finite number; None: it can, or is missing.
+
+    An empty string is an answer column that says that the reward does not apply to the row; null may be a mistake.
+    """
+    value = row.get(column, "")
+    if value is None:
+        return f"column {column!r} is empty (null); where the reward does not apply, write an empty string"
+    if isinstance(value, str):
+        return None
+    if not isinstance(value, numbers.Real):
+        return f"column {column!r} holds a {type(value).__name__}, and an answer is text or a number: {value!r:.60}"
+    return None if math.isfinite(value) else f"column {column!r} holds {value}, which no answer can equal"
 
 
 class WorkerSettings(RewardSettings):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator
 
 from oncurve.rewards.answers import final_answer, marked_number, text_after
-from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner, WorkerSettings
+from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner, WorkerSettings, unusable_answer
 from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
 
 __all__ = ["Exact", "Matcher", "Numeric", "Regex", "Task", "TaskSteps"]
@@ -27,6 +27,10 @@ class Checked(RewardSettings):
     verifies: ClassVar[bool | None] = True
     answer: str = "answer"
     after: str | None = None
+
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """An answer is text or a finite number."""
+        return unusable_answer(row, self.answer)
 
     def start(self, base: Path | None) -> Runner:
         """Runs in this process; no user code is involved."""
@@ -104,6 +108,15 @@ class TaskSteps(RewardSettings):
     def default_name(self) -> str:
         """As its kind."""
         return "task_steps"
+
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """The question is one of the task's."""
+        question = row.get("question")
+        try:
+            read_question(question if isinstance(question, str) else "")
+        except ValueError:
+            return f"column 'question' is no question of the built-in task: {question!r:.60}"
+        return None
 
     def start(self, base: Path | None) -> Runner:
         """Runs in this process; no user code is involved."""

@@ -21,6 +21,7 @@ from oncurve.models.rotation import reach_of, set_reach
 from oncurve.rewards import RewardSet
 from oncurve.rewards.rewardset import verifier_of
 from oncurve.rollout import InProcessEngine, Policy, check_token_ids, is_exact
+from oncurve.run.columns import check_columns
 from oncurve.run.config import RunConfig
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
 from oncurve.run.heap import keep_freed_memory
@@ -162,8 +163,9 @@ def assemble(config: RunConfig, base: Path | None = None, given: Given | None = 
             f"eval.every: the data source ({type(config.data).__name__}) holds no rows out to evaluate on; set "
             "eval.every=0, or have the source hold some out"
         )
-    rewards = RewardSet.build(config.rewards, columns=_columns(rows), base=base)
+    rewards = RewardSet.build(config.rewards, base=base)
     try:
+        check_columns(rewards, config.data, rows, eval_rows)
         loaded = given.model or config.model.build(masters=True)
         if given.model is None:
             config = config.model_copy(update={"model": config.model.on_this_machine()})
@@ -186,8 +188,8 @@ def _put_together(
     config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
     fits = room_for_prompts(loaded, config)
-    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits)
-    eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits)
+    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+    eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits, loaded.vocabulary)
     if config.eval.every and not len(eval_prompts):
         raise ConfigError(
             f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
@@ -284,10 +286,6 @@ def trainer_config(config: RunConfig) -> TrainerConfig:
         eval_every=config.eval.every,
         grace_seconds=config.run.grace_seconds,
     )
-
-
-def _columns(rows: Rows) -> list[str]:
-    return sorted(set(rows.items[0])) if len(rows) else []
 
 
 def judge(engine: InProcessEngine, rewards: RewardSet, prompts: Prompts, config: RunConfig, n: int) -> Evaluation:

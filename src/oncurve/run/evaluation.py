@@ -16,6 +16,7 @@ from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Policy
 from oncurve.run.assemble import assemble, fix_reach, judge, room_for_prompts
 from oncurve.run.checks import check_complete
+from oncurve.run.columns import check_columns
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
 from oncurve.run.plan import NO_VERIFIER
@@ -82,10 +83,12 @@ def evaluate_target(
     config, base = load_config(source, [*words, f"model.path={folder / 'model' if is_run else target}"])
     check_complete(config)
     prompts_of, held_out = _rows(config, base)
-    with RewardSet.build(config.rewards, columns=sorted(prompts_of.items[0]), base=base) as rewards:
+    with RewardSet.build(config.rewards, base=base) as rewards:
+        check_columns(rewards, config.data, prompts_of)
         _judge_with(rewards, config, folder / "reward_model")
         loaded = config.model.build()
-        prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, room_for_prompts(loaded, config))
+        fits = room_for_prompts(loaded, config)
+        prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, fits, loaded.vocabulary)
         fix_reach(loaded.model, config, prompts)
         engine = _engine(loaded.model, loaded, config)
         return Judged(target, held_out, judge(engine, rewards, prompts, config, n))

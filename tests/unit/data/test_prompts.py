@@ -100,9 +100,54 @@ def test_words_need_a_tokenizer():
         opened("hi", tokenizer=None)
 
 
-def test_a_prompt_that_is_too_long_is_refused_by_its_place():
-    with pytest.raises(DataError, match=r"data row 0: the prompt has 5 tokens, more than 4; .* data.overlong = 'drop'"):
-        opened("12345", max_prompt_tokens=4)
+@pytest.mark.parametrize("ids", [[65, -1], [-(10**30)], torch.tensor([65, -1])])
+def test_negative_token_ids_are_refused(ids: Any):
+    with pytest.raises(DataError, match="data row 0: column 'prompt' holds a negative token id"):
+        opened({"prompt": ids})
+
+
+@pytest.mark.parametrize("ids", [[65, 100], [2**63], [10**30, 1], torch.tensor([100])])
+def test_token_ids_that_the_model_does_not_have_are_refused(ids: Any):
+    settings = InMemory(rows=([65, 99], ids))
+    with pytest.raises(DataError, match="data row 1: the prompt holds the token id .*; the model has ids from 0 to 99"):
+        open_prompts(load_rows(settings), settings, Letters(), vocabulary=100)
+    assert len(open_prompts(load_rows(settings).first(1), settings, Letters(), vocabulary=100)) == 1
+
+
+@pytest.mark.parametrize("depth", [10, 60, 500, 20_000])
+def test_no_row_is_nested_too_deeply_for_what_it_goes_through_later(depth: int):
+    nested: Any = "a"
+    for _ in range(depth):
+        nested = [nested]
+    settings = InMemory(rows=({"prompt": "hi", "answer": nested},))
+    if depth == 10:
+        assert len(load_rows(settings)) == 1
+    else:
+        with pytest.raises(DataError, match="data row 0: column 'answer' is nested too deeply"):
+            load_rows(settings)
+
+
+def test_half_a_character_is_refused_in_every_column():
+    for row in ({"answer": "a\ud800"}, {"answer": [{"x": "\udc00"}]}, {"\ud800": 1}):
+        with pytest.raises(DataError, match="data row 0: column .* holds half a character"):
+            opened({"prompt": "hi", **row})
+
+
+def test_a_prompt_that_is_too_long_is_refused_by_its_place_with_all_lengths_and_a_limit_that_would_do():
+    settings = InMemory(rows=tuple("x" * length for length in range(1, 101)), max_prompt_tokens=90)
+    says = (
+        r"data row 90: the prompt has 91 tokens; 10 of 100 prompts have more than the 90 allowed \(tokens: p50 50, "
+        r"p90 90, p99 99, max 100\); raise the limit \(data.max_prompt_tokens=100\), or leave them out "
+        r"\(data.overlong=drop\)$"
+    )
+    with pytest.raises(DataError, match=says):
+        open_prompts(load_rows(settings), settings, Letters())
+    for fix in ({"max_prompt_tokens": 100}, {"overlong": "drop"}):
+        fixed = settings.model_copy(update=fix)
+        assert len(open_prompts(load_rows(fixed), fixed, Letters())) in (90, 100)
+    with pytest.raises(DataError, match=r"5 of 100 .*; lower rollout.max_new_tokens by 5, or leave them out"):
+        free = settings.model_copy(update={"max_prompt_tokens": None})
+        open_prompts(load_rows(free), free, Letters(), fits=95)
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted_and_the_rest_keep_their_ids():
@@ -110,7 +155,9 @@ def test_prompts_that_are_too_long_are_dropped_and_counted_and_the_rest_keep_the
     prompts = open_prompts(load_rows(settings), settings, Letters())
     assert prompts.dropped == 2
     assert [prompts[index].id for index in range(len(prompts))] == [1, 3]
-    with pytest.raises(DataError, match="every one of the 4 prompts has more than 0 tokens"):
+    with pytest.raises(
+        DataError, match=r"every one of the 4 prompts is too long; .* lower rollout.max_new_tokens by 6$"
+    ):
         open_prompts(load_rows(settings), settings, Letters(), fits=0)
 
 

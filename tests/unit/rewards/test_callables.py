@@ -134,17 +134,24 @@ def test_objects_that_keep_count_work(user_file: Path) -> None:
     assert scored(user_file, "stateful") == [1.0, 2.0]
 
 
-def test_a_missing_column_is_refused_before_the_run(user_file: Path) -> None:
-    table = {"path": "mine.py:columns", "processes": 1}
-    words = (
-        r"reward columns needs 'answer'.*no such column; the columns are: answers, question; .*did you mean 'answers'\?"
-    )
-    with pytest.raises(DataError, match=words):
-        RewardSet.build([table], columns=["question", "answers"], base=user_file.parent)
-    with pytest.raises(DataError, match=r"'text'.*offered besides: completion, prompt, completion_ids"):
-        RewardSet.build([{**table, "path": "mine.py:mistaken"}], columns=["answer"], base=user_file.parent)
-    with pytest.raises(DataError, match=r"'reward_model' or 'ground_truth' or 'answer'"):
-        RewardSet.build([{**table, "path": "mine.py:compute_score"}], columns=["question"], base=user_file.parent)
+def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: Path) -> None:
+    cases = {
+        "columns": (["question", "answers"], r"'answer', .*are: answers, question; .*did you mean 'answers'\?"),
+        "mistaken": (["answer"], r"'text'.*offered besides: completion, prompt, completion_ids"),
+        "compute_score": (["question"], r"'reward_model' or 'ground_truth' or 'answer'"),
+        "trl": (["question"], r"'answer'.*offered besides: prompts, completions"),
+    }
+    whole = dict.fromkeys(("answer", "text", "question"), "1")
+    for name, (columns, words) in cases.items():
+        with RewardSet.build([{"path": f"mine.py:{name}", "processes": 1}], base=user_file.parent) as rewards:
+            rewards.check_rows([whole] * 3, str)
+            rows = [whole, dict.fromkeys(columns, "1"), whole, dict.fromkeys(columns, "1")]
+            with pytest.raises(DataError, match=rf"^place 1: reward {name} needs {words}.*\(and so 1 other row\)$"):
+                rewards.check_rows(rows, "place {}".format)
+            if name == "compute_score":
+                rewards.check_rows([{"reward_model": {"ground_truth": "1"}}, {"ground_truth": None}], str)
+                with pytest.raises(DataError, match="needs 'reward_model'"):
+                    rewards.check_rows([{"reward_model": {"style": "rule"}}], str)
 
 
 def test_a_row_without_the_column_is_named(user_file: Path) -> None:

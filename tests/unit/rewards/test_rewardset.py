@@ -219,7 +219,7 @@ class Length(RewardSettings):
         return InProcess(lambda item: self.scale * len(item["completion"]), Accepts(needs=(("completion",),)))
 """
     )
-    with RewardSet.build([{"kind": "lab.py:Length", "scale": 0.5}], columns=[], base=tmp_path) as rewards:
+    with RewardSet.build([{"kind": "lab.py:Length", "scale": 0.5}], base=tmp_path) as rewards:
         assert rewards_of(rewards.score([group("abcd", "")])) == [2.0, 0.0]
         assert [part.name for part in rewards.parts] == ["length"]
 

@@ -58,7 +58,7 @@ def test_numeric_may_want_a_mark() -> None:
 
 def test_task_is_the_checker_of_the_built_in_task() -> None:
     asked = problem("train", 0)
-    with RewardSet.build([{"kind": "task"}], columns=["answer", "question"]) as rewards:
+    with RewardSet.build([{"kind": "task"}]) as rewards:
         scored = rewards.score(
             [group(solution(asked), "#### 0", "#### " + "9" * 5000, columns={"answer": asked.answer})]
         )
@@ -105,7 +105,7 @@ def test_a_broken_pattern_is_refused_when_the_recipe_is_read() -> None:
 
 @pytest.fixture(scope="module")
 def math() -> Any:
-    with RewardSet.build([Math()], columns=["answer"]) as rewards:
+    with RewardSet.build([Math()]) as rewards:
         yield rewards
 
 
