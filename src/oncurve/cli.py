@@ -66,6 +66,9 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
         typer.echo(f"oncurve {__version__}")
         raise typer.Exit
+    from oncurve.spec import working_directory
+
+    working_directory()
 
 
 @app.command()

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import os
 import re
 import stat
 import sys
@@ -41,8 +42,11 @@ __all__ = [
     "nearest",
     "not_a_file",
     "path_component",
+    "shown",
     "suggest",
+    "usable_path",
     "validated",
+    "working_directory",
 ]
 
 Settings = TypeVar("Settings", bound="Component")
@@ -79,10 +83,16 @@ def _leaf_types(annotation: Any) -> set[Any]:
     return {origin}
 
 
+LARGEST, SMALLEST = 1e38, 1e-38
+"""Numbers beyond these are infinite, or 0, in float32."""
+
+
 def _checked(value: Any, allowed: set[Any]) -> Any:
     """`value` if no scalar in it would change its type on the way in; ValueError (pydantic reports it) otherwise."""
     if isinstance(value, (list, tuple)):
         return type(value)(_checked(item, allowed) for item in value) if type(value) in (list, tuple) else value
+    if allowed & {int, float, bool, str}:
+        _refuse_extremes(value)
     if isinstance(value, bool) and bool not in allowed and allowed & {int, float}:
         raise ValueError("expected a number, not true or false")
     if (
@@ -95,6 +105,20 @@ def _checked(value: Any, allowed: set[Any]) -> Any:
     if isinstance(value, str) and allowed & {int, float, bool} and not allowed & {str, Path, object, Any}:
         return _number_in_disguise(value, allowed)
     return value
+
+
+def _refuse_extremes(value: Any) -> None:
+    """Raises ValueError for what no setting means and the machine cannot hold: numbers beyond 64 bits or float32, NUL
+    and halves of characters in strings."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("should be a whole number within 64 bits")
+    if isinstance(value, float) and math.isfinite(value) and value and not SMALLEST <= abs(value) <= LARGEST:
+        raise ValueError(f"should be 0, or between {SMALLEST:g} and {LARGEST:g} in size")
+    if isinstance(value, str):
+        if "\x00" in value:
+            raise ValueError("should be text without the character NUL")
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ValueError("should be text that UTF-8 can hold, without halves of characters")
 
 
 def _number_in_disguise(text: str, allowed: set[Any]) -> float | None:
@@ -128,7 +152,7 @@ def build(
     if isinstance(settings, Component):
         return settings
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"{where}: expected a table of settings, got {settings!r}")
+        raise ConfigError(f"{where}: expected a table of settings, got {shown(settings)}")
     values = dict(settings)
     kind = values.pop("kind", default_kind or (next(iter(kinds)) if len(kinds) == 1 else None))
     return validated(component_class(kind, kinds, where, base), values, where)
@@ -142,11 +166,11 @@ def component_class(
     if kind is None:
         raise ConfigError(f"{where}.kind: missing; choose one of: {names}")
     if not isinstance(kind, str):
-        raise ConfigError(f"{where}.kind: expected a name, got {kind!r}; choose one of: {names}")
+        raise ConfigError(f"{where}.kind: expected a name, got {shown(kind)}; choose one of: {names}")
     if ":" not in kind:
         if kind not in kinds:
             near = suggest(kind, kinds) or ";"
-            raise ConfigError(f"{where}.kind: unknown kind {kind!r}{near} choose one of: {names}, or 'module:Name'")
+            raise ConfigError(f"{where}.kind: unknown kind {shown(kind)}{near} choose one of: {names}, or 'module:Name'")
         return kinds[kind]
     try:
         found = locate(kind, base)
@@ -188,7 +212,7 @@ def locate(path: str, base: Path | None = None) -> Any:
     """
     source, colon, name = path.rpartition(":")
     if not colon or not source or not name:
-        raise ConfigError(f"{path!r} is not a path to code; write 'package.module:name' or 'file.py:name'")
+        raise ConfigError(f"{shown(path)} is not a path to code; write 'package.module:name' or 'file.py:name'")
     module = _import_file(source, base) if source.endswith(".py") else _import_module(source)
     found: Any = module
     for part in name.split("."):
@@ -212,8 +236,8 @@ def _import_module(name: str) -> types.ModuleType:
 
 
 def _import_file(source: str, base: Path | None) -> types.ModuleType:
-    file = ((base or Path.cwd()) / Path(source).expanduser()).resolve()
-    name = f"{_FILE_MODULE}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
+    file = ((base or working_directory()) / usable_path(source, "a path to code")).resolve()
+    name = f"{_FILE_MODULE}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
     special = not_a_file(file)
@@ -260,9 +284,54 @@ def _last_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{line}"
 
 
+LONGEST_PATH, LONGEST_NAME = 4000, 255
+"""Bytes of a path and of one name in it, beyond which file systems refuse to look."""
+
+
+def usable_path(path: str | Path, where: str) -> Path:
+    """`path` with `~` filled in. `where` is the option or setting that holds it.
+
+    Raises ConfigError for what no file system can hold: NUL, names or paths that are too long, an unknown `~user`.
+    """
+    text = str(path)
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: a path cannot hold half a character, as {shown(text)} does") from error
+    if "\x00" in text:
+        raise ConfigError(f"{where}: a path cannot hold the character NUL, as {shown(text)} does")
+    if len(encoded) > LONGEST_PATH or max(map(len, encoded.split(b"/"))) > LONGEST_NAME:
+        raise ConfigError(
+            f"{where}: too long for a path: {len(text):,} characters; file systems take {LONGEST_PATH:,}, and "
+            f"{LONGEST_NAME} for one name"
+        )
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{where}: {shown(text)}: there is no home directory of that user") from error
+
+
+def working_directory() -> Path:
+    """Where relative paths start. Raises ConfigError where that folder was deleted."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the working directory cannot be used ({error.strerror}); cd to one that exists") from error
+
+
+def shown(value: Any) -> str:
+    """`repr(value)`, cut where it would fill the screen; also of a number too long to be written out."""
+    try:
+        text = repr(value[:200] if isinstance(value, str) else value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= 200 and text.isprintable() else f"{text[:120]}... ({len(text):,} characters)"
+
+
 def nearest(word: str, options: Iterable[str]) -> str | None:
     """The option most like `word`, if one is near enough to be meant."""
     names = list(options)
+    word = word[:100]
     close = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1, cutoff=0.6)
     return next((name for name in names if close and name.lower() == close[0]), None)
 
@@ -326,11 +395,11 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None, place
     if kind == "literal_error":
         choices = str(context["expected"])
         options = [word.strip("' ") for word in choices.replace(" or ", ", ").split(",")]
-        return f"expected {choices}, got {given!r}{suggest(given, options) if isinstance(given, str) else ''}"
+        return f"expected {choices}, got {shown(given)}{suggest(given, options) if isinstance(given, str) else ''}"
     message = str(context["error"]) if "error" in context else _SUBJECT.sub("", detail["msg"])
     if isinstance(given, Mapping) and kind == "value_error":
         return message  # a whole table's check: its message names the keys
-    return f"{message}, got {given!r}"
+    return f"{message}, got {shown(given)}"
 
 
 def _other_tools_word(place: str, keys: list[str]) -> str:

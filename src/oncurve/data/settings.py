@@ -64,7 +64,7 @@ class DataSettings(Component):
     overlong: Literal["error", "drop"] = "error"
     limit: int | None = Field(default=None, ge=1)
     shuffle: bool = True
-    prompts_per_step: int = Field(default=32, ge=1)
+    prompts_per_step: int = Field(default=32, ge=1, le=10**6)
 
     @field_validator("template")
     @classmethod

@@ -119,7 +119,7 @@ class Task(DataSettings):
     task: str = "arithmetic"
     seed: int = 0
     size: int = Field(default=100_000, ge=1, le=10_000_000)
-    eval_size: int = Field(default=500, ge=0)
+    eval_size: int = Field(default=500, ge=0, le=10_000_000)
 
     @field_validator("task")
     @classmethod

@@ -58,7 +58,7 @@ class CriticConfig(Component):
     """
 
     learning_rate: float = Field(default=1e-5, ge=0)
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=10**9)
     clip: float = Field(default=0.2, ge=0)
 
     def build(self, actor: LocalLearner) -> ActorCritic | SharedActorCritic:

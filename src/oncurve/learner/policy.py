@@ -77,10 +77,10 @@ class LearnerConfig(Component):
     moments: MomentKind = "float32"
     max_grad_norm: float = Field(default=1.0, ge=0)
     schedule: Schedule = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
-    passes: int = Field(default=1, ge=1)
+    warmup_steps: int = Field(default=0, ge=0, le=10**9)
+    passes: int = Field(default=1, ge=1, le=10**4)
     minibatches: int = Field(default=1, ge=1)
-    tokens_per_micro_batch: int = Field(default=16384, ge=1)
+    tokens_per_micro_batch: int = Field(default=16384, ge=1, le=10**9)
     gradient_checkpointing: bool = False
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
 

@@ -30,7 +30,7 @@ class ReferenceSettings(Component):
     mixup   how far it moves: π_ref ← mixup π_θ + (1 - mixup) π_ref, parameter by parameter; 1.0 copies the policy
     """
 
-    every: int = Field(default=0, ge=0)
+    every: int = Field(default=0, ge=0, le=10**9)
     mixup: float = Field(default=1.0, gt=0, le=1)
 
     def check(self, policy: CausalModel, given: CausalModel | None, dtype: torch.dtype | None = None) -> None:

@@ -68,11 +68,11 @@ class RewardModelSettings(Component):
     path: str = ""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_length: int | None = Field(default=None, ge=1)
+    max_length: int | None = Field(default=None, ge=1, le=10**7)
     learning_rate: float = Field(default=2e-5, ge=0)
     schedule: Schedule = "constant"
-    epochs: int = Field(default=1, ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    epochs: int = Field(default=1, ge=1, le=10**4)
+    batch_size: int = Field(default=32, ge=1, le=10**6)
 
     @property
     def head(self) -> HeadKind:

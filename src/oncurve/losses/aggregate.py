@@ -103,7 +103,7 @@ class SeqMeanTokenSumNorm(Component):
                  sampler's limit.
     """
 
-    max_length: int | None = Field(default=None, gt=0)
+    max_length: int | None = Field(default=None, gt=0, le=10**7)
 
     def __call__(self, batch: TrainBatch) -> Tensor:
         """Token weights `(B, T)` float64, 0 where nothing is trained. Raises ValueError without a `max_length`."""

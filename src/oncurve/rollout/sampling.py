@@ -24,12 +24,19 @@ class Sampling(Component):
                      others end
     """
 
-    group_size: int = Field(8, ge=1)
-    max_new_tokens: int = Field(512, ge=1)
-    temperature: float = Field(1.0, ge=0)
+    group_size: int = Field(8, ge=1, le=10**5)
+    max_new_tokens: int = Field(512, ge=1, le=10**7)
+    temperature: float = Field(1.0, ge=0, le=1e4)
     stop: tuple[str, ...] = ()
     eos_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    rows: int = Field(256, ge=1)
+    rows: int = Field(256, ge=1, le=10**6)
+
+    @field_validator("temperature")
+    @classmethod
+    def _finite_logits(cls, temperature: float) -> float:
+        if 0 < temperature < 1e-4:
+            raise ValueError("should be 0 (the likeliest token) or 0.0001 at least, or logits overflow")
+        return temperature
 
     @field_validator("stop")
     @classmethod

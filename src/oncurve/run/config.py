@@ -62,10 +62,10 @@ class RunSettings(Component):
     """
 
     seed: int = 0
-    steps: int = Field(default=100, ge=1)
+    steps: int = Field(default=100, ge=1, le=10**9)
     name: Annotated[str, AfterValidator(path_component)] | None = None
-    threads: int | None = Field(default=None, ge=1)
-    grace_seconds: float = Field(default=30.0, ge=0)
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    grace_seconds: float = Field(default=30.0, ge=0, le=1e6)
 
 
 class EntropyBonus(Component):
@@ -94,8 +94,8 @@ class CheckpointSettings(Component):
     keep    how many to keep
     """
 
-    every: int = Field(default=20, ge=0)
-    keep: int = Field(default=2, ge=1)
+    every: int = Field(default=20, ge=0, le=10**9)
+    keep: int = Field(default=2, ge=1, le=10**9)
 
 
 class EvalSettings(Component):
@@ -110,9 +110,9 @@ class EvalSettings(Component):
             leaves several or none, accuracy, pass@k and maj@k are not reported
     """
 
-    every: int = Field(default=0, ge=0)
+    every: int = Field(default=0, ge=0, le=10**9)
     limit: int | None = Field(default=None, ge=1)
-    n: int = Field(default=0, ge=0)
+    n: int = Field(default=0, ge=0, le=10**5)
     judge: str | None = None
 
 

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from oncurve import durable
 from oncurve.errors import RunDirectoryError
+from oncurve.spec import usable_path
 
 __all__ = ["RunDirectory", "describe_environment", "environment_changes"]
 
@@ -64,6 +65,7 @@ class RunDirectory:
     @staticmethod
     def check_free(path: Path) -> None:
         """Raises RunDirectoryError unless a new run can be made at `path`. Cheap: called before any model is loaded."""
+        usable_path(path, "--out")
         existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         if not existing.is_dir():
             raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
@@ -84,6 +86,7 @@ class RunDirectory:
     @staticmethod
     def check_run(path: Path) -> None:
         """Raises RunDirectoryError unless `path` holds a run."""
+        usable_path(path, "DIR")
         if not path.is_dir():
             raise RunDirectoryError(f"{path} is not a folder. Name the --out of an earlier `oncurve train`.")
         if not (path / "config.toml").is_file():

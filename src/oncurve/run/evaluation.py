@@ -20,6 +20,7 @@ from oncurve.run.columns import check_columns
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
 from oncurve.run.plan import NO_VERIFIER
+from oncurve.spec import usable_path
 from oncurve.trainer import Checkpoints
 
 __all__ = ["Judged", "evaluate_target"]
@@ -68,6 +69,7 @@ def evaluate_target(
     Raises UserError for everything the user can mend.
     """
     folder = Path(target)
+    usable_path(target, "DIR|MODEL")
     is_run = (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file()
     words = [*overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
     if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():

@@ -6,6 +6,7 @@ machine come from a rehearsal with arbitrary weights; those on a machine that is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from oncurve.run.config import RunConfig
 from oncurve.run.heap import keep_freed_memory
 from oncurve.run.loading import load_config
 from oncurve.run.unloaded import ASSUMED_PROMPT, judges_bytes, prompt_lengths, read_model_config
+from oncurve.spec import usable_path
 
 __all__ = ["Asked", "Sizes", "check_memory", "forecast", "forecast_command"]
 
@@ -89,7 +91,7 @@ def forecast_command(
 
     A first word with a "=" in it is a setting: there is no recipe then. Raises UserError, see `forecast`.
     """
-    if recipe is not None and "=" in recipe and not Path(recipe).exists():
+    if recipe is not None and "=" in recipe and not os.path.exists(recipe):
         overrides = [recipe, *overrides]
         recipe = None
     config, base = load_config(recipe, overrides)
@@ -111,7 +113,7 @@ def asked_shape(model: str | None, parameters: float | None) -> ModelShape | Non
         return shape_of_size(parameters)
     if model is None:
         return None
-    if model.lower() in MODELS or not (Path(model).expanduser().exists() or "/" in model):
+    if model.lower() in MODELS or not (usable_path(model, "--model").exists() or "/" in model):
         return named_shape(model)
     found = read_model_config(model)
     return shape_of(found, count_parameters(found))

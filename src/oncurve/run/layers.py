@@ -7,6 +7,7 @@ against the folder it comes from before layers are merged, so a recipe may exten
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import re
 import tomllib
@@ -18,7 +19,7 @@ from typing import Any
 import yaml
 
 from oncurve.errors import ConfigError
-from oncurve.spec import not_a_file, suggest
+from oncurve.spec import not_a_file, shown, suggest, usable_path, working_directory
 
 __all__ = ["PRESETS", "RECIPES", "Assignment", "Layer", "from_mapping", "from_overrides", "read_layers", "shipped"]
 
@@ -27,6 +28,8 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 FILE_KEYS = {("data", "path"), ("data", "eval_path"), ("iterative", "history")}
 MODEL_KEYS = {("model", "path"), ("reward_model", "path"), ("rewards", "path")}
 SUFFIXES = (".toml", ".yaml", ".yml")
+INDEX = re.compile(r"[0-9]{1,9}")
+MOST_VALUES = 100_000  # in a recipe; anchors that refer to anchors can mean more than any memory holds
 CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
 
 Assignment = tuple[tuple[str | int, ...], Any]
@@ -52,7 +55,7 @@ def read_layers(recipe: str | Path, extends: str | None = None) -> tuple[list[La
 
     Raises ConfigError: no such recipe, it cannot be parsed, a circle of `extends`.
     """
-    file = _find(str(recipe), Path.cwd())
+    file = _find(str(recipe), working_directory())
     layers: list[Layer] = []
     seen: list[Path] = []
     current: Path | None = file
@@ -65,7 +68,7 @@ def read_layers(recipe: str | Path, extends: str | None = None) -> tuple[list[La
         named = table.pop("extends", None)
         named = extends if extends is not None and current == file else named
         if named is not None and not isinstance(named, str):
-            raise ConfigError(f"{current}: extends: expected a preset's name or a file, got {named!r}")
+            raise ConfigError(f"{current}: extends: expected a preset's name or a file, got {shown(named)}")
         complete = table.pop("resolved", False) is True
         layers.insert(0, from_mapping(table, _called(current), current.parent, complete))
         current = _find(named, current.parent, f"{current}: extends: ") if named is not None else None
@@ -84,7 +87,7 @@ def _called(file: Path) -> str:
 
 def _find(name: str, folder: Path, where: str = "") -> Path:
     """The file that a recipe's or preset's name means."""
-    path = Path(os.path.abspath(folder / Path(name).expanduser()))
+    path = Path(os.path.abspath(folder / usable_path(name, where.removesuffix(": ") or "RECIPE")))
     if path.is_dir() and (path / "config.toml").is_file():
         return path / "config.toml"
     if path.is_file():
@@ -102,7 +105,7 @@ def _find(name: str, folder: Path, where: str = "") -> Path:
         raise ConfigError(f"{where}{path} is a folder, and no run: it has no config.toml; name a recipe; {known}")
     if path.suffix not in SUFFIXES:
         near = suggest(name, [*presets, *own, *recipes]) or suggest(path.name, [*presets, *recipes])
-        raise ConfigError(f"{where}there is no recipe or preset {name!r}{near or ';'} {known}")
+        raise ConfigError(f"{where}there is no recipe or preset {shown(name)}{near or ';'} {known}")
     near = suggest(path.name, recipes) or suggest(path.stem, [*presets, *own])
     raise ConfigError(f"{where}there is no file {path}{near or ';'} {known}")
 
@@ -115,16 +118,42 @@ def _read_table(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     try:
-        table = yaml.load(text, _YamlLoader) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        table = _read_yaml(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply; settings have two parts, section.key") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: {_yaml_complaint(error)}") from None
+    except ValueError as error:  # TOML's own, and a number or a date that cannot be
+        raise ConfigError(f"{file}: {error}") from None
     if table is None:
         return {}
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: expected sections with settings, got {type(table).__name__}")
     return table
+
+
+def _read_yaml(text: str) -> Any:
+    """What a YAML text says, its size counted before it is built. Raises YAMLError."""
+    loader = _YamlLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded(node, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values; do anchors refer to anchors?")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _expanded(node: Any, known: dict[int, float]) -> float:
+    """How many values a node stands for with its anchors filled in; infinite where one contains itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # met again below itself
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        flat = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in flat)
+    return known[id(node)]
 
 
 def _yaml_complaint(error: yaml.YAMLError) -> str:
@@ -138,10 +167,12 @@ class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        seen: set[str] = set()
         for key in keys:
-            if not isinstance(key, str) or keys.count(key) > 1:
+            if not isinstance(key, str) or key in seen:
                 problem = "stands twice" if isinstance(key, str) else "is not a name"
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {problem}", node.start_mark)
+            seen.add(key)
         made: dict[Any, Any] = super().construct_mapping(node, deep)
         return made
 
@@ -168,9 +199,9 @@ def from_overrides(overrides: Iterable[str], folder: Path, name: str = "the comm
     extends = None
     for word in overrides:
         key, equals, text = word.partition("=")
-        parts = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
+        parts = tuple(int(part) if INDEX.fullmatch(part) else part for part in key.strip().split("."))
         if not equals or "" in parts:
-            raise ConfigError(f"{word!r}: expected section.key=value, like learner.learning_rate=2e-6")
+            raise ConfigError(f"{shown(word)}: expected section.key=value, like learner.learning_rate=2e-6")
         value = _parse_value(text)
         if parts == ("extends",):
             extends = str(value)
@@ -186,7 +217,7 @@ def _parse_value(text: str) -> Any:
         return None
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML
         return text
     value = parsed.get("value")
     dated = isinstance(value, (datetime.date, datetime.time))  # a run named 2026-08-01 is a name
@@ -205,12 +236,14 @@ def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> An
         return {key: _absolute_value(("rewards", key), inner, folder) for key, inner in value.items()}
     if not isinstance(value, str) or not value:
         return value
+    where = ".".join(map(str, path))
     code = CODE_PATH.fullmatch(value)
     if code is not None:
-        return f"{_join(folder, code[1])}:{code[2]}"
-    is_folder = (path[0], path[-1]) in MODEL_KEYS and (value.startswith((".", "~")) or (folder / value).exists())
-    return _join(folder, value) if path in FILE_KEYS or is_folder else value
+        return f"{_join(folder, code[1], where)}:{code[2]}"
+    is_model = (path[0], path[-1]) in MODEL_KEYS
+    is_folder = is_model and (value.startswith((".", "~")) or (folder / usable_path(value, where)).exists())
+    return _join(folder, value, where) if path in FILE_KEYS or is_folder else value
 
 
-def _join(folder: Path, path: str) -> str:
-    return os.path.abspath(folder / Path(path).expanduser())
+def _join(folder: Path, path: str, where: str) -> str:
+    return os.path.abspath(folder / usable_path(path, where))

@@ -20,7 +20,7 @@ from oncurve.run.checks import check_config, check_inert
 from oncurve.run.config import RUN, RunConfig
 from oncurve.run.layers import Layer, from_mapping, from_overrides, read_layers
 from oncurve.run.schema import IN_MEMORY, Config, Schema, Section
-from oncurve.spec import Component, component_class, kind_of
+from oncurve.spec import Component, component_class, kind_of, shown, working_directory
 
 __all__ = ["load", "load_config", "merge", "to_tables", "to_toml"]
 
@@ -56,7 +56,7 @@ def load(
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Config, Path, list[Layer]]:
     """A configuration of any schema, its recipe's folder, and the layers it was made of; see `load_config`."""
-    here = Path.cwd()
+    here = working_directory()
     top, extends = from_overrides(overrides, here)
     layers, folder = read_layers(recipe, extends) if recipe is not None else _extended(extends, here)
     if settings:
@@ -116,7 +116,7 @@ def _assign(tables: dict[str, Any], path: tuple[str | int, ...], value: Any, sch
         _assign_reward(tables, keys, value)
     elif len(keys) == 1:
         if not isinstance(tables.get(section, {}), Mapping):
-            raise ConfigError(f"{section}: expected a table of settings, got {tables[section]!r}")
+            raise ConfigError(f"{section}: expected a table of settings, got {shown(tables[section])}")
         table = dict(tables.get(section, {}))
         tables[section] = {
             **(_kept(sections.get(section), section, table, value) if keys == ("kind",) else table),

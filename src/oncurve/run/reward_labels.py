@@ -17,6 +17,7 @@ from oncurve.run.config import RunConfig
 from oncurve.run.iterations import Kind, Sources, labeller
 from oncurve.run.loading import load_config
 from oncurve.run.session import say
+from oncurve.spec import usable_path
 from oncurve.types import Group
 
 __all__ = ["label_samples"]
@@ -39,7 +40,7 @@ def label_samples(
 
     Returns how many examples there are. Raises UserError: what is wrong with the recipe, `out` exists, no such reward.
     """
-    if out.exists():
+    if usable_path(out, "--out").exists():
         raise DataError(f"{out} exists and is not overwritten; choose another --out")
     config, base = load_config(recipe, overrides)
     check_complete(config)

@@ -53,7 +53,7 @@ class RewardRunSettings(Component):
 
     seed: int = 0
     name: str | None = None
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
 
 
 class RewardEvalSettings(Component):
@@ -62,7 +62,7 @@ class RewardEvalSettings(Component):
     every   updates between evaluations; 0: only at the end
     """
 
-    every: int = Field(default=50, ge=0)
+    every: int = Field(default=50, ge=0, le=10**9)
 
 
 class RewardModelRecipe(Component):

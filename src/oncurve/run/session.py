@@ -20,6 +20,7 @@ from oncurve.run.directory import RunDirectory
 from oncurve.run.forecasting import check_memory
 from oncurve.run.loading import load_config, to_toml
 from oncurve.run.plan import plan
+from oncurve.spec import usable_path
 from oncurve.trainer import StepResult
 
 __all__ = ["create_directory", "finish", "free_directory", "restore", "resume_run", "say", "stopped_at", "train_recipe"]
@@ -136,6 +137,7 @@ def say(console: Console, *lines: str) -> None:
 
 def free_directory(name: str) -> Path:
     """`runs/<name>`, or `runs/<name>-2` and so on: the first that does not exist."""
+    usable_path(Path("runs") / name, "run.name")
     number = 1
     while True:
         path = Path("runs") / (name if number == 1 else f"{name}-{number}")

@@ -44,10 +44,10 @@ class IterativeSettings(Component):
     history    a file of what the reward model had learned from before, as `oncurve reward-model train` takes it
     """
 
-    steps: int = Field(default=0, ge=0)
+    steps: int = Field(default=0, ge=0, le=10**9)
     replay: float = Field(default=0.1, ge=0, le=1)
     held_out: float = Field(default=0.1, ge=0, lt=1)
-    roll_outs: int = Field(default=0, ge=0)
+    roll_outs: int = Field(default=0, ge=0, le=10**5)
     history: str | None = None
 
 
