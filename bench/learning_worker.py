@@ -73,7 +73,7 @@ class Watch:
         self._since = (0.0, 0.0)
         self._answer = answer
         self._config, self._base = job.config()
-        self._rows = load_eval_rows(self._config.data, self._base, None)
+        self._rows = load_eval_rows(self._config.data, self._base)
         self._rewards = RewardSet.build(self._config.rewards, base=self._base)
         self._reached: int | None = None
 

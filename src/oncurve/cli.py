@@ -138,7 +138,7 @@ def plan_command(
     ] = None,
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option("--model", help="A shape by name, or a model's folder or id.")] = None,
-    parameters: Annotated[float | None, typer.Option("--parameters", help="A usual shape of that size: 7e9.")] = None,
+    parameters: Annotated[str | None, typer.Option("--parameters", help="A usual shape of that size: 7B.")] = None,
     prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts a step.")] = None,
     group_size: Annotated[int | None, typer.Option("--group-size", help="Completions a prompt.")] = None,
     prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens of a prompt.")] = None,

@@ -170,7 +170,9 @@ def component_class(
     if ":" not in kind:
         if kind not in kinds:
             near = suggest(kind, kinds) or ";"
-            raise ConfigError(f"{where}.kind: unknown kind {shown(kind)}{near} choose one of: {names}, or 'module:Name'")
+            raise ConfigError(
+                f"{where}.kind: unknown kind {shown(kind)}{near} choose one of: {names}, or 'module:Name'"
+            )
         return kinds[kind]
     try:
         found = locate(kind, base)

@@ -8,8 +8,8 @@ from oncurve.display import (
     BeforeAfter,
     Graded,
     Progress,
+    advise,
     explain_group,
-    explain_zero_reward,
     is_plain,
     plain_text,
     show_before_after,
@@ -200,13 +200,96 @@ def history(reward: float, constant: float, count: int = 3) -> list[dict[str, fl
     return [step(n, reward=reward, constant_groups=constant) for n in range(1, count + 1)]
 
 
-def test_explain_zero_reward() -> None:
-    assert "not even by chance" in explain_zero_reward(history(0.0, 1.0))
-    assert "same (mean 1)" in explain_zero_reward(history(1.0, 1.0))
-    assert explain_zero_reward(history(0.0, 1.0, count=2)) is None
-    assert explain_zero_reward(history(0.01, 0.9)) is None
-    assert explain_zero_reward([*history(0.0, 1.0), step(4)]) is None
-    assert explain_zero_reward([]) is None
+def said(lines) -> str | None:
+    found = advise(lines)
+    return None if found is None else found.name
+
+
+def course(count: int, first: int = 1, **values) -> list[dict[str, float]]:
+    """Steps of a healthy run, metrics changed by functions of the step (or constants)."""
+    healthy = {"reward": lambda s: 0.3 + 0.002 * s + 0.03 * (s % 3), "kl": lambda s: 1e-4 * s, "kl_coef": 0.001}
+    healthy |= {"entropy": 0.4, "truncated_fraction": 0.1, "learning_rate": 1e-6, "constant_groups": 0.4}
+    made = healthy | values
+    return [
+        {"step": number} | {key: value(number) if callable(value) else value for key, value in made.items()}
+        for number in range(first, first + count)
+    ]
+
+
+def test_groups_that_teach_nothing_are_told_by_what_their_rewards_are() -> None:
+    assert "not even by chance" in advise(history(0.0, 1.0)).text
+    assert "same (mean 1)" in advise(history(1.0, 1.0)).text
+    assert "90% or more of the groups have been the same (mean 0.01)" in advise(history(0.01, 0.9)).text
+    for quiet in (history(0.0, 1.0, count=2), history(0.01, 0.89), [*history(0.0, 1.0), step(4)], []):
+        assert advise(quiet) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "sick", "changes"),
+    [
+        ("constant", "rollout.group_size", {"constant_groups": 0.9}, {"constant_groups": 0.89}),
+        ("truncated", "rollout.max_new_tokens", {"truncated_fraction": 0.95}, {"truncated_fraction": 0.94}),
+        ("entropy", "objective.clip_high", {"entropy": 0.009}, {"entropy": 0.011}),
+        ("unmoved", "learner.learning_rate", {"kl": 9e-7}, {"kl": 1.1e-6}),
+        ("unmoved", "learner.learning_rate", {"kl": 3e-5, "kl_coef": 0.04}, {"kl": 5e-5, "kl_coef": 0.04}),
+    ],
+)
+def test_a_state_is_told_once_it_has_lasted(name, key, sick, changes) -> None:
+    assert said(course(60)) is None
+    assert said(course(60, **sick)) == name
+    assert key in advise(course(60, **sick)).text
+    assert said(course(60, **(sick | changes))) is None
+    assert said([*course(57), *course(2, 58, **sick), *course(1, 60)]) is None
+    assert said([*course(57), *course(3, 58, **sick)]) == name
+    assert advise(course(60, **sick), {name}) is None
+    without = [{k: v for k, v in line.items() if k not in sick} for line in course(60, **sick)]
+    assert said(without) is None
+
+
+def test_a_run_that_has_solved_its_task_is_left_alone_until_nothing_at_all_is_left_to_learn() -> None:
+    solved = {"reward": 0.97, "entropy": 0.004, "constant_groups": 0.97}
+    assert said(course(60, **solved)) is None
+    assert said(course(60, **(solved | {"constant_groups": 1.0}))) == "constant"
+    assert said(course(60, **(solved | {"reward": 0.6}))) == "constant"
+    assert said(course(60, **(solved | {"reward": 0.6, "constant_groups": 0.5}))) == "entropy"
+    assert said(course(60, **(solved | {"reward": -0.97}))) == "constant"
+
+
+def test_a_policy_that_does_not_move_is_given_time_and_a_reference_that_moves_is_no_measure() -> None:
+    assert said(course(39, kl=0.0)) is None
+    assert said(course(40, kl=0.0)) == "unmoved"
+    assert said(course(60, kl=0.0, kl_coef=0.0)) is None
+    assert said(course(60, kl=0.0, learning_rate=lambda s: 1e-8 * s)) is None
+    assert said(course(60, kl=0.0, reference_moved=1.0)) is None
+
+
+def test_a_reward_that_falls_while_the_kl_jumps_is_too_high_a_learning_rate() -> None:
+    def falls(s: int) -> float:
+        return 0.5 + 0.02 * (s % 2) if s < 28 else 0.2
+
+    def jumps(s: int) -> float:
+        return 0.01 if s < 28 else 0.2
+
+    for kl in ("kl", "approx_kl_old"):
+        lines = [{k: v for k, v in line.items() if kl == "kl" or k != "kl"} for line in course(30, **{kl: jumps})]
+        assert said(lines) is None
+        fallen = [line | {"reward": falls(int(line["step"]))} for line in lines]
+        assert said(fallen) == "unstable"
+        assert "lower learner.learning_rate" in advise(fallen).text
+    assert said(course(30, reward=falls)) is None
+    assert said(course(6, 25, reward=falls, kl=jumps)) is None  # too little before to compare with
+    assert said(course(30, kl=jumps, reward=lambda s: 0.5 + 0.2 * (s % 2) - 0.1 * (s >= 28))) is None  # noise
+
+
+def test_each_advice_is_given_once_in_a_run_and_truncation_is_on_the_line() -> None:
+    console = pipe()
+    with Progress(80, console) as progress:
+        for line in course(80, kl=0.0, truncated_fraction=lambda s: min(1.0, s / 50)):
+            progress.step(line)
+    text = " ".join(printed(console).split())
+    assert text.count("cut off at rollout.max_new_tokens") == 1
+    assert text.count("The learning rate is too low") == 1
+    assert "cut off 20%" in text
 
 
 def group() -> list[Graded]:

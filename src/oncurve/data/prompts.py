@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -134,6 +134,10 @@ class Prompts:
         """The columns of row `index` that its prompt carries, for rewards; see `prompt_columns`."""
         return prompt_columns(self.rows.items[index], self.settings)
 
+    def first(self, count: int | None) -> Prompts:
+        """The first `count` prompts; all of them for None."""
+        return self if count is None else replace(self, rows=self.rows.first(count))
+
     @property
     def as_chat(self) -> bool:
         """Whether a prompt that is a string is put to the model as a user's message."""
@@ -176,13 +180,16 @@ def open_prompts(
         prompts[0]  # a tokenizer that cannot do what is asked fails now
     room = math.inf if fits is None else fits
     longest = min(room, math.inf if settings.max_prompt_tokens is None else settings.max_prompt_tokens)
-    if longest == math.inf:
-        return prompts
     some = range(min(len(rows), GENERATED_SAMPLE) if rows.generated else 0)
     if len(some) and all(len(prompts[index].ids) <= longest for index in some):
         return prompts
+    if rows.generated and longest == math.inf:
+        return prompts
     refuse = settings.overlong == "error"
     lengths = [len(prompts[index].ids) for index in (some if refuse and some else range(len(rows)))]
+    if 0 in lengths:
+        place = rows.place(rows.numbers[lengths.index(0)])
+        raise DataError(f"{place}: the prompt has no tokens, and a completion follows one at least; leave the row out")
     short = [index for index, length in enumerate(lengths) if length <= longest]
     if len(short) == len(lengths):
         return prompts

@@ -175,9 +175,9 @@ def load_rows(settings: DataSettings, base: Path | None = None) -> Rows:
     return rows
 
 
-def load_eval_rows(settings: DataSettings, base: Path | None = None, limit: int | None = None) -> Rows:
-    """The first `limit` held-out rows, checked like the others; there may be none."""
-    return _checked(settings.read(base)[1].first(limit), settings)
+def load_eval_rows(settings: DataSettings, base: Path | None = None) -> Rows:
+    """The held-out rows, checked like the others; there may be none."""
+    return _checked(settings.read(base)[1], settings)
 
 
 def _checked(rows: Rows, settings: DataSettings) -> Rows:

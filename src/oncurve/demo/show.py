@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import time
@@ -164,7 +165,7 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
     show_before_after(console, three_problems(before, after))
     command = command_name()
     tries = (
-        (f"{command} eval {out}", "pass@k and maj@k of the trained model"),
+        (f"{command} eval {shlex.quote(str(out))}", "pass@k and maj@k of the trained model"),
         (f"{command} demo --seed 1", "another seed, another run"),
         (f"{command} demo --process", "the same, every line of working graded by itself"),
         (f"{command} config explain grpo", "the objective, with the numbers in"),
@@ -190,7 +191,7 @@ def command_name() -> str:
         return "python -m oncurve"
     if found is not None and Path(found).resolve() == called.resolve():
         return "oncurve"
-    return os.path.relpath(called)
+    return shlex.quote(os.path.relpath(called))
 
 
 def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:

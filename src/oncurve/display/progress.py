@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from oncurve.display.advice import explain_zero_reward
+from oncurve.display.advice import WINDOW, advise
 from oncurve.display.text import clock, is_plain, printable, share, short, sparkline, wrapped
 
 __all__ = ["Progress", "fields_of"]
@@ -34,9 +34,10 @@ def fields_of(metrics: Mapping[str, float], accuracy: float | None = None) -> li
         ("kl", "KL", short),
         ("entropy", "entropy", short),
         ("constant_groups", "constant groups", share),
+        ("truncated_fraction", "cut off", share),
         ("tokens_per_second", "tokens/s", short),
     ):
-        if key in metrics:
+        if key in metrics and (key != "truncated_fraction" or metrics[key]):
             found.append((label, words(metrics[key])))
     if metrics.get("invalid_completions"):
         found.append(("invalid", f"{metrics['invalid_completions']:.0f}"))
@@ -65,9 +66,9 @@ class Progress:
         self._now = clock_seconds
         self._ends: deque[tuple[int, float]] = deque(maxlen=_RECENT + 1)
         self._rewards: list[float] = []
-        self._history: deque[Mapping[str, float]] = deque(maxlen=8)
+        self._history: deque[Mapping[str, float]] = deque(maxlen=WINDOW)
         self._accuracy: float | None = None
-        self._explained = False
+        self._told: set[str] = set()
         self._begun = False
         self._live: Live | None = None
 
@@ -93,7 +94,7 @@ class Progress:
     def step(self, metrics: Mapping[str, float]) -> None:
         """Show a step that has ended; `metrics` by declared key, `step` among them.
 
-        The first time that nothing could be learned for some steps, this says why and what to do.
+        The first time that the last steps show something that will not get better by itself, this says what to do.
         """
         number = int(metrics["step"])
         if not self._ends:
@@ -107,10 +108,10 @@ class Progress:
             self.console.print(Text(self.line()), soft_wrap=True)
         elif self._live is not None:
             self._live.refresh()
-        reason = None if self._explained else explain_zero_reward(self._history)
-        if reason is not None:
-            self._explained = True
-            self.say(f"\n{wrapped(reason, min(100, self.console.width))}\n")
+        found = advise(self._history, self._told)
+        if found is not None:
+            self._told.add(found.name)
+            self.say(f"\n{wrapped(found.text, min(100, self.console.width))}\n")
 
     def _due(self, number: int) -> bool:
         every = -(-self.steps // PLAIN_LINES)
@@ -141,7 +142,7 @@ class Progress:
         return [field for field in fields if field[0] != "constant groups"] if self._nothing_learned() else fields
 
     def _nothing_learned(self) -> bool:
-        return self._explained and self._history[-1].get("constant_groups") == 1.0
+        return "constant" in self._told and self._history[-1].get("constant_groups") == 1.0
 
     def _render(self) -> RenderableType:
         """The live line, folded between its fields where the terminal is narrow."""

@@ -84,6 +84,7 @@ class Evaluation:
     `mean_length` (tokens) and `truncated_fraction` are of the sampled completions, of the greedy ones where there are
     none. `greedy` holds the scored greedy groups, in the order of the prompts, and `greedy_correct` whether each is
     correct: what `paired_difference` compares. `verifier` is the reward that says what is correct, if it is one alone.
+    `held_out`: whether the prompts were kept out of training.
     """
 
     prompts: int
@@ -99,12 +100,14 @@ class Evaluation:
     greedy: tuple[Group, ...] = ()
     greedy_correct: tuple[bool, ...] = ()
     verifier: str | None = None
+    held_out: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
         single = {"greedy_accuracy": self.greedy_accuracy, "greedy_reward": self.greedy_reward}
         return {
             "prompts": self.prompts,
+            "held_out": self.held_out,
             "completions": self.completions,
             "verifier": self.verifier,
             "invalid": self.invalid,

@@ -7,7 +7,7 @@ from oncurve.forecast.meter import MemoryMeter, measure_machine, tidy
 from oncurve.forecast.outlook import Forecast, Mend, Variant, mends
 from oncurve.forecast.rehearsal import Parts
 from oncurve.forecast.scaling import rehearse_and_scale
-from oncurve.forecast.shapes import MODELS, ModelShape, Work, named_shape, shape_of, shape_of_size
+from oncurve.forecast.shapes import MODELS, ModelShape, Work, named_shape, parse_parameters, shape_of, shape_of_size
 from oncurve.forecast.variants import count_parameters
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "memory_of",
     "mends",
     "named_shape",
+    "parse_parameters",
     "rehearse_and_scale",
     "shape_of",
     "shape_of_size",

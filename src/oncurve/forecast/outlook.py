@@ -146,11 +146,10 @@ class Forecast:
         lines = [f"It does not fit: {size(self.memory.peak)} of {room}."]
         if not self.mends:
             return [*lines, "No setting makes it small enough: take a smaller model, or more memory."]
-        return [
-            *lines,
-            "What makes it smaller:",
-            *(f"  {mend.settings:<60} {size(mend.peak):>10}" for mend in self.mends),
-        ]
+        listed = [f"  {mend.settings:<60} {size(mend.peak):>10}" for mend in self.mends]
+        enough = any(mend.peak <= self.room.available for mend in self.mends)
+        rest = [] if enough else ["All of them together do not make it fit: take a smaller model, or more memory."]
+        return [*lines, "What makes it smaller:", *listed, *rest]
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,16 @@ A shape comes from a configuration, which is a few numbers, or from the command 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from oncurve.errors import ConfigError
-from oncurve.spec import suggest
+from oncurve.spec import shown, suggest
 
-__all__ = ["MODELS", "ModelShape", "Work", "named_shape", "shape_of", "shape_of_size"]
+__all__ = ["MODELS", "ModelShape", "Work", "named_shape", "parse_parameters", "shape_of", "shape_of_size"]
+
+LEAST_PARAMETERS, MOST_PARAMETERS = 1e6, 1e13
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class ModelShape:
     layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary   what they are called in a configuration
     tied      whether the head is the embedding
     counted   parameters as the module itself has them; None: by the formula of `parameters`
+    positions the positions that the model was made for, prompt and completion together; None: not known
     """
 
     layers: int
@@ -32,6 +36,7 @@ class ModelShape:
     vocabulary: int
     tied: bool
     counted: int | None = None
+    positions: int | None = None
 
     @property
     def layer_products(self) -> int:
@@ -139,13 +144,13 @@ class Work:
 
 
 MODELS: dict[str, ModelShape] = {
-    "qwen2.5-0.5b": ModelShape(24, 896, 14, 2, 64, 4864, 151936, True),
-    "qwen2.5-1.5b": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, True),
-    "qwen2.5-3b": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, True),
-    "qwen2.5-7b": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, False),
-    "qwen2.5-14b": ModelShape(48, 5120, 40, 8, 128, 13824, 152064, False),
-    "llama-3.2-1b": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, True),
-    "llama-3.1-8b": ModelShape(32, 4096, 32, 8, 128, 14336, 128256, False),
+    "qwen2.5-0.5b": ModelShape(24, 896, 14, 2, 64, 4864, 151936, True, positions=32768),
+    "qwen2.5-1.5b": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, True, positions=32768),
+    "qwen2.5-3b": ModelShape(36, 2048, 16, 2, 128, 11008, 151936, True, positions=32768),
+    "qwen2.5-7b": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, False, positions=32768),
+    "qwen2.5-14b": ModelShape(48, 5120, 40, 8, 128, 13824, 152064, False, positions=32768),
+    "llama-3.2-1b": ModelShape(16, 2048, 32, 8, 64, 8192, 128256, True, positions=131072),
+    "llama-3.1-8b": ModelShape(32, 4096, 32, 8, 128, 14336, 128256, False, positions=131072),
 }
 """Shapes by name, from the models' published configurations."""
 
@@ -176,7 +181,20 @@ def shape_of(config: Any, counted: int | None = None) -> ModelShape:
         intermediate=getattr(text, "intermediate_size", None) or 4 * hidden,
         tied=bool(getattr(config, "tie_word_embeddings", False)),
         counted=counted,
+        positions=getattr(text, "max_position_embeddings", None),
     )
+
+
+_SIZE = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e\+?[0-9]+)?)\s*([kmbgt]?)", re.IGNORECASE)
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+def parse_parameters(text: str) -> float:
+    """`7B`, `0.5b`, `494M`, `7_000_000_000`, `7e9` -> a number of parameters. Raises ConfigError for anything else."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"--parameters {shown(text)}: expected a number of parameters, like 7B, 494M or 7e9")
+    return float(found[1].replace("_", "").replace(",", "")) * _FACTORS[found[2].lower()]
 
 
 def shape_of_size(parameters: float) -> ModelShape:
@@ -185,8 +203,8 @@ def shape_of_size(parameters: float) -> ModelShape:
     Widths scale with √(parameters / those of the named one), heads and K/V heads with them; the vocabulary stays.
     Raises ConfigError below a million or above ten trillion parameters.
     """
-    if not 1e6 <= parameters <= 1e13:
-        raise ConfigError(f"--parameters {parameters:g}: give a number between 1e6 and 1e13, like 7e9")
+    if not LEAST_PARAMETERS <= parameters <= MOST_PARAMETERS:
+        raise ConfigError(f"--parameters {parameters:g}: give a number between 1M and 10T, like 7B or 7e9")
     near = min(MODELS.values(), key=lambda shape: abs(shape.body / parameters - 0.85))
     factor = (parameters / near.parameters) ** 0.5
     return ModelShape(
@@ -205,5 +223,7 @@ def shape_of_size(parameters: float) -> ModelShape:
 def named_shape(name: str) -> ModelShape:
     """The shape of that name. Raises ConfigError with the names there are."""
     if name.lower() not in MODELS:
-        raise ConfigError(f"--model {name}: unknown{suggest(name, MODELS) or '; there are: ' + ', '.join(MODELS)}")
+        raise ConfigError(
+            f"--model {shown(name)}: unknown{suggest(name, MODELS) or '; there are: ' + ', '.join(MODELS)}"
+        )
     return MODELS[name.lower()]

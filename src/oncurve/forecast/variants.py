@@ -13,6 +13,7 @@ from torch import nn
 
 from oncurve.errors import ConfigError
 from oncurve.models.quiet import quiet
+from oncurve.models.sources import said_by
 
 __all__ = ["build_variant", "count_parameters"]
 
@@ -62,7 +63,6 @@ def _from_config(config: Any) -> nn.Module:
         if hasattr(module, "tie_weights"):
             module.tie_weights()  # what skipping the initialisation skips too
     except Exception as error:  # transformers has no common base; whatever a configuration lacks is the user's to see
-        text = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"transformers makes no model of this configuration: {text}") from error
+        raise ConfigError(f"transformers makes no model of this configuration{said_by(error)}") from error
     result: nn.Module = module
     return result

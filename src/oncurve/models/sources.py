@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from oncurve.errors import ModelError
+from oncurve.errors import ModelError, UserError
 from oncurve.models.hub import offline
 from oncurve.models.quiet import quiet
+from oncurve.spec import shown
 
-__all__ = ["directory_of", "explained", "load_config", "load_tokenizer", "stored_in_bfloat16"]
+__all__ = ["directory_of", "explained", "load_config", "load_tokenizer", "said_by", "stored_in_bfloat16"]
 
 _CHOSEN_HERE = {"transformers_weights", "fusion_config", "distributed_config", "kernel_config"}
 """What a configuration may say that its network would be loaded or changed by."""
@@ -58,6 +59,45 @@ def _check_directory(folder: Path) -> None:
         raise ModelError(f"{folder} has no tokenizer (tokenizer.json and its like); copy its files beside the weights")
 
 
+COUNTS = {
+    "num_hidden_layers": (1, 1000),
+    "hidden_size": (1, 10**7),
+    "vocab_size": (1, 10**9),
+    "num_attention_heads": (0, 10**6),
+    "num_key_value_heads": (0, 10**6),
+    "head_dim": (0, 10**6),
+    "intermediate_size": (0, 10**9),
+    "max_position_embeddings": (1, 2**62),
+}
+"""The numbers of a configuration that decide the size of a model, with the least and the most that each may be."""
+
+
+def _check_configuration(config: Any, source: str) -> None:
+    """Raises ModelError for a configuration, of transformers, whose numbers no model has: layers below 1, say."""
+    text = config.get_text_config()
+    for key, (least, most) in COUNTS.items():
+        given = getattr(text, key, None)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and (type(value) is not int or not least <= value <= most):
+                raise ModelError(
+                    f"{source}: its configuration (config.json) says {key} = {shown(value)}; expected a whole number "
+                    f"from {least} to {most:,}"
+                )
+    eos = getattr(config, "eos_token_id", None)
+    for token in eos if isinstance(eos, list) else [eos]:
+        if token is not None and (type(token) is not int or abs(token) >= 2**31):
+            raise ModelError(
+                f"{source}: its configuration (config.json) says eos_token_id = {shown(eos)}; expected a token id, or a "
+                "list of them"
+            )
+    heads, grouped = getattr(text, "num_attention_heads", None), getattr(text, "num_key_value_heads", None)
+    if isinstance(heads, int) and isinstance(grouped, int) and grouped and heads % grouped:
+        raise ModelError(
+            f"{source}: its configuration (config.json) says num_attention_heads = {heads} and num_key_value_heads = "
+            f"{grouped}; the second must divide the first"
+        )
+
+
 def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> bool:
     """Whether every floating weight of a model is stored in bfloat16, so that float32 would hold nothing more.
 
@@ -83,7 +123,7 @@ def load_config(source: str, local: bool, trust_remote_code: bool = False) -> An
     defaults, and *.safetensors. Configurations within the configuration are treated alike.
 
     Raises:
-        ModelError: the weights are quantized.
+        ModelError: the weights are quantized, or the numbers are those of no model.
     """
     from transformers import AutoConfig
 
@@ -100,6 +140,7 @@ def load_config(source: str, local: bool, trust_remote_code: bool = False) -> An
         each._attn_implementation_internal = each._experts_implementation_internal = None
         for key in _CHOSEN_HERE & vars(each).keys():
             delattr(each, key)
+    _check_configuration(config, source)
     return config
 
 
@@ -124,22 +165,26 @@ def explained(source: str, what: str, trust: str | None = "model.trust_remote_co
     """What transformers raises, as a `ModelError` that says what to do; `trust`: the setting that lets code run."""
     try:
         yield
-    except ModelError:
+    except UserError:
         raise
     except ImportError as error:
-        raise ModelError(f"{source}: the {what} needs a package that is not installed: {_first(error)}") from error
+        raise ModelError(f"{source}: the {what} needs a package that is not installed{said_by(error)}") from error
     except Exception as error:  # transformers, huggingface_hub and safetensors have no common base
-        text = str(error)
-        if "trust_remote_code" in text:
-            mend = ", which is never run here" if trust is None else f"; set {trust} = true if you trust it"
+        if "trust_remote_code" in str(error):
+            mend = ", which is never run here" if trust is None else f"; set {trust}=true if you trust it"
             raise ModelError(f"{source}: its {what} comes with code of its own{mend}") from error
         if isinstance(error, OSError) and not Path(source).is_dir():
             raise ModelError(
-                f"{source} is neither a directory here nor a {what} the hub could give: {_first(error)} "
-                "(a hub id needs the network, or an earlier download; a private one needs `hf auth login`)"
+                f"{source} is neither a directory here nor a {what} the hub could give (a hub id needs the network, or "
+                f"an earlier download; a private one needs `hf auth login`){said_by(error)}"
             ) from error
-        raise ModelError(f"{source}: the {what} cannot be loaded: {_first(error)}") from error
+        raise ModelError(
+            f"{source}: the {what} cannot be loaded; check its files, or download it again{said_by(error)}"
+        ) from error
 
 
-def _first(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def said_by(error: BaseException) -> str:
+    """What a library's error says, whole, to be put below a message of ours: its kind, and all of its lines."""
+    lines = [line.rstrip() for line in str(error).strip().splitlines()]
+    first = type(error).__name__ + (f": {lines[0]}" if lines else "")
+    return "\n" + "\n".join(f"  {line}".rstrip() for line in [first, *lines[1:]])

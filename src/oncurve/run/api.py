@@ -59,7 +59,10 @@ class TrainedRun:
         return self.run.directory.path if self.run.directory is not None else None
 
     def evaluate(self, n: int = 0) -> Evaluation:
-        """The policy on the held-out prompts: greedy, and n samples a prompt where n > 0."""
+        """The policy on the held-out prompts: greedy, and n samples a prompt where n > 0.
+
+        Where no rows are held out, on the training prompts, as `oncurve eval` does; the result's `held_out` says it.
+        """
         return self.run.evaluate(n)
 
     def save(self, path: str | Path) -> None:

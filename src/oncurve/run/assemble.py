@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -105,9 +105,14 @@ class Run:
         )
 
     def evaluate(self, n: int = 0) -> Evaluation:
-        """Greedy, and n samples a prompt where n > 0, on the held-out prompts, with the weights as they are."""
+        """Greedy, and n samples a prompt where n > 0, with the weights as they are.
+
+        On the held-out prompts; where there are none, on those of the training data, which `held_out` says.
+        """
         self.engine.follow(Policy(self.learner.policy(), self.learner.version))
-        return judge(self.engine, self.rewards, self.eval_prompts, self.config, n)
+        held_out = len(self.eval_prompts) > 0
+        prompts = self.eval_prompts if held_out else self.prompts.first(self.config.eval.limit)
+        return replace(judge(self.engine, self.rewards, prompts, self.config, n), held_out=held_out)
 
     def save_model(self, path: Path) -> None:
         """The policy in Hugging Face form, from the full-precision masters."""
@@ -157,7 +162,7 @@ def assemble(config: RunConfig, base: Path | None = None, given: Given | None = 
     keep_freed_memory()
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
-    rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base, config.eval.limit)
+    rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
     if config.eval.every and not len(eval_rows):
         raise ConfigError(
             f"eval.every: the data source ({type(config.data).__name__}) holds no rows out to evaluate on; set "
@@ -195,6 +200,7 @@ def _put_together(
             f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
             "data.max_prompt_tokens, or set eval.every=0"
         )
+    eval_prompts = eval_prompts.first(config.eval.limit)
     for network in (loaded, given.reference):
         if network is not None:
             fix_reach(network.model, config, prompts, eval_prompts)

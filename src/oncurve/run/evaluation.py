@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
+from oncurve.data import load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError
 from oncurve.evaluate import Evaluation, Interval
 from oncurve.learner.reward_model import NoRewardModel
@@ -28,16 +29,15 @@ __all__ = ["Judged", "evaluate_target"]
 
 @dataclass(frozen=True)
 class Judged:
-    """An evaluation, and of what: `name` the model, `held_out` whether its prompts were kept out of training."""
+    """An evaluation, and of what: `name` the model."""
 
     name: str
-    held_out: bool
     evaluation: Evaluation
 
     def text(self) -> str:
         """The evaluation as lines to read."""
         found = self.evaluation
-        kind = "held-out prompts" if self.held_out else "prompts of the training data (the recipe holds none out)"
+        kind = "held-out prompts" if found.held_out else "prompts of the training data (the recipe holds none out)"
         lines = [f"{self.name}: {found.prompts} {kind}, {found.completions} samples each"]
         if found.verifier is None:
             lines.append(f"  {NO_VERIFIER}")
@@ -57,7 +57,7 @@ class Judged:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {"model": self.name, "held_out": self.held_out, **self.evaluation.to_json()}
+        return {"model": self.name, **self.evaluation.to_json()}
 
 
 def evaluate_target(
@@ -76,8 +76,9 @@ def evaluate_target(
         raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
     if not is_run and recipe is None and not overrides:
         raise ConfigError(
-            f"{target} is not a run, so its prompts and rewards must be named: --recipe RECIPE.toml, or data.path=... "
-            "rewards=[{kind='math'}] after it"
+            f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
+            f"{shlex.join(['oncurve', 'eval', target, '--recipe', 'RECIPE.toml'])}, or by settings: "
+            f"{shlex.join(['oncurve', 'eval', target, 'data.path=FILE.jsonl', "rewards=[{kind='math'}]"])}"
         )
     source = recipe or (folder / "config.toml" if is_run else "grpo")
     if is_run and not (folder / "model").is_dir():
@@ -91,9 +92,10 @@ def evaluate_target(
         loaded = config.model.build()
         fits = room_for_prompts(loaded, config)
         prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+        prompts = prompts.first(config.eval.limit)
         fix_reach(loaded.model, config, prompts)
         engine = _engine(loaded.model, loaded, config)
-        return Judged(target, held_out, judge(engine, rewards, prompts, config, n))
+        return Judged(target, replace(judge(engine, rewards, prompts, config, n), held_out=held_out))
 
 
 def _judge_with(rewards: RewardSet, config: RunConfig, trained: Path) -> None:
@@ -107,22 +109,18 @@ def _judge_with(rewards: RewardSet, config: RunConfig, trained: Path) -> None:
 def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> Judged:
     """The newest checkpoint of a run that has not ended."""
     config, base = load_config(source, words)
-    rows, held_out = _rows(config, base)
     with assemble(config, base) as run:
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
-            raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; oncurve resume {folder}")
-        prompts = run.eval_prompts if held_out else Prompts(rows, config.data, run.loaded.tokenizer)
-        run.engine.follow(Policy(run.learner.policy(), run.learner.version))
-        name = f"{folder}, step {found[0].step}"
-        return Judged(name, held_out, judge(run.engine, run.rewards, prompts, config, n))
+            raise RunDirectoryError(
+                f"{folder} has neither a model nor a checkpoint yet; oncurve resume {shlex.quote(str(folder))}"
+            )
+        return Judged(f"{folder}, step {found[0].step}", run.evaluate(n))
 
 
 def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:
-    held_out = load_eval_rows(config.data, base, config.eval.limit)
-    if len(held_out):
-        return held_out, True
-    return load_rows(config.data, base).first(config.eval.limit), False
+    held_out = load_eval_rows(config.data, base)
+    return (held_out, True) if len(held_out) else (load_rows(config.data, base), False)
 
 
 def _engine(model: CausalModel, loaded: LoadedModel, config: RunConfig) -> InProcessEngine:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from oncurve.advantages import GroupAdvantage, needs_of
-from oncurve.errors import ConfigError, UserError
+from oncurve.errors import ConfigError, ModelError, UserError
 from oncurve.forecast import (
     MODELS,
     Forecast,
@@ -33,6 +33,7 @@ from oncurve.forecast import (
     memory_here,
     mends,
     named_shape,
+    parse_parameters,
     rehearse_and_scale,
     shape_of,
     shape_of_size,
@@ -40,6 +41,7 @@ from oncurve.forecast import (
 )
 from oncurve.learner import gives_values
 from oncurve.losses import Regularizer
+from oncurve.models.sources import said_by
 from oncurve.run.checks import check_config
 from oncurve.run.config import RunConfig
 from oncurve.run.heap import keep_freed_memory
@@ -82,7 +84,7 @@ def forecast_command(
     recipe: str | None,
     overrides: Sequence[str],
     model: str | None,
-    parameters: float | None,
+    parameters: str | None,
     sizes: Sizes,
     named: tuple[str | None, str | None, float | None, str | None],
     say: Callable[[str], None],
@@ -97,12 +99,12 @@ def forecast_command(
     config, base = load_config(recipe, overrides)
     shape = asked_shape(model, parameters)
     place = machine(*named) if any(value is not None for value in named) else None
-    subject = model or (f"{parameters:g} parameters" if parameters is not None else config.model.path)
+    subject = model or (f"{parameters} parameters" if parameters is not None else config.model.path)
     title = f"{recipe or 'no recipe'}: {subject}" + (f" on {place.name}" if place is not None else "")
     return forecast(config, base, Asked(sizes, shape, place), title, say)
 
 
-def asked_shape(model: str | None, parameters: float | None) -> ModelShape | None:
+def asked_shape(model: str | None, parameters: str | None) -> ModelShape | None:
     """The shape that `--model` (a name, or a model's folder or hub id) or `--parameters` mean.
 
     Raises ConfigError: both, an unknown name, an impossible number.
@@ -110,7 +112,7 @@ def asked_shape(model: str | None, parameters: float | None) -> ModelShape | Non
     if model is not None and parameters is not None:
         raise ConfigError("--model and --parameters both say what the model is; give one of them")
     if parameters is not None:
-        return shape_of_size(parameters)
+        return shape_of_size(parse_parameters(parameters))
     if model is None:
         return None
     if model.lower() in MODELS or not (usable_path(model, "--model").exists() or "/" in model):
@@ -130,16 +132,55 @@ def forecast(
     given = _with_flags(config, asked)
     if asked.shape is None and not config.model.path:
         raise ConfigError(
-            "no model: name a recipe that has one, set model.path=..., or give --model qwen2.5-7b or --parameters 7e9"
+            "no model: name a recipe that has one, set model.path=FOLDER, or give --model qwen2.5-7b or --parameters 7B"
         )
     trusted = config.model.trust_remote_code
     model = read_model_config(config.model.path, trusted) if asked.shape is None else None
     shape = asked.shape or shape_of(model, count_parameters(model))
-    lengths, notes = prompt_lengths(given, base, asked.sizes.prompt_tokens, known_data=asked.shape is None)
+    given, shortened = _within(given, shape) if asked.shape is not None else (given, [])
+    fits = _room_for_prompts(given, shape)
+    lengths, notes = prompt_lengths(given, base, asked.sizes.prompt_tokens, known_data=asked.shape is None, fits=fits)
+    _check_positions(shape, max(lengths), given.rollout.max_new_tokens)
+    notes = [*shortened, *notes]
     work = _work(given, lengths)
     if asked.machine is None and model is not None:
         return _here(given, model, shape, work, title, notes, say)
     return _by_formula(given, shape, work, asked.machine, title, notes)
+
+
+def _within(config: RunConfig, shape: ModelShape) -> tuple[RunConfig, list[str]]:
+    """For a shape alone: a length of completions that was left to its default, brought within the model's positions."""
+    usual = type(config.rollout).model_fields["max_new_tokens"].default
+    if shape.positions is None or config.rollout.max_new_tokens != usual or usual < shape.positions:
+        return config, []
+    fewer = max(1, shape.positions // 2)
+    rollout = config.rollout.model_copy(update={"max_new_tokens": fewer})
+    return config.model_copy(update={"rollout": rollout}), [
+        f"completions are taken to have {fewer} tokens (--completion-tokens)"
+    ]
+
+
+def _room_for_prompts(config: RunConfig, shape: ModelShape) -> int | None:
+    """The tokens that a prompt may have with a whole completion after it. Raises ConfigError where none are left."""
+    if shape.positions is None:
+        return None
+    _check_positions(shape, 1, config.rollout.max_new_tokens)
+    return shape.positions + 1 - config.rollout.max_new_tokens
+
+
+def _check_positions(shape: ModelShape, prompt: int, completion: int) -> None:
+    """Raises ConfigError where a prompt and a completion of so many tokens are more than the model takes.
+
+    The last token is never fed, so that P positions take P + 1 tokens.
+    """
+    if shape.positions is not None and prompt + completion > shape.positions + 1:
+        room = shape.positions + 1 - prompt
+        fix = f"set rollout.max_new_tokens (--completion-tokens) to {room} or less, or " if room > 0 else ""
+        raise ConfigError(
+            f"rollout.max_new_tokens: prompts of {prompt:,} tokens and completions of {completion:,} are "
+            f"{prompt + completion:,} together, and the model was made for {shape.positions:,} positions; "
+            f"{fix}shorten the prompts"
+        )
 
 
 def _with_flags(config: RunConfig, asked: Asked) -> RunConfig:
@@ -215,7 +256,6 @@ def _here(
     meter = MemoryMeter(device)
     before = meter.now()
     say(f"measuring this machine ({torch.get_num_threads()} threads, {dtype})")
-    machine = measure_machine(shape, precision, device, room.total)
     parts = Parts(
         model,
         config.rollout,
@@ -229,7 +269,14 @@ def _here(
         config.model.attention,
     )
     variant = _variant(config, shape, work, dtype, device.type == "cpu", 0.0)
-    found = rehearse_and_scale(parts, shape, work, variant.footprint, machine, variant.checkpointing, say)
+    try:
+        machine = measure_machine(shape, precision, device, room.total)
+        found = rehearse_and_scale(parts, shape, work, variant.footprint, machine, variant.checkpointing, say)
+    except (UserError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+        raise ModelError(
+            f"{config.model.path}: a small model of this configuration does not run here, so a step of it cannot be "
+            f"timed; check its config.json, or plan it on a card: --machine h100{said_by(error)}"
+        ) from error
     tidy()
     room = _room(device)
     process = float(max(before, meter.now())) if device.type == "cpu" else CONTEXT

@@ -137,7 +137,7 @@ def _assign_reward(tables: dict[str, Any], keys: tuple[str | int, ...], value: A
     if not isinstance(index, int) or len(rest) > 1:
         raise ConfigError(
             f"{where}: rewards are a list; in a file write [[rewards]], with two brackets; "
-            "on the command line write rewards.0.key=value, or rewards=[{kind=...}]"
+            "on the command line write rewards.0.weight=2, or 'rewards=[{kind=\"math\"}]'"
         )
     if index >= len(items):
         raise ConfigError(

@@ -15,7 +15,9 @@ def resume_any(directory: Path) -> str | None:
     """Go on with a run of `oncurve train` or `oncurve reward-model train`; the signal that stopped it, or None."""
     RunDirectory.check_run(directory)
     sections: set[str] = set()
-    with suppress(OSError, ValueError, RecursionError):  # what is wrong with the file is said by who reads it in earnest
+    with suppress(
+        OSError, ValueError, RecursionError
+    ):  # what is wrong with the file is said by who reads it in earnest
         sections = set(tomllib.loads((directory / "config.toml").read_text(encoding="utf-8")))
     if "reward_model" in sections and "rewards" not in sections:
         from oncurve.run.reward_models import resume_reward_model

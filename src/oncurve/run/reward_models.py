@@ -6,6 +6,7 @@ checkpoints/  what a resume needs      model/          the reward model in Huggi
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -208,7 +209,7 @@ def resume_reward_model(directory: Path) -> str | None:
         try:
             lines = training.restore()
         except CheckpointError as error:
-            mend = f"Put back what is missing, or train anew: oncurve reward-model train {directory / 'config.toml'}"
+            mend = f"Put back what is missing, or train anew: oncurve reward-model train {shlex.quote(str(directory / 'config.toml'))}"
             raise CheckpointError(f"{error}\n{mend}") from error
         if training.done == training.updates and not durable.verify(directory / "model"):
             say(console, f"{directory} is finished: all {training.updates} updates are done", _product(directory))
@@ -234,7 +235,9 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
     stopped = training.train(tell)
     if stopped is not None:
         say(
-            console, "", f"stopped by {stopped}; it goes on after update {training.done}, with: oncurve resume {folder}"
+            console,
+            "",
+            f"stopped by {stopped}; it goes on after update {training.done}, with: oncurve resume {shlex.quote(str(folder))}",
         )
         return stopped
     prepared.learner.save(folder / "model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -66,7 +67,7 @@ def restore(run: Run, held: RunDirectory, console: Console) -> None:
     try:
         lines = run.restore()
     except CheckpointError as error:
-        mend = f"Put back what is missing, or train anew: oncurve train {held.path / 'config.toml'} --out ANOTHER"
+        mend = f"Put back what is missing, or train anew: oncurve train {shlex.quote(str(held.path / 'config.toml'))} --out ANOTHER"
         raise CheckpointError(f"{error}\n{mend}") from error
     say(console, *lines, f"{held.path}: {run.trainer.state.step} of {run.config.run.steps} steps are done")
 
@@ -117,7 +118,7 @@ def stopped_at(run: Run, stopped: str) -> str:
     assert run.trainer.checkpoints is not None
     step = run.trainer.checkpoints.newest
     where = f"after step {step}" if step else "from the beginning: no checkpoint had been written"
-    return f"stopped by {stopped}; it goes on {where}, with: oncurve resume {run.directory.path}"
+    return f"stopped by {stopped}; it goes on {where}, with: oncurve resume {shlex.quote(str(run.directory.path))}"
 
 
 def _products(path: Path) -> list[str]:

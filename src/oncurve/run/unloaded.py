@@ -14,7 +14,7 @@ from oncurve.errors import ModelError, UserError
 from oncurve.learner.reward_model import NoRewardModel
 from oncurve.models.hub import answers, offline, reachable
 from oncurve.models.quiet import quiet
-from oncurve.models.sources import load_config
+from oncurve.models.sources import load_config, said_by
 from oncurve.rewards.model import NetworkReward
 from oncurve.run.config import RunConfig
 
@@ -25,27 +25,29 @@ SAMPLED_PROMPTS = 256
 
 
 def prompt_lengths(
-    config: RunConfig, base: Path | None, said: int | None, known_data: bool
+    config: RunConfig, base: Path | None, said: int | None, known_data: bool, fits: int | None = None
 ) -> tuple[tuple[int, ...], list[str]]:
     """Tokens of each of a step's prompts, and what there is to say about them.
 
     `said`: of every prompt, whatever the data is. Else some rows, evenly spread, are tokenised: a step's prompts are
-    their quantiles; where the data is not known a length is assumed. Raises UserError: data or tokenizer are missing.
+    their quantiles; where the data is not known a length is assumed. `fits`: the longest prompt that leaves room for a
+    completion. Raises UserError: data or tokenizer are missing, a prompt is too long.
     """
     count = config.data.prompts_per_step
     if said is not None:
         return (said,) * count, []
+    assumed = ASSUMED_PROMPT if fits is None else min(ASSUMED_PROMPT, fits)
     if not known_data:
-        return (ASSUMED_PROMPT,) * count, [f"prompts are taken to have {ASSUMED_PROMPT} tokens (--prompt-tokens)"]
+        return (assumed,) * count, [f"prompts are taken to have {assumed} tokens (--prompt-tokens)"]
     try:
         rows = load_rows(config.data, base)
     except UserError as error:
         raise type(error)(f"{error}\nWithout the data, say how long prompts are: --prompt-tokens 256") from error
     if not len(rows):
-        return (ASSUMED_PROMPT,) * count, [f"no rows; prompts are taken to have {ASSUMED_PROMPT} tokens"]
+        return (assumed,) * count, [f"no rows; prompts are taken to have {assumed} tokens"]
     step = max(1, len(rows) // SAMPLED_PROMPTS)
     few = rows.select(list(range(0, len(rows), step))[:SAMPLED_PROMPTS])
-    prompts = open_prompts(few, config.data, _tokenizer(config.model.path, config.model.trust_remote_code))
+    prompts = open_prompts(few, config.data, _tokenizer(config.model.path, config.model.trust_remote_code), fits)
     lengths = sorted(len(prompts[index].ids) for index in range(len(prompts)))
     spread = tuple(lengths[(2 * place + 1) * len(lengths) // (2 * count)] for place in range(count))
     return spread, []
@@ -88,8 +90,9 @@ def _tokenizer(path: str, trusted: bool) -> Any:
                 trust_remote_code=trusted,
             )
     except Exception as error:  # as with models: no common base
-        why = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{path}: no tokenizer ({why}); say how long prompts are: --prompt-tokens 256") from error
+        raise ModelError(
+            f"{path}: no tokenizer; say how long prompts are: --prompt-tokens 256{said_by(error)}"
+        ) from error
 
 
 def read_model_config(path: str, trusted: bool = False) -> Any:
@@ -106,8 +109,7 @@ def read_model_config(path: str, trusted: bool = False) -> Any:
     except ModelError:
         raise
     except Exception as error:
-        why = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"{path}: its configuration cannot be read: {why} (name a folder in Hugging Face form, or a hub id that "
-            "has been downloaded or can be reached; --model qwen2.5-7b or --parameters 7e9 plan a shape alone)"
+            f"{path}: its configuration cannot be read; name a folder in Hugging Face form, or a hub id that has been "
+            f"downloaded or can be reached (--model qwen2.5-7b or --parameters 7e9 plan a shape alone){said_by(error)}"
         ) from error

@@ -84,7 +84,7 @@ def test_a_fraction_is_held_out_and_keeps_its_numbers():
     assert [row["prompt"] for row in held.items] == [str(n + 1) for n in held.numbers]
     limited = InMemory(rows=settings.rows, eval_fraction=0.25, limit=3)
     assert list(load_eval_rows(limited).numbers) == list(held.numbers)
-    assert len(load_eval_rows(settings, limit=4)) == 4
+    assert len(load_eval_rows(settings).first(4)) == 4
 
 
 def test_a_tiny_fraction_holds_out_one_row_and_a_large_one_leaves_an_error():
