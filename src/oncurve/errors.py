@@ -6,6 +6,8 @@ with code 2. Anything else that escapes is a defect of oncurve and keeps its tra
 
 from __future__ import annotations
 
+import shlex
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -16,6 +18,7 @@ __all__ = [
     "RunDirectoryError",
     "TrainingError",
     "UserError",
+    "command",
 ]
 
 
@@ -53,3 +56,11 @@ class CheckpointError(OncurveError):
 
 class TrainingError(OncurveError):
     """Training stopped itself: non-finite updates in a row, or a whole step without a valid reward."""
+
+
+def command(*words: object) -> str:
+    """`oncurve` with these words, quoted where a shell would read them otherwise: what a message asks the user to run.
+
+    Example: `command("eval", "my run")` is `oncurve eval 'my run'`.
+    """
+    return shlex.join(["oncurve", *map(str, words)])

@@ -312,6 +312,7 @@ def test_a_group_in_plain_lines_is_ranked_and_worked_out() -> None:
     assert "0.00      -0.50  7*8=54 | #### 54 (cut off)" in rows
     assert "0.00      -0.50  [red]no[/red]" in rows
     assert "(1 - 0.25) / 0.50 = +1.50" in rows
+    assert "divided by 4 - 1 = 3: 4 are a sample" in " ".join(rows)
     assert "(0 - 0.25) / 0.50 = -0.50" in rows
 
 

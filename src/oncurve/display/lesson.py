@@ -102,7 +102,8 @@ def _explain_steps(group: Sequence[Graded]) -> str:
     deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in pool) / (len(pool) - 1))
     lines += [
         f"All {len(pool)} steps of the group are one pool: their mean is {mean:.2f}, their standard deviation "
-        f"{deviation:.2f}. A step counts (reward - mean) / standard deviation, and a token is worth the sum over the "
+        f"{deviation:.2f} ({_divided(len(pool), len(pool) - 1)}). "
+        "A step counts (reward - mean) / standard deviation, and a token is worth the sum over the "
         "steps that end at it or behind it:",
         f"  a step worth {max(pool):g} counts {(max(pool) - mean) / deviation:+.2f}, one worth {min(pool):g} counts "
         f"{(min(pool) - mean) / deviation:+.2f}",
@@ -110,6 +111,15 @@ def _explain_steps(group: Sequence[Graded]) -> str:
         "what went wrong before it.",
     ]
     return "\n".join(lines)
+
+
+def _divided(count: int, divisor: int) -> str:
+    """How the standard deviation of `count` rewards was made: √(Σ (r - mean)² / divisor)."""
+    if divisor == count:
+        return f"the squared distances are divided by {count}"
+    return (
+        f"the squared distances are divided by {count} - 1 = {divisor}: {count} are a sample of what could be written"
+    )
 
 
 def _arithmetic(known: Sequence[tuple[float, float]], mean: float) -> str:
@@ -120,7 +130,8 @@ def _arithmetic(known: Sequence[tuple[float, float]], mean: float) -> str:
         deviation = math.sqrt(squares / divisor)
         if all(math.isclose(a, (r - mean) / deviation, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
             worked = (f"  ({r:g} - {mean:.2f}) / {deviation:.2f} = {a:+.2f}" for r, a in (best, worst))
-            head = f"The mean reward is {mean:.2f}, the standard deviation {deviation:.2f}; "
+            spread = f"the standard deviation {deviation:.2f} ({_divided(len(known), divisor)})"
+            head = f"The mean reward is {mean:.2f}, {spread}; "
             return "\n".join([head + "advantage = (reward - mean) / standard deviation:", *worked])
     if all(math.isclose(a, r - mean, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
         worked = (f"  {r:g} - {mean:.2f} = {a:+.2f}" for r, a in (best, worst))

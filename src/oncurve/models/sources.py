@@ -87,8 +87,8 @@ def _check_configuration(config: Any, source: str) -> None:
     for token in eos if isinstance(eos, list) else [eos]:
         if token is not None and (type(token) is not int or abs(token) >= 2**31):
             raise ModelError(
-                f"{source}: its configuration (config.json) says eos_token_id = {shown(eos)}; expected a token id, or a "
-                "list of them"
+                f"{source}: its configuration (config.json) says eos_token_id = {shown(eos)}; expected a token id, or "
+                "a list of them"
             )
     heads, grouped = getattr(text, "num_attention_heads", None), getattr(text, "num_key_value_heads", None)
     if isinstance(heads, int) and isinstance(grouped, int) and grouped and heads % grouped:

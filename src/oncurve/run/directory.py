@@ -13,13 +13,12 @@ import contextlib
 import fcntl
 import os
 import platform
-import shlex
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
 from oncurve import durable
-from oncurve.errors import RunDirectoryError
+from oncurve.errors import RunDirectoryError, command
 from oncurve.spec import usable_path
 
 __all__ = ["RunDirectory", "describe_environment", "environment_changes"]
@@ -73,7 +72,7 @@ class RunDirectory:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise RunDirectoryError(f"{existing} cannot be written to. Choose another --out, or mend its permissions.")
         if path.is_dir() and any(path.iterdir()):
-            mend = f"Go on with it (oncurve resume {shlex.quote(str(path))}), or choose another --out."
+            mend = f"Go on with it ({command('resume', path)}), or choose another --out."
             if not (path / "config.toml").is_file():
                 mend = "It is not a run of oncurve. Choose another --out."
             raise RunDirectoryError(f"{path} exists and is not empty; nothing in it is overwritten. {mend}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oncurve.data import load_eval_rows, load_rows, open_prompts
-from oncurve.errors import ConfigError, RunDirectoryError
+from oncurve.errors import ConfigError, RunDirectoryError, command
 from oncurve.evaluate import Evaluation, Interval
 from oncurve.learner.reward_model import NoRewardModel
 from oncurve.models import CausalModel, LoadedModel
@@ -77,8 +76,8 @@ def evaluate_target(
     if not is_run and recipe is None and not overrides:
         raise ConfigError(
             f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
-            f"{shlex.join(['oncurve', 'eval', target, '--recipe', 'RECIPE.toml'])}, or by settings: "
-            f"{shlex.join(['oncurve', 'eval', target, 'data.path=FILE.jsonl', "rewards=[{kind='math'}]"])}"
+            f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by settings: "
+            + command("eval", target, "data.path=FILE.jsonl", "rewards=[{kind='math'}]")
         )
     source = recipe or (folder / "config.toml" if is_run else "grpo")
     if is_run and not (folder / "model").is_dir():
@@ -112,9 +111,7 @@ def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> J
     with assemble(config, base) as run:
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
-            raise RunDirectoryError(
-                f"{folder} has neither a model nor a checkpoint yet; oncurve resume {shlex.quote(str(folder))}"
-            )
+            raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
         return Judged(f"{folder}, step {found[0].step}", run.evaluate(n))
 
 

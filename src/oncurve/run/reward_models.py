@@ -6,7 +6,6 @@ checkpoints/  what a resume needs      model/          the reward model in Huggi
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from rich.console import Console
 from oncurve import durable
 from oncurve.data import JUDGEMENT_KINDS, Judgements
 from oncurve.data.judgements import Preferences
-from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.errors import CheckpointError, ConfigError, DataError, command
 from oncurve.evaluate.first_wrong import FirstWrong, judge_first_wrong
 from oncurve.learner.reward_model import (
     REWARD_MODEL_KINDS,
@@ -209,8 +208,8 @@ def resume_reward_model(directory: Path) -> str | None:
         try:
             lines = training.restore()
         except CheckpointError as error:
-            mend = f"Put back what is missing, or train anew: oncurve reward-model train {shlex.quote(str(directory / 'config.toml'))}"
-            raise CheckpointError(f"{error}\n{mend}") from error
+            again = command("reward-model", "train", directory / "config.toml")
+            raise CheckpointError(f"{error}\nPut back what is missing, or train again: {again}") from error
         if training.done == training.updates and not durable.verify(directory / "model"):
             say(console, f"{directory} is finished: all {training.updates} updates are done", _product(directory))
             return None
@@ -237,7 +236,7 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
         say(
             console,
             "",
-            f"stopped by {stopped}; it goes on after update {training.done}, with: oncurve resume {shlex.quote(str(folder))}",
+            f"stopped by {stopped}; it goes on after update {training.done}, with: {command('resume', folder)}",
         )
         return stopped
     prepared.learner.save(folder / "model")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.console import Console
 from oncurve.data import InMemory
 from oncurve.display import Progress
 from oncurve.display.text import printable
-from oncurve.errors import CheckpointError
+from oncurve.errors import CheckpointError, command
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
@@ -67,8 +66,8 @@ def restore(run: Run, held: RunDirectory, console: Console) -> None:
     try:
         lines = run.restore()
     except CheckpointError as error:
-        mend = f"Put back what is missing, or train anew: oncurve train {shlex.quote(str(held.path / 'config.toml'))} --out ANOTHER"
-        raise CheckpointError(f"{error}\n{mend}") from error
+        again = command("train", held.path / "config.toml", "--out", "ANOTHER")
+        raise CheckpointError(f"{error}\nPut back what is missing, or train again: {again}") from error
     say(console, *lines, f"{held.path}: {run.trainer.state.step} of {run.config.run.steps} steps are done")
 
 
@@ -118,7 +117,7 @@ def stopped_at(run: Run, stopped: str) -> str:
     assert run.trainer.checkpoints is not None
     step = run.trainer.checkpoints.newest
     where = f"after step {step}" if step else "from the beginning: no checkpoint had been written"
-    return f"stopped by {stopped}; it goes on {where}, with: oncurve resume {shlex.quote(str(run.directory.path))}"
+    return f"stopped by {stopped}; it goes on {where}, with: {command('resume', run.directory.path)}"
 
 
 def _products(path: Path) -> list[str]:

@@ -109,7 +109,9 @@ def test_negative_token_ids_are_refused(ids: Any):
 @pytest.mark.parametrize("ids", [[65, 100], [2**63], [10**30, 1], torch.tensor([100])])
 def test_token_ids_that_the_model_does_not_have_are_refused(ids: Any):
     settings = InMemory(rows=([65, 99], ids))
-    with pytest.raises(DataError, match="data row 1: the prompt holds the token id .*; the model has ids from 0 to 99"):
+    with pytest.raises(
+        DataError, match=r"data row 1: the prompt holds the token id .*; the model has ids from 0 to 99"
+    ):
         open_prompts(load_rows(settings), settings, Letters(), vocabulary=100)
     assert len(open_prompts(load_rows(settings).first(1), settings, Letters(), vocabulary=100)) == 1
 
@@ -129,7 +131,7 @@ def test_no_row_is_nested_too_deeply_for_what_it_goes_through_later(depth: int):
 
 def test_half_a_character_is_refused_in_every_column():
     for row in ({"answer": "a\ud800"}, {"answer": [{"x": "\udc00"}]}, {"\ud800": 1}):
-        with pytest.raises(DataError, match="data row 0: column .* holds half a character"):
+        with pytest.raises(DataError, match=r"data row 0: column .* holds half a character"):
             opened({"prompt": "hi", **row})
 
 
@@ -145,8 +147,8 @@ def test_a_prompt_that_is_too_long_is_refused_by_its_place_with_all_lengths_and_
     for fix in ({"max_prompt_tokens": 100}, {"overlong": "drop"}):
         fixed = settings.model_copy(update=fix)
         assert len(open_prompts(load_rows(fixed), fixed, Letters())) in (90, 100)
+    free = settings.model_copy(update={"max_prompt_tokens": None})
     with pytest.raises(DataError, match=r"5 of 100 .*; lower rollout.max_new_tokens by 5, or leave them out"):
-        free = settings.model_copy(update={"max_prompt_tokens": None})
         open_prompts(load_rows(free), free, Letters(), fits=95)
 
 

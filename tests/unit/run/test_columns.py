@@ -79,11 +79,10 @@ def test_what_a_worker_needs_is_asked_of_the_worker(reward: str) -> None:
     config, base = load_config(settings={"data": data, "rewards": [REWARDS[reward]], "model": {"path": "none"}})
     with pytest.raises(DataError, match=rf"data.jsonl line 8: reward {name} needs 'answer'"):
         assemble(config, base)
+    Path("held.jsonl").write_text(json.dumps(bad_row("missing")))
+    words = ["data.eval_path=held.jsonl", f"rewards=[{_inline(REWARDS[reward])}]", "data.path=data.jsonl"]
     with pytest.raises(DataError, match=rf"held.jsonl line 1: reward {name} needs 'answer'"):
-        Path("held.jsonl").write_text(json.dumps(bad_row("missing")))
-        evaluate_target(
-            "none", ["data.eval_path=held.jsonl", f"rewards=[{_inline(REWARDS[reward])}]", "data.path=data.jsonl"]
-        )
+        evaluate_target("none", words)
 
 
 def _inline(table: dict[str, Any]) -> str:

@@ -1,0 +1,198 @@
+"""Input that no file system, parser or machine can hold: one message, exit code 2, nothing made, no traceback."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.project import Said, lay_out, oncurve
+from oncurve.models import hub
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lay_out(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture
+def command(
+    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Command:
+    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("oncurve.models.huggingface", "oncurve.run.unloaded", "oncurve.models.judges"):
+        monkeypatch.setattr(f"{name}.reachable", lambda: False)
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
+
+
+def refused(said: Said, *words: str) -> None:
+    assert said.code == 2, said
+    assert said.err.startswith("oncurve: "), said.err
+    assert "Traceback" not in said.err + said.out
+    for word in words:
+        assert word in said.err, said.err
+    assert not Path("out").exists()
+    assert not Path("runs").exists()
+
+
+PATHS = {"long": "x" * 5000, "NUL": "a\0b", "a long name": "x" * 300, "deep": "/".join(["d"] * 3000), "~": "~nouser/x"}
+PLACES: dict[str, tuple[str, ...]] = {
+    "recipe": ("train", "{}"),
+    "out": ("train", "recipe.toml", "--out", "{}"),
+    "resume": ("resume", "{}"),
+    "eval": ("eval", "{}"),
+    "eval's recipe": ("eval", "model", "--recipe", "{}"),
+    "plan's model": ("plan", "--model", "{}"),
+    "shown": ("config", "show", "{}"),
+    "labels": ("reward-model", "label", "recipe.toml", "--out", "{}"),
+    "model": ("train", "recipe.toml", "model.path={}"),
+    "data": ("train", "recipe.toml", "data.path={}"),
+    "held out": ("train", "recipe.toml", "data.eval_path={}"),
+    "code": ("train", "recipe.toml", "rewards=[{{path='{}.py:f'}}]"),
+    "kind": ("train", "recipe.toml", "advantage.kind={}.py:X"),
+    "name": ("train", "recipe.toml", "run.name={}"),
+    "preset": ("train", "recipe.toml", "extends={}"),
+    "demo": ("demo", "--out", "{}"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_path_that_no_file_system_holds_is_refused(command: Command, place: str) -> None:
+    for name, path in PATHS.items():
+        if (place, name) != ("name", "~"):  # a run may be called ~nouser
+            refused(command(*(word.format(path) for word in PLACES[place])))
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{now}: &{now} [{','.join(['*' + before] * 9)}]\n" for before, now in zip("abcdefgh", "bcdefghi", strict=True)
+)
+RECIPES = {
+    "lists.toml": "[run]\nsteps=" + "[" * 20_000 + "]" * 20_000,
+    "tables.toml": "[run]\nsteps=" + "{a=" * 5000 + "1" + "}" * 5000,
+    "dotted.toml": ".".join(["run"] * 5000) + "=1",
+    "header.toml": "[" + ".".join(["run"] * 5000) + "]\nx=1",
+    "digits.toml": "[run]\nsteps=" + "9" * 6000,
+    "nul.toml": '[run]\nname="\\u0000"',
+    "lists.yaml": "run: " + "[" * 20_000 + "]" * 20_000,
+    "bomb.yaml": BOMB + "rollout: {stop: *i}\n",
+    "merged.yaml": "a: &a {x: 1}\n"
+    + "".join(
+        f"{now}: &{now}\n  <<: [{','.join(['*' + before] * 9)}]\n"
+        for before, now in zip("abcdefgh", "bcdefghi", strict=True)
+    ),
+    "circle.yaml": "rollout:\n  stop: &a [*a]\n",
+    "digits.yaml": "run:\n  steps: " + "9" * 6000,
+    "date.yaml": "run:\n  name: 2024-99-99\n",
+    "object.yaml": 'run: !!python/object/apply:os.system ["touch out"]',
+    "two.yaml": "run: {}\n---\nrun: {}\n",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_that_is_nested_or_sized_beyond_sense_is_refused(command: Command, name: str) -> None:
+    Path(name).write_text(RECIPES[name])
+    refused(command("train", name, "--out", "out"))
+
+
+WORDS = ["rewards.²=1", "rewards." + "9" * 5000 + ".x=1", "run.steps=" + "9" * 6000, "run.steps=" + "[" * 20_000]
+WORDS += ["rewards.0.pattern=" + "(" * 5000, "data.template=" + "{" * 5000, "=", ".=", "rewards.0=[1]", "run=[]"]
+
+
+@pytest.mark.parametrize("word", WORDS, ids=range(len(WORDS)))
+def test_a_setting_that_cannot_be_read_is_refused(command: Command, word: str) -> None:
+    refused(command("train", "recipe.toml", word, "--out", "out"))
+
+
+CONFIGURATIONS: list[dict[str, Any] | str] = [
+    {"num_hidden_layers": -1},
+    {"num_hidden_layers": 0},
+    {"num_hidden_layers": 10**9},
+    {"num_hidden_layers": 1e308},
+    {"num_hidden_layers": "x"},
+    {"hidden_size": 10**12},
+    {"hidden_size": -8},
+    {"num_attention_heads": 10**30},
+    {"num_key_value_heads": 3},
+    {"vocab_size": 10**15},
+    {"vocab_size": 0},
+    {"intermediate_size": -1},
+    {"intermediate_size": 0},
+    {"head_dim": 3},
+    {"max_position_embeddings": -1},
+    {"eos_token_id": [-1, 10**30]},
+    {"eos_token_id": "x"},
+    {"model_type": "nope"},
+    {"rope_parameters": {"rope_type": "nope"}},
+    {"hidden_act": "nope"},
+    "[]",
+    "",
+    '{"a":' * 3000,
+]
+
+
+@pytest.mark.parametrize("change", CONFIGURATIONS, ids=lambda change: str(change)[:40])
+def test_a_configuration_that_no_model_has_is_refused_by_train_and_plan(
+    command: Command, change: dict[str, Any] | str
+) -> None:
+    file = Path("model/config.json")
+    text = change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change)
+    file.write_text(text)
+    refused(command("train", "recipe.toml", "run.steps=1", "--out", "out"), "model")
+    said = command("plan", "recipe.toml", "--group-size", "2")
+    assert said.code == 2, said
+    assert "Traceback" not in said.err
+    assert "model" in said.err
+
+
+ROWS = {
+    "negative": ('{"prompt":[-1,3]}', "data.jsonl line 1: column 'prompt' holds a negative token id"),
+    "outside": ('{"prompt":[3]}\n{"prompt":[99999]}', "data.jsonl line 2: the prompt holds the token id 99999"),
+    "huge": ('{"prompt":[1' + "0" * 30 + "]}", "line 1: the prompt holds the token id"),
+    "deep": ('{"prompt":"w3","answer":' + "[" * 400 + "]" * 400 + "}", "line 1: column 'answer' is nested too deeply"),
+    "deeper": ('{"prompt":"w3","answer":' + "[" * 90_000 + "]" * 90_000 + "}", "nested too deeply"),
+    "digits": ('{"prompt":"w3","answer":' + "9" * 6000 + "}", "data.jsonl line 1: "),
+    "nothing to follow": ('{"prompt":"  "}', "data.jsonl line 1: the prompt has no tokens"),
+    "half a character": ('{"prompt":"w3","answer":"\\ud800"}', "line 1: column 'answer' holds half a character"),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_that_no_model_takes_are_refused_before_anything_is_made(command: Command, kind: str) -> None:
+    rows, words = ROWS[kind]
+    Path("data.jsonl").write_text(rows + "\n")
+    refused(command("train", "recipe.toml", "--out", "out"), words)
+
+
+def test_a_librarys_error_is_shown_whole_below_what_to_do(command: Command) -> None:
+    file = Path("model/config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "nope"}))
+    said = command("train", "recipe.toml", "--out", "out")
+    first, *rest = said.err.splitlines()
+    assert "the model cannot be loaded; check its files" in first
+    assert rest[0].startswith("  ValueError: ")
+    assert "nope" in rest[0]
+    assert len(rest) > 2  # transformers says what to do in further lines
+
+
+def test_a_working_directory_that_was_deleted_is_said(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"rm -r {gone}; exec {sys.executable} -m oncurve"
+    for words in ("train recipe.toml", "eval model", "plan", "demo"):
+        said = subprocess.run(
+            ["sh", "-c", f"{script} {words}"], cwd=gone, capture_output=True, text=True, check=False, env=os.environ
+        )
+        gone.mkdir()
+        assert said.returncode == 2, said
+        assert said.stderr == (
+            "oncurve: the working directory cannot be used (No such file or directory); cd to one that exists\n"
+        )

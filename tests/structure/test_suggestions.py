@@ -1,0 +1,102 @@
+"""What a message asks the reader to run can be pasted into a shell as it stands."""
+
+import ast
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import oncurve
+from oncurve.errors import ConfigError, command
+from oncurve.rewards import REWARD_KINDS
+from oncurve.run.config import SECTIONS
+from oncurve.run.evaluation import evaluate_target
+from oncurve.run.layers import from_overrides
+
+SOURCE = Path(oncurve.__file__).parent
+KEYS = {
+    f"{name}.{key}" for name, section in SECTIONS.items() for cls in section.kinds.values() for key in cls.model_fields
+}
+KEYS |= {f"rewards.0.{key}" for cls in REWARD_KINDS.values() for key in cls.model_fields} | {"rewards"}
+WORD = re.compile(r"(?<![\w.'\"])((?:\w+\.)?(?:\d\.)?\w+)(=\S+)")
+PLACEHOLDER = "7"  # what an f-string fills in, which is a number or quoted by `command`
+
+
+@cache
+def trees() -> tuple[tuple[Path, ast.AST], ...]:
+    return tuple((file, ast.parse(file.read_text(encoding="utf-8"))) for file in sorted(SOURCE.rglob("*.py")))
+
+
+def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The texts of a module that can be shown: all but docstrings, f-strings with what they fill in."""
+    hidden = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command":
+            hidden |= {id(part) for part in node.args}  # quoted
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            hidden |= {id(part) for part in node.values}
+            parts = [part.value if isinstance(part, ast.Constant) else PLACEHOLDER for part in node.values]
+            yield node.lineno, "".join(map(str, parts))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
+            yield node.lineno, node.value
+
+
+def shown() -> list[tuple[str, str]]:
+    return [
+        (f"{file.relative_to(SOURCE)}:{line}", text)
+        for file, tree in trees()
+        for line, text in strings(tree)
+        if "=" in text
+    ]
+
+
+def suggested() -> list[tuple[str, str]]:
+    """`section.key=value` words in messages, with where they stand."""
+    found = [(place, key, rest.rstrip(";,.:)`")) for place, text in shown() for key, rest in WORD.findall(text)]
+    return [(place, key + rest) for place, key, rest in found if key in KEYS]
+
+
+def test_settings_in_messages_reach_the_command_as_they_are_meant() -> None:
+    words = suggested()
+    assert len(words) > 10
+    script = "; ".join(f"printf '%s\\0' {word}" for _, word in words)
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    assert len(said) == len(words)  # none is several words to a shell
+    for (place, word), given in zip(words, said, strict=True):
+        layer, _ = from_overrides([given], Path("/"))
+        assert layer.assignments, place
+        assert not set(given) & set("[]{}()<>|&;$`\\*? …"), f"{place}: {word} is read otherwise by a shell"
+        value = given.partition("=")[2]
+        assert value.strip(". "), f"{place}: {word} sets nothing"
+
+
+def test_no_message_puts_a_path_behind_a_command_without_quoting_it() -> None:
+    bare = re.compile(r"oncurve (?:train|resume|eval|plan|view|reward-model \w+) ?$")
+    for file, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                for part, after in zip(node.values, node.values[1:], strict=False):
+                    says = part.value if isinstance(part, ast.Constant) else ""
+                    assert not (bare.search(str(says)) and isinstance(after, ast.FormattedValue)), (file, node.lineno)
+
+
+@pytest.mark.parametrize("name", ["my model", "a'b", "(1)", "$HOME", "a;b", "é", "[x]"])
+def test_a_command_reaches_the_shell_word_for_word(name: str) -> None:
+    words = ["eval", name, "rewards=[{kind='math'}]", 'data.template={question} "$"']
+    said = subprocess.run(
+        ["sh", "-c", command(*words).replace("oncurve", "printf '%s\\0'", 1)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.split("\0")[:-1] == words
+    with pytest.raises(ConfigError) as refused:
+        evaluate_target(name)
+    suggestions = re.findall(r"oncurve eval .*?(?=, or by settings: |$)", str(refused.value))
+    assert [shlex.split(suggestion)[2] for suggestion in suggestions] == [name, name]
