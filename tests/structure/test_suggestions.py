@@ -23,12 +23,14 @@ KEYS = {
 }
 KEYS |= {f"rewards.0.{key}" for cls in REWARD_KINDS.values() for key in cls.model_fields} | {"rewards"}
 WORD = re.compile(r"(?<![\w.'\"])((?:\w+\.)?(?:\d\.)?\w+)(=\S+)")
+MAY_SUGGEST = re.compile(r"\w\.\w+=|rewards=|oncurve (?:train|resume|eval|plan|view|reward-model)")
 PLACEHOLDER = "7"  # what an f-string fills in, which is a number or quoted by `command`
 
 
 @cache
 def trees() -> tuple[tuple[Path, ast.AST], ...]:
-    return tuple((file, ast.parse(file.read_text(encoding="utf-8"))) for file in sorted(SOURCE.rglob("*.py")))
+    texts = [(file, file.read_text(encoding="utf-8")) for file in sorted(SOURCE.rglob("*.py"))]
+    return tuple((file, ast.parse(text)) for file, text in texts if MAY_SUGGEST.search(text))
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -129,6 +129,16 @@ def test_no_row_is_nested_too_deeply_for_what_it_goes_through_later(depth: int):
             load_rows(settings)
 
 
+def test_a_prompt_without_tokens_is_refused_by_its_place():
+    class Blind(Letters):
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [ord(letter) for letter in text.strip()]}
+
+    settings = InMemory(rows=("1", " "))
+    with pytest.raises(DataError, match="data row 1: the prompt has no tokens"):
+        open_prompts(load_rows(settings), settings, Blind())
+
+
 def test_half_a_character_is_refused_in_every_column():
     for row in ({"answer": "a\ud800"}, {"answer": [{"x": "\udc00"}]}, {"\ud800": 1}):
         with pytest.raises(DataError, match=r"data row 0: column .* holds half a character"):
