@@ -114,13 +114,13 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
     ("words", "said"),
     [
         (["nowhere.toml"], "nowhere.toml"),
-        ([], "--model qwen2.5-7b or --parameters 7e9"),
+        ([], "--model qwen2.5-7b or --parameters 7B"),
         (["--model", "qwen2.5-7"], "did you mean"),
         (["--model", "qwen2.5-7b", "--parameters", "7e9"], "give one of them"),
         (["--model", "qwen2.5-7b", "--machine", "toaster"], "there are: h200"),
         (["--model", "qwen2.5-7b", "--memory", "80GiB"], "--tflops"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--memory", "lots"], "like 80GiB"),
-        (["--parameters", "12"], "between 1e6 and 1e13"),
+        (["--parameters", "12"], "between 1M and 10T"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--prompts", "0"], "--prompts 0: must be 1 at least"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--completion-tokens", "-5"], "--completion-tokens"),
         (
@@ -128,6 +128,19 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
             "rollout.group_size: a completion is graded",
         ),
         (["--model", "./nowhere"], "cannot be read"),
+        (["--parameters", "seven"], "like 7B, 494M or 7e9"),
+        (["--parameters", "-7B"], "like 7B, 494M or 7e9"),
+        (["--parameters", "nan"], "like 7B, 494M or 7e9"),
+        (["--parameters", "9e999"], "between 1M and 10T"),
+        (["--parameters", "7B", "--machine", "h200", "--prompts", "999999999"], "--prompts 999999999: must be 1 at"),
+        (["--parameters", "7B", "--machine", "h200", "--memory", "1e99GiB"], "like 80GiB"),
+        (["--parameters", "7B", "--machine", "h200", "--tflops", "1e300"], "--tflops"),
+        (["--model", "qwen2.5-7b", "--machine", "h200", "--completion-tokens", "40000"], "made for 32,768 positions"),
+        (["--model", "qwen2.5-7b", "--machine", "h200", "--prompt-tokens", "32768"], "shorten the prompts"),
+        (["--model", "src/oncurve/models/tiny", "--completion-tokens", "300"], "made for 256 positions"),
+        (["task", "rollout.max_new_tokens=300"], "made for 256 positions"),
+        (["task", "rollout.max_new_tokens=240"], "lower rollout.max_new_tokens by"),
+        (["task", "--prompt-tokens", "250"], "set rollout.max_new_tokens (--completion-tokens) to 7"),
         (["gsm8k", "model.path=src/oncurve/models/tiny"], "--prompt-tokens 256"),
         (["task", "rollout.max_new_token=3"], "did you mean"),
     ],
@@ -137,6 +150,29 @@ def test_bad_input_says_the_mend(words: list[str], said: str, monkeypatch: pytes
     with pytest.raises(UserError) as error:
         plan(*words)
     assert said in str(error.value)
+
+
+def test_the_longest_that_a_model_takes_is_planned_and_one_more_is_not() -> None:
+    words = ["--model", ROOT / "src/oncurve/models/tiny", "--machine", "rtx4090", "--prompt-tokens", "100"]
+    assert plan(*words, "--completion-tokens", "157")[0] == 0  # the last token is never fed
+    with pytest.raises(UserError, match="to 157 or less"):
+        plan(*words, "--completion-tokens", "158")
+
+
+@pytest.mark.parametrize("said", ["0.5b", "500M", "500_000_000", "5e8", "500000k", "0.5 B"])
+def test_a_size_can_be_said_in_any_of_the_usual_ways(said: str) -> None:
+    _, printed, found = plan("--parameters", said, *CARD)
+    assert found["parameters"] == 500_000_000
+    assert f"{said} parameters" in printed
+
+
+def test_where_all_fixes_together_are_too_few_the_plan_says_it() -> None:
+    code, printed, found = plan("--parameters", "7B", *CARD, "--memory", "10GiB")
+    assert code == 1
+    assert min(mend["peak_bytes"] for mend in found["mends"]) > found["available_bytes"]
+    assert "All of them together do not make it fit: take a smaller model, or more memory." in printed
+    _, printed, _ = plan("--parameters", "7B", *CARD, "--memory", "100GiB")
+    assert "All of them together" not in printed
 
 
 def with_room(available: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`oncurve.train` and `oncurve.GRPO` as a script or a notebook uses them, the shortest ways to a run among them."""
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fakes.architectures import architecture
 from fakes.project import ROWS, lay_out, words_tokenizer
 from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve.errors import ConfigError, DataError, RunDirectoryError
+from oncurve.run.evaluation import evaluate_target
 from oncurve.run.session import resume_run
 
 SETTINGS = {
@@ -147,6 +149,36 @@ def test_a_run_can_be_judged_after_it() -> None:
     run.close()
     assert judged.prompts == 2
     assert set(judged.pass_at_k) == {1, 2}
+    assert judged.held_out
+
+
+def test_without_held_out_rows_python_and_the_command_line_judge_the_same_prompts(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_folder.parent)
+    settings = {**SETTINGS, "eval": {"limit": 3}}
+    run = train(model=model_folder, reward="reward.py:length", out=tmp_path / "run", settings=settings)
+    here = run.evaluate(2)
+    run.close()
+    there = evaluate_target(str(tmp_path / "run"), n=2)
+    assert not here.held_out
+    assert here.prompts == 3
+    assert there.evaluation.to_json() == here.to_json()
+    assert "prompts of the training data (the recipe holds none out)" in there.text()
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_a_limit_counts_prompts_that_are_judged_not_those_that_were_dropped(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: bool
+) -> None:
+    monkeypatch.chdir(model_folder.parent)
+    rows = [{"prompt": "w3 " * (9 if index % 2 else 2), "answer": "w3"} for index in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["data.max_prompt_tokens=5", "data.overlong=drop", f"data.path={tmp_path / 'rows.jsonl'}"]
+    words += ["rewards=[{kind='exact'}]", "rollout.max_new_tokens=2"]
+    words += ["data.eval_fraction=0.5"] if held_out else []
+    found = evaluate_target(str(model_folder), words, n=1, limit=8)
+    assert (found.evaluation.prompts, found.evaluation.held_out) == (8, held_out)
 
 
 def test_rows_and_a_reward_by_path_make_a_run_that_can_be_resumed(

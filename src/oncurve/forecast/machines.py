@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncurve.errors import ConfigError
-from oncurve.spec import suggest
+from oncurve.spec import shown, suggest
 
 __all__ = ["MACHINES", "Machine", "Room", "machine", "memory_here", "parse_bytes"]
 
 GIB = 2**30
+MOST = 1e24  # of bytes, or of FLOP/s: no machine has more
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def parse_bytes(text: str, option: str) -> float:
     """`"80GiB"`, `"4300GB/s"`, `"24e9"` -> bytes. Raises ConfigError, naming the option, for anything else."""
     found = _QUANTITY.fullmatch(text.strip())
     value = 0.0 if found is None else float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()]
-    if found is None or value <= 0:
-        raise ConfigError(f"{option} {text}: expected an amount above 0 with a unit, like 80GiB or 4300GB/s")
+    if found is None or not 0 < value < MOST:
+        raise ConfigError(f"{option} {shown(text)}: expected an amount above 0 with a unit, like 80GiB or 4300GB/s")
     return value
 
 
@@ -60,9 +61,9 @@ def machine(name: str | None, memory: str | None, tflops: float | None, bandwidt
     """
     if name is not None and name.lower() not in MACHINES:
         raise ConfigError(
-            f"--machine {name}: unknown{suggest(name, MACHINES) or '; there are: ' + ', '.join(MACHINES)}"
+            f"--machine {shown(name)}: unknown{suggest(name, MACHINES) or '; there are: ' + ', '.join(MACHINES)}"
         )
-    if tflops is not None and not 0 < tflops < float("inf"):
+    if tflops is not None and not 0 < tflops * 1e12 < MOST:
         raise ConfigError(f"--tflops {tflops:g}: give the card's dense bf16 rate, above 0")
     known = MACHINES[name.lower()] if name is not None else None
     if known is None and (memory is None or tflops is None or bandwidth is None):

@@ -186,14 +186,14 @@ def _check_positions(shape: ModelShape, prompt: int, completion: int) -> None:
 def _with_flags(config: RunConfig, asked: Asked) -> RunConfig:
     """The configuration with the sizes of the command line. Raises ConfigError for one that cannot be."""
     sizes = {
-        "--prompts": asked.sizes.prompts,
-        "--group-size": asked.sizes.group_size,
-        "--prompt-tokens": asked.sizes.prompt_tokens,
-        "--completion-tokens": asked.sizes.completion_tokens,
+        "--prompts": (asked.sizes.prompts, 10**6),
+        "--group-size": (asked.sizes.group_size, 10**5),
+        "--prompt-tokens": (asked.sizes.prompt_tokens, 10**7),
+        "--completion-tokens": (asked.sizes.completion_tokens, 10**7),
     }
-    for option, value in sizes.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{option} {value}: must be 1 at least")
+    for option, (value, most) in sizes.items():
+        if value is not None and not 1 <= value <= most:
+            raise ConfigError(f"{option} {value}: must be 1 at least, and {most:,} at most")
     data = {} if asked.sizes.prompts is None else {"prompts_per_step": asked.sizes.prompts}
     rollout = {} if asked.sizes.group_size is None else {"group_size": asked.sizes.group_size}
     if asked.sizes.completion_tokens is not None:
