@@ -29,8 +29,8 @@ declared in `src/oncurve/metrics/` with the way its observations are reduced, an
 | `completion_length`, `truncated_fraction` | growth without reward, and answers that are cut off |
 
 A run says so itself, once, with the settings to change, where the last 3 steps have `constant_groups` of 0.9 or more,
-`truncated_fraction` of 0.95 or more, an `entropy` below 0.01, after step 40 a `kl` below a thousandth of `kl_coef`, or a
-reward that falls while `kl` jumps. Rewards between 0 and 1 that are mostly 1 are left alone: the task is solved.
+`truncated_fraction` of 0.95 or more, an `entropy` below 0.01, after step 40 a `kl` below a thousandth of `kl_coef`, or
+a reward that falls while `kl` jumps. Rewards between 0 and 1 that are mostly 1 are left alone: the task is solved.
 
 Notation: a group has G completions o_i with rewards r_i; t is a completion token; ρ = π_θ/π_old and
 d = log π_θ - log π_ref at a sampled token; Â is the advantage. *Trained tokens* are those with `loss_mask` on.
