@@ -141,7 +141,10 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
         (["task", "rollout.max_new_tokens=300"], "made for 256 positions"),
         (["task", "rollout.max_new_tokens=240"], "lower rollout.max_new_tokens by"),
         (["task", "--prompt-tokens", "250"], "set rollout.max_new_tokens (--completion-tokens) to 7"),
-        (["gsm8k", "model.path=src/oncurve/models/tiny", "rollout.max_new_tokens=9"], "--prompt-tokens 256"),
+        (
+            ["gsm8k", "model.path=src/oncurve/models/tiny", "rollout.max_new_tokens=9"],
+            "--prompt-tokens 256",
+        ),
         (["task", "rollout.max_new_token=3"], "did you mean"),
     ],
 )

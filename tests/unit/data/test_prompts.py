@@ -131,6 +131,8 @@ def test_no_row_is_nested_too_deeply_for_what_it_goes_through_later(depth: int):
 
 def test_a_prompt_without_tokens_is_refused_by_its_place():
     class Blind(Letters):
+        bos_token_id = None  # with one it would stand alone
+
         def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
             return {"input_ids": [ord(letter) for letter in text.strip()]}
 
