@@ -187,9 +187,6 @@ def open_prompts(
         return prompts
     refuse = settings.overlong == "error"
     lengths = [len(prompts[index].ids) for index in (some if refuse and some else range(len(rows)))]
-    if 0 in lengths:
-        place = rows.place(rows.numbers[lengths.index(0)])
-        raise DataError(f"{place}: the prompt has no tokens, and a completion follows one at least; leave the row out")
     short = [index for index, length in enumerate(lengths) if length <= longest]
     if len(short) == len(lengths):
         return prompts

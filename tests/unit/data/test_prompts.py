@@ -137,7 +137,7 @@ def test_a_prompt_without_tokens_is_refused_by_its_place():
             return {"input_ids": [ord(letter) for letter in text.strip()]}
 
     settings = InMemory(rows=("1", " "))
-    with pytest.raises(DataError, match="data row 1: the prompt has no tokens"):
+    with pytest.raises(DataError, match="data row 1: an empty prompt: the tokenizer makes no token of it"):
         open_prompts(load_rows(settings), settings, Blind())
 
 
