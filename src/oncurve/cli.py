@@ -1,14 +1,14 @@
 """The `oncurve` command: parse, dispatch, print. What it does lives in the rooms below.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 stopped by Ctrl-C or SIGTERM.
+Exit codes: 0 done, 1 the run failed, 2 bad input, 129, 130 or 143 stopped by SIGHUP, Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from oncurve.errors import OncurveError, UserError
+from oncurve.output import complain, installed, own_process, say
 
 __all__ = ["app", "main"]
 
@@ -40,6 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text: usage errors quote what was typed
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(
@@ -64,7 +66,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         from oncurve import __version__
 
-        typer.echo(f"oncurve {__version__}")
+        say(f"oncurve {__version__}")
         raise typer.Exit
     from oncurve.spec import working_directory
 
@@ -108,9 +110,9 @@ def evaluate_command(
     from oncurve.run.evaluation import evaluate_target
 
     evaluation = evaluate_target(target, overrides or [], recipe=recipe, n=n, limit=limit)
-    typer.echo(evaluation.text())
+    say(evaluation.text())
     if as_json:
-        typer.echo(json.dumps(evaluation.to_json()))
+        say(json.dumps(evaluation.to_json()))
 
 
 @app.command()
@@ -157,11 +159,11 @@ def plan_command(
     sizes = Sizes(prompts, group_size, prompt_tokens, completion_tokens)
     named = (machine, memory, tflops, bandwidth)
     found = forecast_command(
-        recipe, overrides or [], model, parameters, sizes, named, lambda line: typer.echo(f"{line} ...", err=True)
+        recipe, overrides or [], model, parameters, sizes, named, lambda line: complain(f"{line} ...")
     )
-    typer.echo(found.text())
+    say(found.text())
     if as_json:
-        typer.echo(json.dumps(found.to_json()))
+        say(json.dumps(found.to_json()))
     if not found.fits:
         raise typer.Exit(1)
 
@@ -172,10 +174,10 @@ def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
     from oncurve.run.loading import load_config, to_toml
 
     config, _ = load_config(recipe, overrides or [])
-    typer.echo(to_toml(config))
+    say(to_toml(config))
     here = config.model.precision_here()
     if config.model.dtype == "auto" and here is not None:
-        typer.echo(f"# On this machine model.dtype is {here[0]!r} ({here[1]}); a run's own file says so.")
+        say(f"# On this machine model.dtype is {here[0]!r} ({here[1]}); a run's own file says so.")
 
 
 @config_app.command("explain")
@@ -185,10 +187,10 @@ def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
     from oncurve.run.loading import load_config
 
     config, _ = load_config(recipe, overrides or [])
-    typer.echo(explain(config))
-    typer.echo("")
+    say(explain(config))
+    say()
     for line in plan(config):
-        typer.echo(f"  {line}")
+        say(f"  {line}")
 
 
 @reward_model_app.command("train")
@@ -232,15 +234,16 @@ def _exit_with(stopped_by: str | None) -> None:
 
 
 def main() -> None:
-    """The command's entry: errors of ours are messages, not tracebacks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without π shows a question mark
-    try:
-        app()
-    except OncurveError as error:
-        typer.echo(f"oncurve: {error}", err=True)
-        sys.exit(2 if isinstance(error, UserError) else 1)
-    except (_Interrupted, KeyboardInterrupt):
-        typer.echo("oncurve: stopped by SIGINT", err=True)
-        sys.exit(128 + signal.SIGINT)
+    """The command's entry: errors of ours are messages, not tracebacks, and what is printed goes through `output`."""
+    with installed(), own_process():
+        try:
+            app()
+        except OncurveError as error:
+            complain(f"oncurve: {error}")
+            sys.exit(2 if isinstance(error, UserError) else 1)
+        except (_Interrupted, KeyboardInterrupt):
+            complain("oncurve: stopped by SIGINT")
+            sys.exit(128 + signal.SIGINT)
+        except Exception:
+            complain(traceback.format_exc().rstrip())  # a defect of ours, whose message may quote anything
+            sys.exit(1)

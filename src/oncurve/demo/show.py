@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve import durable
-from oncurve.display import BeforeAfter, Graded, GradedStep, Progress, show_before_after, show_group
+from oncurve.display import BeforeAfter, Graded, GradedStep, Progress, Screen, say, show_before_after, show_group
 from oncurve.evaluate import Evaluation, Interval, paired_difference
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.directory import RunDirectory
 from oncurve.run.loading import load_config
 from oncurve.run.plan import plan
-from oncurve.run.session import create_directory, free_directory, say, stopped_at
+from oncurve.run.session import create_directory, free_directory, stopped_at
 from oncurve.steps import pieces
 from oncurve.trainer import StepResult
 from oncurve.trainer.observe import peak_memory_bytes
@@ -53,7 +53,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind
     With `as_json` a last line of JSON: `accuracy_before`, `accuracy_after` and their 95 % intervals, `gain` (paired,
     in the same problems) with its interval, `seconds` since the process began, `steps`, `peak_memory_bytes`.
     """
-    console = Console(highlight=False)
+    console = Screen()
     out = out or free_directory("demo")
     RunDirectory.check_free(out)
     config, base = load_config(RECIPES[kind], [f"run.seed={seed}"])

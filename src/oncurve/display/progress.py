@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from oncurve import output
 from oncurve.display.advice import WINDOW, advise
+from oncurve.display.screen import Screen
 from oncurve.display.text import clock, is_plain, printable, share, short, sparkline, wrapped
 
 __all__ = ["Progress", "fields_of"]
@@ -60,7 +63,7 @@ class Progress:
     def __init__(
         self, steps: int, console: Console | None = None, clock_seconds: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Screen()
         self.steps = steps
         self._plain = is_plain(self.console)
         self._now = clock_seconds
@@ -71,6 +74,8 @@ class Progress:
         self._told: set[str] = set()
         self._begun = False
         self._live: Live | None = None
+        self._notices: list[str] = []
+        self._open = ExitStack()
 
     def __enter__(self) -> Progress:
         self._started = self._now()
@@ -79,11 +84,13 @@ class Progress:
                 get_renderable=self._render, console=self.console, refresh_per_second=2, vertical_overflow="visible"
             )
             self._live.start(refresh=False)
+            self._open.enter_context(output.live(self._notices.append))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._open.close()
         if self._live is not None:
             self._live.stop()
 
@@ -145,7 +152,14 @@ class Progress:
         return "constant" in self._told and self._history[-1].get("constant_groups") == 1.0
 
     def _render(self) -> RenderableType:
-        """The live line, folded between its fields where the terminal is narrow."""
+        """The live line, and what a signal's handler has said above it: past it, the next redraw would cover that."""
+        if not self._notices:
+            return self._line()
+        notices = wrapped("\n".join(self._notices), max(20, self.console.width - 1))
+        return Text("\n").join([Text(printable(notices, self.console), "bold"), self._line()])
+
+    def _line(self) -> Text:
+        """The last step, folded between its fields where the terminal is narrow."""
         if not self._history:
             return Text(f"step 0/{self.steps}  the first step is under way ({clock(self._now() - self._started)})")
         metrics = self._history[-1]

@@ -7,12 +7,13 @@ too, and a warning says so once: slower, the same numbers.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from oncurve.output import warn
 
 __all__ = ["allow_many_forms", "compiled"]
 
@@ -52,7 +53,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
             if ready[0] is function:
                 raise
             reason = str(error).strip().partition("\n")[0]
-            warnings.warn(f"{function.__name__} could not be compiled and runs as it is: {reason}", stacklevel=2)
+            warn(f"{function.__name__} could not be compiled and runs as it is: {reason}")
             ready[0] = function
             return function(*args, **kwargs)
         return result

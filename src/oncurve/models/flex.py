@@ -22,7 +22,6 @@ says so once.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from oncurve.models.compiled import allow_many_forms
 from oncurve.models.packed import PackedContext
+from oncurve.output import warn
 
 __all__ = ["BLOCK", "FlexContext", "Kernel", "kernel_for", "trial"]
 
@@ -190,7 +190,7 @@ def _tried(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, window: in
     if case not in _TRIED:
         _TRIED[case] = reason = trial(kernel, heads, query.dtype, query.device, window is not None)
         if reason is not None:
-            warnings.warn(f"FlexAttention is not used, attention runs on padded rows: {reason}", stacklevel=2)
+            warn(f"FlexAttention is not used, attention runs on padded rows: {reason}")
     return _TRIED[case]
 
 

@@ -15,7 +15,6 @@ anew). Not covered: modules whose forward waits for the device or draws random n
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from oncurve.models.causal import check_decoder
 from oncurve.models.lengths import longest_row_of
 from oncurve.models.prefill import Prefixes, Run, prefill
 from oncurve.models.static import Grid, StaticCache, StaticContext
+from oncurve.output import warn
 
 __all__ = ["Capture", "GraphDecoder", "Graphs", "Room", "capture_on"]
 
@@ -77,7 +77,7 @@ class Graphs:
             raise
         except Exception as error:  # whatever a module does that a graph cannot hold
             reason = str(error).strip().partition("\n")[0]
-            warnings.warn(f"decoding without CUDA graphs, which is slower: {reason}", stacklevel=2)
+            warn(f"decoding without CUDA graphs, which is slower: {reason}")
             self._capture = None
             return step
 

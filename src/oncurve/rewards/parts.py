@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from oncurve.errors import DataError, RewardError
+from oncurve.output import make_visible
 from oncurve.rewards.callables import OFFERED, TRL_NAMES, VERL_TRUTH
 from oncurve.rewards.settings import Accepts, RewardSettings, Runner
 from oncurve.spec import suggest
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 log = logging.getLogger("oncurve.rewards")
+log.addFilter(make_visible)
 
 LARGEST_REWARD = 1e300
 """Rewards are sums and means of at most 10^8 others: up to here no such sum leaves the range of a float."""

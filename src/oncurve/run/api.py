@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from torch import nn
 
+from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation
@@ -21,7 +21,7 @@ from oncurve.run.checks import check_complete
 from oncurve.run.directory import RunDirectory
 from oncurve.run.forecasting import check_memory
 from oncurve.run.loading import load_config
-from oncurve.run.session import create_directory, finish, restore, say
+from oncurve.run.session import create_directory, finish, restore
 from oncurve.spec import Component
 from oncurve.trainer import StepResult
 
@@ -152,7 +152,7 @@ def train(
         RunDirectory.check_free(Path(out))
         config.data.check_keepable()
     if loaded is None:
-        say(Console(highlight=False), *check_memory(config))
+        say(Screen(), *check_memory(config))
     trained = TrainedRun(assemble(config, base, given))
     return _run(trained, out, on_step)
 
@@ -184,7 +184,7 @@ def resume(
     check_complete(config, model_given=loaded is not None)
     held = RunDirectory.open(path)
     given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
-    console = Console(highlight=False)
+    console = Screen()
     try:
         trained = TrainedRun(assemble(config, base, given))
     except BaseException:
@@ -206,7 +206,7 @@ def _run(trained: TrainedRun, out: str | Path | None, on_step: Callable[[StepRes
     try:
         if out is not None:
             create_directory(trained.run, Path(out))
-        trained.stopped_by = finish(trained.run, Console(highlight=False), *_observers(trained, on_step))
+        trained.stopped_by = finish(trained.run, Screen(), *_observers(trained, on_step))
     except BaseException:
         trained.close()
         raise

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from oncurve.data import example_to_json
+from oncurve.display import Screen, say
 from oncurve.durable import AppendLog
 from oncurve.errors import ConfigError, DataError
 from oncurve.rollout import Policy
@@ -16,7 +15,6 @@ from oncurve.run.checks import check_complete
 from oncurve.run.config import RunConfig
 from oncurve.run.iterations import Kind, Sources, labeller
 from oncurve.run.loading import load_config
-from oncurve.run.session import say
 from oncurve.spec import usable_path
 from oncurve.types import Group
 
@@ -44,7 +42,7 @@ def label_samples(
         raise DataError(f"{out} exists and is not overwritten; choose another --out")
     config, base = load_config(recipe, overrides)
     check_complete(config)
-    console = Console(highlight=False)
+    console = Screen()
     with assemble(config, base) as run:
         names = [part.name for part in run.rewards.parts]
         if judge is None and len(names) > 1:

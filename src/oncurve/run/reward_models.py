@@ -19,6 +19,7 @@ from rich.console import Console
 from oncurve import durable
 from oncurve.data import JUDGEMENT_KINDS, Judgements
 from oncurve.data.judgements import Preferences
+from oncurve.display import Screen, say
 from oncurve.errors import CheckpointError, ConfigError, DataError, command
 from oncurve.evaluate.first_wrong import FirstWrong, judge_first_wrong
 from oncurve.learner.reward_model import (
@@ -35,7 +36,7 @@ from oncurve.run.config import CheckpointSettings
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
 from oncurve.run.loading import load, to_toml
 from oncurve.run.schema import Schema, Section, fixed
-from oncurve.run.session import free_directory, say
+from oncurve.run.session import free_directory
 from oncurve.spec import Component
 from oncurve.trainer.reward_training import RewardTraining, updates_of
 from oncurve.types import LabelledSteps
@@ -190,7 +191,7 @@ def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) 
     with closing(directory):
         directory.keep_config(to_toml(config, REWARD_MODEL))
         prepared.training.folder = out
-        return _finish(prepared, Console(highlight=False))
+        return _finish(prepared, Screen())
 
 
 def resume_reward_model(directory: Path) -> str | None:
@@ -200,7 +201,7 @@ def resume_reward_model(directory: Path) -> str | None:
     """
     RunDirectory.check_run(directory)
     config, base = load_reward_recipe(directory / "config.toml")
-    console = Console(highlight=False)
+    console = Screen()
     with closing(RunDirectory.open(directory)):
         prepared = _prepare(config, base)
         training = prepared.training

@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from oncurve.data import InMemory
-from oncurve.display import Progress
-from oncurve.display.text import printable
+from oncurve.display import Progress, Screen, say
 from oncurve.errors import CheckpointError, command
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
@@ -23,7 +22,7 @@ from oncurve.run.plan import plan
 from oncurve.spec import usable_path
 from oncurve.trainer import StepResult
 
-__all__ = ["create_directory", "finish", "free_directory", "restore", "resume_run", "say", "stopped_at", "train_recipe"]
+__all__ = ["create_directory", "finish", "free_directory", "restore", "resume_run", "stopped_at", "train_recipe"]
 
 ROWS = "data.jsonl"
 
@@ -36,7 +35,7 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
     check_complete(config)
     out = out or free_directory(config.run.name or "run")
     RunDirectory.check_free(out)
-    console = Console(highlight=False)
+    console = Screen()
     say(console, *check_memory(config))
     with assemble(config, base) as run:
         create_directory(run, out)
@@ -50,7 +49,7 @@ def resume_run(directory: Path) -> str | None:
     """
     RunDirectory.check_run(directory)
     config, base = load_config(directory / "config.toml")
-    console = Console(highlight=False)
+    console = Screen()
     with closing(RunDirectory.open(directory)) as held:
         if held.is_finished(config.run.steps):
             say(console, f"{directory} is finished: all {config.run.steps} steps are done", *_products(directory))
@@ -127,12 +126,6 @@ def _products(path: Path) -> list[str]:
         *([f"reward  {judge}   (the reward model after the last iteration)"] if judge.is_dir() else []),
         f"report  {path / 'report.html'}",
     ]
-
-
-def say(console: Console, *lines: str) -> None:
-    """Lines as they are: no markup, no colours made of what a path or a model's name happens to look like."""
-    for line in lines:
-        console.print(printable(line, console), markup=False, highlight=False, soft_wrap=True)
 
 
 def free_directory(name: str) -> Path:

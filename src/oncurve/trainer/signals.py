@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step within a grace time, else abandon it; the second signal ends at once."""
+"""Ctrl-C, SIGTERM, SIGHUP: finish the step within a grace time, else abandon it; the second signal ends at once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType, TracebackType
+
+from oncurve import output
 
 __all__ = ["StepAbandonedError", "StopSignals"]
 
-SHOW_CURSOR = "\x1b[?25h"
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StepAbandonedError(BaseException):
@@ -22,7 +24,10 @@ class StepAbandonedError(BaseException):
 
 
 class StopSignals:
-    """While active, the first SIGINT or SIGTERM sets `requested`; a step that runs `grace_seconds` longer is dropped.
+    """While active, the first of `STOPPING` sets `requested`; a step that runs `grace_seconds` longer is dropped.
+
+    The second one ends the command's own process (`output.own_process`) at once. A process that only calls oncurve, a
+    notebook's kernel say, goes on: SIGINT raises KeyboardInterrupt there as it does without us, the others SystemExit.
 
     Outside the main thread (a notebook's worker, a test) Python delivers no signals, and nothing is installed.
     The last checkpoint is valid in every case, because checkpoints are renamed into place whole.
@@ -36,10 +41,11 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPPING:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell starts what runs in the background
                     self._before[number] = signal.signal(number, self._stop)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._abandon)
+            self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader that is gone
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -54,26 +60,28 @@ class StopSignals:
         self._saving = True
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        yield
-        self._saving = False
+        try:
+            yield
+        finally:
+            self._saving = False
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:
-            _say("ended at once; checkpoints are whole", cursor=True)
-            os._exit(128 + number)  # the second signal: at once, whatever is running
+            self._end(signal.Signals(number))
         self.requested = signal.Signals(number)
-        _say(f"{self.requested.name}: finishing this step, {self.grace_seconds:g} seconds at most; again ends at once")
+        grace = f"{self.grace_seconds:g} seconds at most"
+        output.urgent(f"oncurve: {self.requested.name}: finishing this step, {grace}; again ends at once")
         if not self._saving:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace_seconds, 1e-3))
 
+    def _end(self, number: signal.Signals) -> None:
+        """The second signal: at once, whatever is running."""
+        if output.process_is_own():
+            output.urgent("oncurve: ended at once; checkpoints are whole", last=True)
+            os._exit(128 + number)
+        if number is signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
     def _abandon(self, number: int, frame: FrameType | None) -> None:
         raise StepAbandonedError
-
-
-def _say(text: str, cursor: bool = False) -> None:
-    """A line on stderr, past Python's buffers: a handler may interrupt one that is being written to.
-
-    `cursor`: show the cursor again, which a live display had hidden and cannot show any more.
-    """
-    with suppress(OSError):
-        os.write(2, f"\n{SHOW_CURSOR if cursor and os.isatty(2) else ''}oncurve: {text}\n".encode())

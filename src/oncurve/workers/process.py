@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from oncurve.output import worker_stderr
 from oncurve.workers.serve import END
 
 _PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: it knows how the worker ended
@@ -98,6 +99,7 @@ class Worker:
                 pass_fds=(for_child, from_child),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the worker makes it stderr
+                stderr=worker_stderr(),
                 # A group to kill, which no Ctrl-C of the terminal reaches. Not a session: cores are shared out
                 # by session first, and workers would take more than their part from a parent that is sampling.
                 process_group=0,
