@@ -17,6 +17,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import warnings
@@ -235,8 +236,13 @@ _own = False
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """Inside, this process is the command's own, and may be ended. Python code that calls oncurve keeps its process."""
+    """Inside, this process is the command's own, and may be ended. Python code that calls oncurve keeps its process.
+
+    A reader that is gone is an error of a write from here on, not the end of the process.
+    """
     global _own
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it, unless the caller changed it
     before, _own = _own, True
     try:
         yield

@@ -40,6 +40,16 @@ class _Pair(ABC):
         """See `Learner.version`: the policy's."""
         return self.actor.version
 
+    @property
+    def changes(self) -> int:
+        """See `Learner.changes`: the policy's, and the critic's optimizer steps."""
+        return self.actor.changes + self._critic_steps
+
+    @property
+    @abstractmethod
+    def _critic_steps(self) -> int:
+        """Steps of the critic's optimizer, counted before a tensor changes."""
+
     def policy(self) -> CausalModel:
         """See `Learner.policy`."""
         return self.actor.policy()
@@ -116,6 +126,10 @@ class ActorCritic(_Pair):
         judged.metrics.merge(moved.metrics)
         return UpdateResult(judged.metrics, moved.skipped, moved.reason)
 
+    @property
+    def _critic_steps(self) -> int:
+        return self.critic.optimizer.steps
+
     def _critic_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return self.critic.state()
 
@@ -159,6 +173,10 @@ class SharedActorCritic(_Pair):
         self.optimizer.step(self._rate, norm, self._max_norm)
         result.metrics.add("critic_grad_norm", norm)
         return result
+
+    @property
+    def _critic_steps(self) -> int:
+        return self.optimizer.steps
 
     def _critic_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return self.optimizer.state(), {"steps": self.optimizer.steps}

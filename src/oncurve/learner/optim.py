@@ -123,8 +123,9 @@ class MasterAdamW:
         Half-precision parameters follow their masters.
         """
         scale = max_norm / (norm + 1e-6) if max_norm > 0 else 1.0
-        self._adamw.step(self.gradients(), scale, learning_rate, self.steps + 1)
-        self.steps += 1
+        gradients = self.gradients()
+        self.steps += 1  # before the first weight changes: a step that fails half-way is told by it
+        self._adamw.step(gradients, scale, learning_rate, self.steps)
         self.zero_grad()
 
     def state(self) -> dict[str, Tensor]:

@@ -267,8 +267,8 @@ class LocalLearner:
             self.config.warmup_steps,
             self.config.schedule,
         )
-        self._attempts += 1
         norm, loss = self.optimizer.gradient_norm(), float(accumulated.loss)
+        self._attempts += 1
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return self._skip(loss, norm)
         self.optimizer.step(rate, norm, self.config.max_grad_norm)
@@ -323,6 +323,11 @@ class LocalLearner:
             self.budget.tokens = min(self.budget.tokens, int(meta["tokens_per_micro_batch"]))
         if self.reference is not None:
             self.reference.version = int(meta.get("reference_version", 0))  # once it could not move
+
+    @property
+    def changes(self) -> int:
+        """See `Learner.changes`: attempts, steps, and moves of the reference."""
+        return self._attempts + self.optimizer.steps + self.reference_version
 
     @property
     def reference_version(self) -> int:

@@ -50,6 +50,15 @@ class Learner(Protocol):
         """The inverse of `state`, bit for bit."""
 
     @property
+    def changes(self) -> int:
+        """How often anything of `state()`, or the reference, has begun to change.
+
+        Counted before the first tensor changes: where it is what it was, `state()` is what it was, whatever was raised
+        in between. A skipped update counts too, because the schedule moves on.
+        """
+        ...
+
+    @property
     def reference_version(self) -> int:
         """How often the reference has moved; 0: it is as it was given, or there is none."""
 

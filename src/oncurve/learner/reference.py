@@ -108,6 +108,7 @@ class Reference:
         Raises ModelError, with nothing changed, where the reference is another model than the policy.
         """
         check_can_follow(policy, self.model)
+        self.version += 1  # before the first tensor changes: a move that fails half-way is told by it
         now = dict(policy.module.named_parameters())
         for name, parameter in self.model.module.named_parameters():
             if mixup == 1 or not parameter.is_floating_point():
@@ -119,7 +120,6 @@ class Reference:
             average = self._averages.get(name, parameter)
             average.lerp_(masters[name].to(average.device), mixup)
             parameter.copy_(average)
-        self.version += 1
 
     def state(self) -> dict[str, Tensor]:
         """Every parameter by name, or in its place the float32 average that it follows. Views, until the next move."""

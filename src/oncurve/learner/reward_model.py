@@ -170,6 +170,11 @@ class RewardLearner:
         """How much rewards are drawn towards 0."""
         return self.settings.center if isinstance(self.settings, OutcomeModel) else 0.0
 
+    @property
+    def changes(self) -> int:
+        """How often anything of `state()` has begun to change, counted before the first tensor does."""
+        return self._attempts + self.optimizer.steps
+
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
         """The examples that the classifier can read and that teach it something. Raises ModelError, DataError."""
         return [example for example in examples if self._read(example) is not None]
@@ -186,10 +191,10 @@ class RewardLearner:
         rate = scheduled_rate(
             self.settings.learning_rate, self._attempts, self.total_updates, 0, self.settings.schedule
         )
-        self._attempts += 1
         metrics = Metrics()
         self.optimizer.zero_grad()
         losses = self._measured(examples, metrics, backward=True)
+        self._attempts += 1
         if not losses:
             return UpdateResult(metrics)
         loss = sum(losses)

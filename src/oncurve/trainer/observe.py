@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from oncurve.metrics import Metrics
 from oncurve.types import Group, TrainBatch
 
-__all__ = ["UntrainedUpdates", "observe_batch", "observe_groups", "peak_memory_bytes", "timer"]
+__all__ = ["UntrainedUpdates", "observe_batch", "observe_groups", "peak_memory_bytes", "split_advantages", "timer"]
 
 log = logging.getLogger("oncurve.trainer")
 
@@ -27,6 +28,14 @@ def timer(metrics: Metrics, phase: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     metrics.add(f"seconds_{phase}", time.perf_counter() - started)
+
+
+def split_advantages(batch: TrainBatch, groups: Sequence[Group], usable: Sequence[Group]) -> tuple[Tensor | None, ...]:
+    """The batch's advantages `(B, T)` as one `(n, T)` per group; None for a group that is not among the `usable`."""
+    assert batch.advantages is not None
+    sizes = [len(group.completions) for group in usable]
+    found = {id(group): rows for group, rows in zip(usable, torch.split(batch.advantages, sizes), strict=True)}
+    return tuple(found.get(id(group)) for group in groups)
 
 
 def peak_memory_bytes() -> int:

@@ -6,7 +6,6 @@ The order of the examples is a function of seed and pass, so where a training st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from oncurve.errors import CheckpointError, DataError, TrainingError
 from oncurve.learner.reward_model import Example, RewardLearner
 from oncurve.metrics import Metrics
 from oncurve.randomness import permutation
-from oncurve.trainer.signals import StepAbandonedError, StopSignals
+from oncurve.trainer.signals import StopSignals
 
 __all__ = ["RewardTraining", "batch_of", "fit", "updates_of"]
 
@@ -100,6 +99,7 @@ class RewardTraining:
         self._saved = -1
         self._log: durable.AppendLog | None = None
         self._skipped = 0
+        self._settled: tuple[int, int] | None = None
 
     def restore(self) -> list[str]:
         """Take up the newest checkpoint that verifies; a line for each that was passed over. Raises CheckpointError."""
@@ -121,11 +121,15 @@ class RewardTraining:
         return notes
 
     def train(self, tell: Callable[[int, dict[str, float]], None]) -> str | None:
-        """The updates that are left; `tell` hears of every line of the log. The signal that stopped it, or None."""
+        """The updates that are left; `tell` hears of every line of the log. The signal that stopped it, or None.
+
+        Whatever ends it, the last finished update is in a checkpoint then, unless weights have begun to change since.
+        """
         if self.folder is not None and self._log is None:
             self._log = durable.AppendLog(self.folder / "metrics.jsonl", offset=0)
         size = self.learner.settings.batch_size
-        with StopSignals(30.0) as signals, suppress(StepAbandonedError):
+        self._settle()
+        with StopSignals(30.0) as signals, signals.at_the_end(self._save):
             while self.done < self.updates and signals.requested is None:
                 indices = batch_of(self.done, len(self.examples), size, self.seed)
                 metrics = Metrics()
@@ -135,22 +139,36 @@ class RewardTraining:
                     self._write(metrics, tell)
                     if self.keep_every and self.done % self.keep_every == 0:
                         self._save()
-            with signals.unabandoned():
-                self._save()
+        self.close()
+        return signals.requested.name if signals.requested else None
+
+    @property
+    def newest(self) -> int:
+        """The update of the newest checkpoint; 0: there is none."""
+        return max(self._saved, 0)
+
+    def close(self) -> None:
+        """Close the log. Twice is allowed."""
         if self._log is not None:
             self._log.close()
             self._log = None
-        return signals.requested.name if signals.requested else None
+
+    def _settle(self) -> None:
+        """Everything is as the last finished update left it, and its line is written: a checkpoint may be."""
+        self._settled = (self.done, self.learner.changes)
 
     def _write(self, metrics: Metrics, tell: Callable[[int, dict[str, float]], None]) -> None:
         due = self.done == self.updates or (self.every and self.done % self.every == 0)
         line = {"step": float(self.done), **metrics.result(), **(self.evaluate() if due else {})}
         if self._log is not None:
             self._log.append(line)
+        self._settle()
         tell(self.done, line)
 
     def _save(self) -> None:
         if self.folder is None or self._log is None or self._saved == self.done:
+            return
+        if self._settled != (self.done, self.learner.changes):
             return
         self._log.sync()
         tensors, meta = self.learner.state()

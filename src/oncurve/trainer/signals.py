@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 from oncurve import output
@@ -64,6 +64,23 @@ class StopSignals:
             yield
         finally:
             self._saving = False
+
+    @contextmanager
+    def at_the_end(self, save: Callable[[], None]) -> Iterator[None]:
+        """Inside, an abandoned step ends the block quietly; whatever ends it, `save` is called then.
+
+        Where an error ended it, that is raised, whatever becomes of `save`.
+        """
+        try:
+            yield
+        except StepAbandonedError:
+            pass
+        except BaseException:
+            with self.unabandoned(), suppress(Exception):
+                save()
+            raise
+        with self.unabandoned():
+            save()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:

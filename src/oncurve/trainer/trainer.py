@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from oncurve.batching import collate, minibatches
@@ -19,10 +17,10 @@ from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.control import KLControl
 from oncurve.trainer.credit import credited
 from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
-from oncurve.trainer.observe import UntrainedUpdates, observe_batch, observe_groups, timer
+from oncurve.trainer.observe import UntrainedUpdates, observe_batch, observe_groups, split_advantages, timer
 from oncurve.trainer.protocols import Advantage, Outer, Scorer, Scoring, Stream
 from oncurve.trainer.recorder import Recorder
-from oncurve.trainer.signals import StepAbandonedError, StopSignals
+from oncurve.trainer.signals import StopSignals
 from oncurve.trainer.state import TrainerState
 from oncurve.types import Group, TokenWeights, TrainBatch
 
@@ -80,18 +78,26 @@ class Trainer:
     observers: tuple[Callable[[StepResult], None], ...] = ()
     environment: dict[str, object] | None = None
     untrained: UntrainedUpdates = field(default_factory=UntrainedUpdates)
+    _settled: tuple[int, int] | None = None
 
     def train(self) -> str | None:
-        """Run the steps that are left. Returns the name of the signal that stopped the run early, or None."""
-        with StopSignals(self.config.grace_seconds) as signals, suppress(StepAbandonedError):
+        """Run the steps that are left. Returns the name of the signal that stopped the run early, or None.
+
+        Whatever ends it, the last finished step is in a checkpoint then, unless weights have begun to change since.
+        """
+        self.settle()
+        with StopSignals(self.config.grace_seconds) as signals, signals.at_the_end(self.save):
             while self.state.step < self.config.steps and signals.requested is None:  # 4   for step = 1 ... M
                 self.outer.begin(self.state)  # 2, 3   where an iteration begins: pi_ref <- pi_theta
+                self.settle()
                 result = self.judge(self.outer.end(self.step()))  # 5-11; 12   where it ends: the reward model
                 with signals.unabandoned():
                     self.finish(result)
-            with signals.unabandoned():
-                self.save()  # the end of the run, or a stop between two checkpoints
         return signals.requested.name if signals.requested else None
+
+    def settle(self) -> None:
+        """Everything is as the last finished step left it, and recorded: a checkpoint may be written."""
+        self._settled = (self.state.step, self.learner.changes)
 
     def step(self) -> StepResult:
         """One policy step: DeepSeekMath (arXiv:2402.03300), Algorithm 1, lines 5-11."""
@@ -104,6 +110,9 @@ class Trainer:
         batch = self.kl.penalise(batch, self.state.kl_coef, metrics)
         batch = credited(batch, self.advantage)  # 9   one advantage per token
         observe_batch(metrics, batch)
+        advantages = split_advantages(batch, groups, usable)
+        if self.recorder is not None:  # before a weight changes: a full disk costs no step that was learned from
+            self.recorder.rollouts(self.state.step + 1, groups, advantages)
         skipped, version = self.state.skipped_in_a_row, self.learner.version
         with timer(metrics, "update"):
             for number, minibatch in enumerate(self.minibatches(batch)):  # 10   mu passes
@@ -124,9 +133,6 @@ class Trainer:
             kl_coef=self.kl.next(batch, self.state.kl_coef),
             seconds=self.state.seconds + time.perf_counter() - started,
         )
-        assert batch.advantages is not None
-        split = iter(torch.split(batch.advantages, [len(group.completions) for group in usable]))
-        advantages = tuple(next(split) if self.is_usable(group) else None for group in groups)
         return StepResult(self.state.step, self.summary(metrics, started), tuple(groups), advantages)
 
     def collect(self, metrics: Metrics) -> tuple[list[Group], int]:
@@ -219,16 +225,17 @@ class Trainer:
     def finish(self, result: StepResult) -> None:
         """After a step: record it, write a checkpoint where one is due, tell the observers."""
         if self.recorder is not None:
-            self.recorder.rollouts(result.step, result.groups, result.advantages)
             self.state = replace(self.state, metrics_bytes=self.recorder.metrics(result.metrics))
+        self.settle()
         if self.config.checkpoint_every and result.step % self.config.checkpoint_every == 0:
             self.save()
         for observer in self.observers:
             observer(result)
 
     def save(self) -> None:
-        """Write a checkpoint, unless the newest is of this step."""
-        if self.checkpoints is not None and self.checkpoints.newest != self.state.step:
+        """Write a checkpoint, unless the newest is of this step, or something has changed since the last whole one."""
+        whole = self._settled == (self.state.step, self.learner.changes)
+        if whole and self.checkpoints is not None and self.checkpoints.newest != self.state.step:
             if self.recorder is not None:
                 self.recorder.sync()
             self.checkpoints.save(self.learner, self.outer, self.state, self.environment or {})
