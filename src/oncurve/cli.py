@@ -88,11 +88,16 @@ def train(
 
 
 @app.command()
-def resume(directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")]) -> None:
+def resume(
+    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Go on although settings or data have changed: not exact.")
+    ] = False,
+) -> None:
     """Go on with a run that was stopped or killed, exactly where it was."""
     from oncurve.run.resuming import resume_any
 
-    _exit_with(resume_any(directory))
+    _exit_with(resume_any(directory, changed))
 
 
 @app.command("eval")

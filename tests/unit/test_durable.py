@@ -174,8 +174,8 @@ def test_prune_keeps_the_newest_intact_ones_and_clears_leftovers(tmp_path: Path)
     for step in range(1, 6):
         write_directory(tmp_path / f"step-{step}", {"a": b"%d" % step})
     (tmp_path / "step-5" / "a").write_bytes(b"torn!")
-    (tmp_path / ".tmp-step-6-1-ab").mkdir()
-    (tmp_path / ".tmp-file").write_bytes(b"")
+    (tmp_path / ".tmp-step-6-1-0123abcd").mkdir()
+    (tmp_path / ".tmp-file-12-0123abcd").write_bytes(b"")
     (tmp_path / "frozen").mkdir()
     removed = prune(tmp_path, "step-", keep=2)
     assert sorted(path.name for path in removed) == ["step-1", "step-2"]
@@ -220,7 +220,7 @@ def test_frozen_tensors_that_no_record_names_are_discarded(tmp_path: Path) -> No
     frozen = tmp_path / "frozen"
     assert discard(frozen, []) == []
     one, two, three = (store(frozen, {"w": torch.full((3,), float(value))}) for value in range(3))
-    (frozen / ".tmp-frozen-1-ab").write_bytes(b"half")
+    (frozen / ".tmp-frozen-1-0123abcd").write_bytes(b"half")
     assert discard(frozen, [to_json({"reference": one}), b"damaged " + two.encode()]) == [frozen / three]
     assert sorted(os.listdir(frozen)) == sorted([one, two])
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from oncurve.durable.directory import MANIFEST, Newest, newest_valid, numbered, prune, sweep, verify, write_directory
 from oncurve.durable.files import (
+    LEFTOVER,
     StorageError,
     discard,
     fetch,
+    own_folder,
     problem_with_stored,
     read_json,
     read_tensors,
@@ -24,19 +26,25 @@ from oncurve.durable.files import (
     to_json,
     write_file,
 )
+from oncurve.durable.guard import LockedError, foreign, hold
 from oncurve.durable.log import AppendLog, read_log
 from oncurve.durable.tensors import LazyTensors
 
 __all__ = [
+    "LEFTOVER",
     "MANIFEST",
     "AppendLog",
     "LazyTensors",
+    "LockedError",
     "Newest",
     "StorageError",
     "discard",
     "fetch",
+    "foreign",
+    "hold",
     "newest_valid",
     "numbered",
+    "own_folder",
     "problem_with_stored",
     "prune",
     "read_json",

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from oncurve.durable.files import (
-    TEMPORARY,
+    LEFTOVER,
+    own_folder,
     problem_with,
     require_space,
     sha256,
@@ -94,7 +95,11 @@ def numbered(directory: Path, prefix: str = "step-") -> list[tuple[int, Path]]:
     if not directory.is_dir():
         return []
     pattern = re.compile(re.escape(prefix) + r"(\d+)")
-    matches = ((pattern.fullmatch(entry.name), entry) for entry in directory.iterdir() if entry.is_dir())
+    matches = (
+        (pattern.fullmatch(entry.name), entry)
+        for entry in directory.iterdir()
+        if entry.is_dir() and not entry.is_symlink()
+    )
     return sorted((int(match[1]), entry) for match, entry in matches if match)
 
 
@@ -127,6 +132,7 @@ def prune(directory: Path, prefix: str, keep: int) -> list[Path]:
         raise ValueError(f"keep must be at least 1, not {keep}")
     removed = []
     kept = 0
+    own_folder(directory)
     with storage_errors(directory, 0):
         for _, path in reversed(numbered(directory, prefix)):
             if kept < keep:
@@ -142,12 +148,15 @@ def prune(directory: Path, prefix: str, keep: int) -> list[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Remove the temporary files and directories that killed writers left in `directory`."""
-    if not directory.is_dir():
+    """Remove the temporary files and directories that killed writers left in `directory`; none of another name.
+
+    Raises StorageError where `directory` is a symbolic link.
+    """
+    if not own_folder(directory).is_dir():
         return
     for entry in directory.iterdir():
-        if entry.name.startswith(TEMPORARY):
-            if entry.is_dir():
+        if LEFTOVER.fullmatch(entry.name):
+            if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)

@@ -22,6 +22,9 @@ from oncurve.durable.tensors import write_tensors
 from oncurve.errors import CheckpointError, UserError
 
 TEMPORARY = ".tmp-"
+LEFTOVER = re.compile(r"\.tmp-.+-\d+-[0-9a-f]{8}|\.saving-[a-z0-9_]{8}")
+"""What `temporary_beside` calls things, and `oncurve.models.save` its folder."""
+_STORED = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
 class StorageError(UserError):
@@ -72,7 +75,7 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file. Raises CheckpointError, naming the file."""
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
@@ -130,13 +133,24 @@ def discard(directory: Path, records: Iterable[bytes]) -> list[Path]:
     """
     said = list(records)
     removed = []
+    own_folder(directory)
     with storage_errors(directory, 0):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-            leftover = path.name.startswith(TEMPORARY)
-            if leftover or not any(path.name.encode() in record for record in said):
+            leftover = LEFTOVER.fullmatch(path.name) is not None
+            stored = _STORED.fullmatch(path.name) is not None
+            if leftover or (stored and not any(path.name.encode() in record for record in said)):
                 path.unlink(missing_ok=True)
                 removed += [] if leftover else [path]
     return removed
+
+
+def own_folder(path: Path) -> Path:
+    """`path`, which is a folder or does not exist. Raises StorageError where it is a link: what is removed would be
+    another folder's.
+    """
+    if path.is_symlink():
+        raise StorageError(f"{path} is a symbolic link; nothing behind it is removed. Put the folder itself there.")
+    return path
 
 
 def temporary_beside(path: Path) -> Path:

@@ -28,7 +28,8 @@ class AppendLog:
         with storage_errors(path, 0):
             path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not path.exists()
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link would have another file cut off
+            self._descriptor = os.open(path, flags, 0o666)
             if is_new:
                 sync_directory(path.parent)
             size = os.fstat(self._descriptor).st_size
@@ -37,6 +38,14 @@ class AppendLog:
                 raise CheckpointError(f"{path} has {size} bytes, but {offset} were written before the checkpoint")
             self._offset = _end_of_last_line(self._descriptor, size) if offset is None else offset
             os.ftruncate(self._descriptor, self._offset)
+
+    @classmethod
+    def reopened(cls, path: Path, offset: int) -> tuple[AppendLog, list[str]]:
+        """The log cut back to `offset`, and what there is to say: one that has lost lines costs these, and no more."""
+        try:
+            return cls(path, offset), []
+        except CheckpointError as error:
+            return cls(path), [f"{error}: the lines in between are lost, and the run goes on without them"]
 
     @property
     def offset(self) -> int:
@@ -83,17 +92,26 @@ class AppendLog:
         self.close()
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of an append log; a torn last line is left out. Raises CheckpointError, naming file and line."""
+def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
+    """The records of an append log; a torn last line is left out.
+
+    Raises CheckpointError, naming file and line; with `damaged` a line that is no record is left out instead.
+    """
     records = []
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
-        for number, line in enumerate(lines, start=1):  # noqa: B007 - the message names the line
-            records.append(json.loads(line))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}, line {number}: not JSON: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("expected an object")
+        except (ValueError, RecursionError) as error:
+            if not damaged:
+                raise CheckpointError(f"{path}, line {number}: not JSON: {error}") from error
+        else:
+            records.append(record)
     return records
 
 

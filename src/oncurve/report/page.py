@@ -53,7 +53,7 @@ def write_report(directory: Path, notices: Sequence[str] = ()) -> Path:
     """Write `report.html` into a run's directory from what lies there; returns its path.
 
     `notices` are sentences to put at the top, such as why nothing was learned. Can be called while the run goes on.
-    Raises RunDirectoryError (not a run), CheckpointError (a damaged file), StorageError.
+    Raises RunDirectoryError (not a run), CheckpointError (metrics.jsonl cannot be read), StorageError.
     """
     path = directory / "report.html"
     durable.write_file(path, render_report(read_run(directory), notices).encode("utf-8", "replace"))
@@ -76,7 +76,7 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
         name=visible(str(_at(run.config or {}, "run", "name") or run.directory.resolve().name)),
         facts=[visible(fact) for fact in _facts(run)],
         tiles=_tiles(run),
-        notices=[visible(notice) for notice in notices],
+        notices=[visible(notice) for notice in (*notices, *run.damage)],
         charts=_charts(featured, metrics),
         more_charts=_charts([key for key in keys if key not in featured], metrics),
         begin=shown_groups(run, run.steps[:1]),

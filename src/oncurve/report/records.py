@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from oncurve.durable import read_json, read_log
-from oncurve.errors import RunDirectoryError
+from oncurve.errors import CheckpointError, RunDirectoryError
 from oncurve.types import Completion, Group, Score
 
 __all__ = ["RunRecord", "group_record", "read_run"]
@@ -118,6 +118,7 @@ class RunRecord:
     metrics      one mapping a step, in order            rollouts     step -> the file that holds its groups
     config       `config.toml`, parsed and as text       environment  `environment.json`
     evaluation   `evaluation.json`: {"before": Evaluation.to_json(), "after": ..., "gain": [value, low, high]}
+    damage       a sentence for each of these files that is damaged, and left out as far as it is
     """
 
     directory: Path
@@ -127,6 +128,7 @@ class RunRecord:
     config_text: str = ""
     environment: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
+    damage: tuple[str, ...] = ()
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -135,13 +137,14 @@ class RunRecord:
 
     def groups(self, step: int) -> list[dict[str, Any]]:
         """The groups of one step, as `group_record` wrote them. Raises KeyError for a step that is not there."""
-        return read_log((self.rollouts or {})[step])
+        return read_log((self.rollouts or {})[step], damaged=True)
 
 
 def read_run(directory: Path) -> RunRecord:
     """Read a run directory; a running one too (a torn last line is left out), and one that has just begun.
 
-    Raises RunDirectoryError: no such folder, or nothing of a run in it. CheckpointError: a file is damaged.
+    A damaged file costs itself, and is named in `damage`.
+    Raises RunDirectoryError: no such folder, or nothing of a run in it. CheckpointError: metrics.jsonl cannot be read.
     """
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory} is not a folder. Name the --out of an earlier `oncurve train`.")
@@ -151,9 +154,10 @@ def read_run(directory: Path) -> RunRecord:
     if not metrics.is_file() and not config.is_file():
         raise RunDirectoryError(f"{directory} has neither metrics.jsonl nor config.toml: it is not a run of oncurve.")
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+    damage: list[str] = []
     return RunRecord(
         directory=directory,
-        metrics=tuple(read_log(metrics)) if metrics.is_file() else (),
+        metrics=_metrics(metrics, damage),
         rollouts={
             int(path.stem.removeprefix("step-")): path
             for path in (directory / "rollouts").glob("step-*.jsonl")
@@ -161,9 +165,39 @@ def read_run(directory: Path) -> RunRecord:
         },
         config=_parsed(text),
         config_text=text,
-        environment=read_json(environment) if environment.is_file() else {},
-        evaluation=read_json(evaluation) if evaluation.is_file() else {},
+        environment=_object(environment, damage),
+        evaluation=_object(evaluation, damage),
+        damage=tuple(damage),
     )
+
+
+def _metrics(path: Path, damage: list[str]) -> tuple[dict[str, float], ...]:
+    """The numbers of each step that can be read."""
+    if not path.is_file():
+        return ()
+    try:
+        records = read_log(path)
+    except CheckpointError as error:
+        damage.append(f"{error}; such lines are left out.")
+        records = read_log(path, damaged=True)
+    numbers = (int, float)
+    return tuple(
+        {key: value for key, value in record.items() if isinstance(value, numbers) and not isinstance(value, bool)}
+        for record in records
+    )
+
+
+def _object(path: Path, damage: list[str]) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none."""
+    try:
+        found = read_json(path) if path.is_file() else {}
+    except CheckpointError as error:
+        damage.append(f"{error}; it is left out.")
+        return {}
+    if not isinstance(found, dict):
+        damage.append(f"{path} holds no object; it is left out.")
+        return {}
+    return found
 
 
 def _parsed(text: str) -> dict[str, Any]:

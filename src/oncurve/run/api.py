@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -20,8 +21,9 @@ from oncurve.run.assemble import Given, Run, assemble
 from oncurve.run.checks import check_complete
 from oncurve.run.directory import RunDirectory
 from oncurve.run.forecasting import check_memory
+from oncurve.run.identity import take_up
 from oncurve.run.loading import load_config
-from oncurve.run.session import create_directory, finish, restore
+from oncurve.run.session import create_directory, finish, identity_of, restore
 from oncurve.spec import Component
 from oncurve.trainer import StepResult
 
@@ -33,6 +35,8 @@ Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
 @dataclass
 class TrainedRun:
     """What `train` returns: every step's metrics, the model as trained, and the run behind them.
+
+    The run has let go of its directory, so `resume` may go on with it. As a context it ends the reward workers.
 
     metrics     one dict a step, by declared key
     directory   the run directory; None where `out` was not given
@@ -70,8 +74,14 @@ class TrainedRun:
         self.run.save_model(Path(path))
 
     def close(self) -> None:
-        """End the reward workers and let go of the directory. `evaluate` cannot be called after it."""
+        """End the reward workers. `evaluate` cannot be called after it. Twice is allowed."""
         self.run.close()
+
+    def __enter__(self) -> TrainedRun:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
 
 ARGUMENT_OF = {
@@ -166,6 +176,7 @@ def resume(
     reference: nn.Module | None = None,
     reward: Reward | Sequence[Reward] | None = None,
     on_step: Callable[[StepResult], None] | None = None,
+    changed: bool = False,
 ) -> TrainedRun:
     """Go on with a run that was stopped or killed, exactly where it was; of a finished one nothing is done again.
 
@@ -174,8 +185,10 @@ def resume(
     What `train` was given as an object (a module, a reward function) no file can hold: give it again. The weights come
     from the checkpoint, whatever the module's are. `metrics` of the result are those of the whole run.
 
-    Raises RunDirectoryError: it is not a run, or another process holds it. CheckpointError: no checkpoint verifies.
-    ConfigError: an object is missing.
+    `changed`: go on although settings or data are not what they were when the run began, which is not exact.
+
+    Raises RunDirectoryError: it is not a run, another run holds it, or it has changed. CheckpointError: no checkpoint
+    verifies. ConfigError: an object is missing.
     """
     path = Path(directory)
     RunDirectory.check_run(path)
@@ -186,15 +199,19 @@ def resume(
     given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
     console = Screen()
     try:
+        finished = held.is_finished(config.run.steps)
+        identity, lines = (held.identity() or {}, []) if finished else take_up(held, identity_of(config, base), changed)
+        say(console, *lines)
         trained = TrainedRun(assemble(config, base, given))
     except BaseException:
         held.close()
         raise
     try:
-        restore(trained.run, held, console)
-        trained.metrics.extend(read_log(path / "metrics.jsonl"))
-        if trained.run.trainer.state.step < config.run.steps:
+        restore(trained.run, held, identity, console)
+        trained.metrics.extend(read_log(path / "metrics.jsonl", damaged=True))
+        if not finished:
             trained.stopped_by = finish(trained.run, console, *_observers(trained, on_step))
+        trained.run.let_go()
     except BaseException:
         trained.close()
         raise
@@ -207,6 +224,7 @@ def _run(trained: TrainedRun, out: str | Path | None, on_step: Callable[[StepRes
         if out is not None:
             create_directory(trained.run, Path(out))
         trained.stopped_by = finish(trained.run, Screen(), *_observers(trained, on_step))
+        trained.run.let_go()
     except BaseException:
         trained.close()
         raise

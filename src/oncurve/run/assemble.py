@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -63,7 +65,7 @@ class Run:
     prompts: Prompts
     eval_prompts: Prompts
     trainer: Trainer
-    reference_given: bool = False
+    given: Given = Given()
     iterations: Iterations | None = None
 
     def __enter__(self) -> Run:
@@ -73,14 +75,19 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """End the reward workers, close the logs, let go of the directory."""
+        """End the reward workers, close the logs, let go of the directory. Twice is allowed."""
         self.rewards.close()
-        if self.iterations is not None:
-            self.iterations.replay.close()
-        if self.trainer.recorder is not None:
-            self.trainer.recorder.close()
-        if self.directory is not None:
-            self.directory.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the logs and let go of the directory, whose `path` is still known: another run may go on with it."""
+        with ExitStack() as closing:  # all of them, whatever one raises
+            if self.directory is not None:
+                closing.callback(self.directory.close)
+            if self.trainer.recorder is not None:
+                closing.callback(self.trainer.recorder.close)
+            if self.iterations is not None:
+                closing.callback(self.iterations.replay.close)
 
     def train(self, *observers: Callable[[StepResult], None]) -> str | None:
         """Run the steps that are left; the name of the signal that ended it early, or None."""
@@ -95,7 +102,7 @@ class Run:
             eval_rows=len(self.eval_prompts),
             dropped=self.prompts.dropped,
             parameters=sum(parameter.numel() for parameter in self.loaded.model.module.parameters()),
-            reference_given=self.reference_given,
+            reference_given=self.given.reference is not None,
             reference_bytes=None if frozen is None else bytes_each * sum(tensor.numel() for tensor in frozen.values()),
             kept=self.directory is not None,
             exact_engine=is_exact(self.engine),
@@ -124,12 +131,12 @@ class Run:
             self.iterations.learner.save(path)
         return self.iterations is not None
 
-    def open_directory(self, directory: RunDirectory) -> None:
-        """Write into `directory` from now on: checkpoints, and what the steps leave behind."""
+    def open_directory(self, directory: RunDirectory, identity: Mapping[str, Any] | None = None) -> None:
+        """Write into `directory` from now on: checkpoints, which name the run they are of, and what steps leave."""
         self.directory = directory
         if self.iterations is not None:
             self.iterations.replay.folder = directory.path
-        self.trainer.checkpoints = Checkpoints(directory.checkpoints, self.config.checkpoint.keep)
+        self.trainer.checkpoints = Checkpoints(directory.checkpoints, self.config.checkpoint.keep, identity)
 
     def begin(self) -> None:
         """Start a new run in the open directory."""
@@ -142,14 +149,14 @@ class Run:
         assert self.directory is not None
         found = self.trainer.checkpoints.restore(self.learner, self.trainer.outer)
         if found is None:
-            lines = ["there is no checkpoint; the run begins again at step 1, and will be the same"]
+            lines = ["there is no checkpoint; the run begins again at step 1"]
         else:
             self.trainer.state, before, lines = found
             changes = environment_changes(before, self.trainer.environment or {})
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
         self.trainer.recorder = Recorder(self.directory.path, self.trainer.state)
-        return lines
+        return [*lines, *self.trainer.recorder.notes]
 
 
 def assemble(config: RunConfig, base: Path | None = None, given: Given | None = None) -> Run:
@@ -229,8 +236,7 @@ def _put_together(
         TrainerState(),
         environment=describe_environment(module_device(loaded.model.module).type),
     )
-    own = given.reference is not None
-    run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, own)
+    run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, given)
     if config.eval.every:
         trainer.evaluator = lambda step: run.evaluate(config.eval.n).to_metrics()
     return run

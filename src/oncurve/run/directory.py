@@ -1,21 +1,25 @@
-"""The run directory: made once, never overwritten, used by one process at a time.
+"""The run directory: made once, never overwritten, used by one run at a time, and never left for another folder.
 
 config.toml        the resolved configuration             environment.json   what the run was started with
 metrics.jsonl      one line a step                        rollouts/          every group of every step
 checkpoints/       what a resume needs                    model/             the policy in Hugging Face form
 report.html        the run on one page                    incidents/         batches of skipped updates
 replay.jsonl       what iterations taught the reward model         reward_model/      as the last one left it
+run.json           the run's id, and what its numbers depend on    data.jsonl         rows that were given in memory
+
+`config.toml` is written last: a folder without it holds the beginning of a run that was killed, and `create` takes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import json
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from oncurve import durable
 from oncurve.errors import RunDirectoryError, command
@@ -34,33 +38,61 @@ EXACT_KEYS = (
     "library_settings",
     "sample_results",
 )
+LOCK, CONFIG, ENVIRONMENT, IDENTITY, ROWS = ".lock", "config.toml", "environment.json", "run.json", "data.jsonl"
+MARK = b"oncurve run\n"
+BEGINNING = (ENVIRONMENT, IDENTITY, ROWS)
+FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
+FOLDERS = ("checkpoints", "checkpoints/frozen", "rollouts", "incidents", "model", "reward_model")
 
 
 class RunDirectory:
-    """A run's place on the disk. Holding it locks it: a second process is refused, not interleaved."""
+    """A run's place on the disk. Holding it locks it: a second run is refused, not interleaved."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: int, made: bool = False) -> None:
         self.path = path
-        self._lock = lock
+        self._lock: int | None = lock
+        self._made = made
 
     @classmethod
-    def create(cls, path: Path, environment: dict[str, Any]) -> RunDirectory:
-        """Make a new run at `path`, which must not exist or be an empty folder.
+    def create(cls, path: Path, environment: Mapping[str, Any]) -> RunDirectory:
+        """Make a new run at `path`: not there, an empty folder, or the beginning of a run that was killed.
 
         Raises RunDirectoryError when something is there already: nothing of an earlier run is ever overwritten.
         """
         cls.check_free(path)
+        made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"{path} cannot be made: {error.strerror}. Choose another --out.") from error
-        run = cls(path, _locked(path))
-        durable.write_file(path / "environment.json", durable.to_json(environment))
+        run = cls(path, _locked(path), made)
+        try:
+            cls.check_free(path)  # another process may have begun here in the meantime
+            run._forget_beginning()
+            durable.write_file(path / ENVIRONMENT, durable.to_json(environment))
+        except BaseException:
+            run.abandon()
+            raise
         return run
 
     def keep_config(self, config_toml: str) -> None:
         """Write `config.toml`, the last file of a run's beginning: a folder without it is no run."""
-        durable.write_file(self.path / "config.toml", config_toml.encode())
+        durable.write_file(self.path / CONFIG, config_toml.encode())
+
+    def abandon(self) -> None:
+        """Take back the beginning of a run, as far as `create` made it, and let go: nothing was begun."""
+        with contextlib.suppress(OSError):
+            if not (self.path / CONFIG).exists():
+                self._forget_beginning()
+                (self.path / LOCK).unlink(missing_ok=True)
+                if self._made:
+                    self.path.rmdir()
+        self.close()
+
+    def _forget_beginning(self) -> None:
+        for name in BEGINNING:
+            (self.path / name).unlink(missing_ok=True)
+        durable.sweep(self.path)
 
     @staticmethod
     def check_free(path: Path) -> None:
@@ -71,17 +103,33 @@ class RunDirectory:
             raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise RunDirectoryError(f"{existing} cannot be written to. Choose another --out, or mend its permissions.")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and any(path.iterdir()) and not _is_beginning(path):
             mend = f"Go on with it ({command('resume', path)}), or choose another --out."
-            if not (path / "config.toml").is_file():
+            if not (path / CONFIG).is_file():
                 mend = "It is not a run of oncurve. Choose another --out."
             raise RunDirectoryError(f"{path} exists and is not empty; nothing in it is overwritten. {mend}")
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """Hold an existing run. Raises RunDirectoryError when it is none, or another process holds it."""
+        """Hold an existing run, and remove what killed writers left in it.
+
+        Raises RunDirectoryError when it is none, another run holds it, or something in it leads out of it.
+        """
         cls.check_run(path)
-        return cls(path, _locked(path))
+        run = cls(path, _locked(path))
+        try:
+            wrong = durable.foreign(path, FILES, FOLDERS)
+            if wrong:
+                raise RunDirectoryError(
+                    "\n".join(wrong) + f"\nA run writes and removes only what is its own: put the real files and "
+                    f"folders into {path}, or let {path} itself be the link. Nothing was changed."
+                )
+            for folder in (path, *(path / name for name in FOLDERS[:4])):
+                durable.sweep(folder)
+        except BaseException:
+            run.close()
+            raise
+        return run
 
     @staticmethod
     def check_run(path: Path) -> None:
@@ -89,7 +137,12 @@ class RunDirectory:
         usable_path(path, "DIR")
         if not path.is_dir():
             raise RunDirectoryError(f"{path} is not a folder. Name the --out of an earlier `oncurve train`.")
-        if not (path / "config.toml").is_file():
+        if not (path / CONFIG).is_file():
+            if _is_beginning(path):
+                raise RunDirectoryError(
+                    f"{path} holds a run that was killed before its first step; there is nothing to go on with. "
+                    f"Start it again with the same command: `oncurve train` takes --out {path}."
+                )
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
     def is_finished(self, steps: int) -> bool:
@@ -103,23 +156,59 @@ class RunDirectory:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
+    def keep_identity(self, identity: Mapping[str, Any]) -> None:
+        """Write `run.json`."""
+        durable.write_file(self.path / IDENTITY, durable.to_json(dict(identity)))
+
+    def identity(self) -> dict[str, Any] | None:
+        """What `keep_identity` wrote; None where it is missing or damaged."""
+        return _object(self.path / IDENTITY)
+
+    def note(self, step: int, changes: Sequence[str]) -> None:
+        """Add to `environment.json` that the run went on after `step` with something changed. It may be damaged."""
+        known = _object(self.path / ENVIRONMENT) or {}
+        earlier = known.get("changed", [])
+        noted = [*(earlier if isinstance(earlier, list) else []), {"after_step": step, "what": list(changes)}]
+        durable.write_file(self.path / ENVIRONMENT, durable.to_json({**known, "changed": noted}))
+
     def close(self) -> None:
-        """Let go of the directory."""
-        self._lock.close()
+        """Let go of the directory. Twice is allowed."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
-def _locked(path: Path) -> IO[str]:
-    """The lock file, held exclusively until it is closed or the process ends, however it ends."""
+def _is_beginning(path: Path) -> bool:
+    """Whether a folder holds only what `create` writes before `config.toml`: its run was killed, or is starting."""
+    entries = {entry.name: entry for entry in path.iterdir()}
+    lock = entries.pop(LOCK, None)
+    if lock is None or lock.is_symlink() or not lock.is_file():
+        return False
+    marked = lock.stat().st_size == len(MARK) and lock.read_bytes() == MARK
+    known = BEGINNING if marked else (ENVIRONMENT,)  # the mark is the first thing that is written
+    return all(
+        (name in known or (marked and durable.LEFTOVER.fullmatch(name) is not None))
+        and entry.is_file()
+        and not entry.is_symlink()
+        for name, entry in entries.items()
+    )
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is none."""
     try:
-        lock = (path / ".lock").open("w")
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be written to: {error.strerror}.") from error
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _locked(path: Path) -> int:
+    """The lock, held until the descriptor is closed or the process ends. Raises RunDirectoryError."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise RunDirectoryError(f"{path} is in use by another oncurve process. Wait for it, or stop it.") from error
-    return lock
+        return durable.hold(path / LOCK, MARK)
+    except durable.StorageError as error:
+        raise RunDirectoryError(str(error)) from error
 
 
 def describe_environment(device: str) -> dict[str, Any]:

@@ -11,8 +11,11 @@ from oncurve.run.directory import RunDirectory
 __all__ = ["resume_any"]
 
 
-def resume_any(directory: Path) -> str | None:
-    """Go on with a run of `oncurve train` or `oncurve reward-model train`; the signal that stopped it, or None."""
+def resume_any(directory: Path, changed: bool = False) -> str | None:
+    """Go on with a run of `oncurve train` or `oncurve reward-model train`; the signal that stopped it, or None.
+
+    `changed`: go on although settings or data are not what they were, which is not exact.
+    """
     RunDirectory.check_run(directory)
     sections: set[str] = set()
     with suppress(
@@ -22,7 +25,7 @@ def resume_any(directory: Path) -> str | None:
     if "reward_model" in sections and "rewards" not in sections:
         from oncurve.run.reward_models import resume_reward_model
 
-        return resume_reward_model(directory)
+        return resume_reward_model(directory, changed)
     from oncurve.run.session import resume_run
 
-    return resume_run(directory)
+    return resume_run(directory, changed)

@@ -34,6 +34,7 @@ from oncurve.models.causal import module_device
 from oncurve.models.judges import PLURALS
 from oncurve.run.config import CheckpointSettings
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
+from oncurve.run.identity import identify, take_up
 from oncurve.run.loading import load, to_toml
 from oncurve.run.schema import Schema, Section, fixed
 from oncurve.run.session import free_directory
@@ -189,22 +190,32 @@ def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) 
     prepared = _prepare(config, base)
     directory = RunDirectory.create(out, dict(prepared.training.environment or {}))
     with closing(directory):
-        directory.keep_config(to_toml(config, REWARD_MODEL))
+        try:
+            prepared.training.identity = identify(config, REWARD_MODEL, base)
+            directory.keep_identity(prepared.training.identity)
+            directory.keep_config(to_toml(config, REWARD_MODEL))
+        except BaseException:
+            directory.abandon()
+            raise
         prepared.training.folder = out
         return _finish(prepared, Screen())
 
 
-def resume_reward_model(directory: Path) -> str | None:
+def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
     """Go on with the training in `directory`; the signal that stopped it, or None.
 
-    Raises RunDirectoryError: it is no run, or held by another process. CheckpointError: no checkpoint verifies.
+    `changed`: go on although settings or data are not what they were, which is not exact.
+    Raises RunDirectoryError: it is no run, held by another, or has changed. CheckpointError: no checkpoint verifies.
     """
     RunDirectory.check_run(directory)
     config, base = load_reward_recipe(directory / "config.toml")
     console = Screen()
-    with closing(RunDirectory.open(directory)):
+    with closing(RunDirectory.open(directory)) as held:
+        identity, said = take_up(held, identify(config, REWARD_MODEL, base), changed)
+        say(console, *said)
         prepared = _prepare(config, base)
         training = prepared.training
+        training.identity = identity
         training.folder = directory
         try:
             lines = training.restore()
@@ -232,19 +243,25 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
         if done % shown == 0 or done == training.updates or "reward_model_heldout_loss" in line:
             say(console, _line(done, training.updates, line))
 
-    stopped = training.train(tell)
+    try:
+        stopped = training.train(tell)
+    except BaseException as error:
+        training.close()
+        say(console, "", _stopped_at(training, type(error).__name__))
+        raise
     if stopped is not None:
-        say(
-            console,
-            "",
-            f"stopped by {stopped}; it goes on after update {training.done}, with: {command('resume', folder)}",
-        )
+        say(console, "", _stopped_at(training, stopped))
         return stopped
     prepared.learner.save(folder / "model")
     first = prepared.first_wrong()
     said = ["", *([first.text()] if first is not None else []), _product(folder)]
     say(console, *said)
     return None
+
+
+def _stopped_at(training: RewardTraining, stopped: str) -> str:
+    where = f"after update {training.newest}" if training.newest else "from the beginning: there is no checkpoint"
+    return f"stopped by {stopped}; it goes on {where}, with: {command('resume', training.folder)}"
 
 
 def _line(done: int, updates: int, line: dict[str, Any]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,17 +15,27 @@ from oncurve.errors import CheckpointError, command
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
-from oncurve.run.config import RunConfig
-from oncurve.run.directory import RunDirectory
+from oncurve.run.config import RUN, RunConfig
+from oncurve.run.directory import ROWS, RunDirectory
 from oncurve.run.forecasting import check_memory
-from oncurve.run.loading import load_config, to_toml
+from oncurve.run.identity import identify, take_up
+from oncurve.run.loading import load_config, to_tables, to_toml
 from oncurve.run.plan import plan
+from oncurve.run.schema import IN_MEMORY
 from oncurve.spec import usable_path
 from oncurve.trainer import StepResult
 
-__all__ = ["create_directory", "finish", "free_directory", "restore", "resume_run", "stopped_at", "train_recipe"]
-
-ROWS = "data.jsonl"
+__all__ = [
+    "create_directory",
+    "finish",
+    "free_directory",
+    "how_to_go_on",
+    "identity_of",
+    "restore",
+    "resume_run",
+    "stopped_at",
+    "train_recipe",
+]
 
 
 def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
@@ -42,10 +53,12 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
         return finish(run, console)
 
 
-def resume_run(directory: Path) -> str | None:
+def resume_run(directory: Path, changed: bool = False) -> str | None:
     """Go on with the run in `directory`, from its newest checkpoint that verifies; the signal that stopped it, or None.
 
-    Raises RunDirectoryError: it is not a run, or another process holds it. CheckpointError: no checkpoint verifies.
+    `changed`: go on although settings or data are not what they were; it is said and noted that this is not exact.
+    Raises RunDirectoryError: it is not a run, another run holds it, or it has changed. CheckpointError: no checkpoint
+    verifies.
     """
     RunDirectory.check_run(directory)
     config, base = load_config(directory / "config.toml")
@@ -54,14 +67,22 @@ def resume_run(directory: Path) -> str | None:
         if held.is_finished(config.run.steps):
             say(console, f"{directory} is finished: all {config.run.steps} steps are done", *_products(directory))
             return None
+        identity, lines = take_up(held, identity_of(config, base), changed)
+        say(console, *lines)
         with assemble(config, base) as run:
-            restore(run, held, console)
+            restore(run, held, identity, console)
             return finish(run, console)
 
 
-def restore(run: Run, held: RunDirectory, console: Console) -> None:
+def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:
+    """See `identify`: `run.steps` decides the numbers where the learning rate's schedule ends with it."""
+    decays = config.learner.schedule != "constant"
+    return identify(config, RUN, base, counts=("run.steps",) if decays else ())
+
+
+def restore(run: Run, held: RunDirectory, identity: Mapping[str, Any], console: Console) -> None:
     """Take up in `run` what `held` has, and say where that is. Raises CheckpointError where nothing verifies."""
-    run.open_directory(held)
+    run.open_directory(held, identity)
     try:
         lines = run.restore()
     except CheckpointError as error:
@@ -73,13 +94,19 @@ def restore(run: Run, held: RunDirectory, console: Console) -> None:
 def create_directory(run: Run, out: Path) -> None:
     """Make the run's directory, now that everything it needs has been checked, and begin."""
     directory = RunDirectory.create(out, run.trainer.environment or {})
-    run.open_directory(directory)
-    config = run.config
-    if isinstance(config.data, InMemory):  # a resume needs the rows, too
-        config = config.model_copy(
-            update={"data": config.data.written_to(out / ROWS).model_copy(update={"path": ROWS})}
-        )
-    directory.keep_config(to_toml(config))
+    try:
+        config = run.config
+        if isinstance(config.data, InMemory):  # a resume needs the rows, too
+            config = config.model_copy(
+                update={"data": config.data.written_to(out / ROWS).model_copy(update={"path": ROWS})}
+            )
+        identity = identity_of(config, out)
+        directory.keep_identity(identity)
+        directory.keep_config(to_toml(config))
+    except BaseException:
+        directory.abandon()
+        raise
+    run.open_directory(directory, identity)
     run.begin()
 
 
@@ -93,20 +120,18 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     try:
         with Progress(run.config.run.steps, console) as progress:
             stopped = run.train(*observers, lambda result: progress.step(result.metrics))
-    except Exception:
+    except BaseException as error:
         if path is not None:
-            with suppress(Exception):  # what went wrong is the news, not that the page about it did too
-                write_report(path)
+            say(console, "", stopped_at(run, type(error).__name__), *_reported(path))
         raise
     if path is None:
         return stopped
-    write_report(path)
     if stopped is None:
-        run.save_model(path / "model")
+        run.save_model(path / "model")  # what the run was for comes first
         run.save_reward_model(path / "reward_model")
-        say(console, "", *_products(path))
+        say(console, "", *_reported(path), *_products(path))
     else:
-        say(console, "", stopped_at(run, stopped), f"report  {path / 'report.html'}")
+        say(console, "", stopped_at(run, stopped), *(_reported(path) or [f"report  {path / 'report.html'}"]))
     return stopped
 
 
@@ -116,7 +141,32 @@ def stopped_at(run: Run, stopped: str) -> str:
     assert run.trainer.checkpoints is not None
     step = run.trainer.checkpoints.newest
     where = f"after step {step}" if step else "from the beginning: no checkpoint had been written"
-    return f"stopped by {stopped}; it goes on {where}, with: {command('resume', run.directory.path)}"
+    return f"stopped by {stopped}; it goes on {where}, with: {how_to_go_on(run)}"
+
+
+def how_to_go_on(run: Run) -> str:
+    """The command that resumes the run; where it was given objects, the call that is given them again."""
+    assert run.directory is not None
+    path = run.directory.path
+    functions = any(IN_MEMORY in str(table) for table in to_tables(run.config)["rewards"])
+    objects = [
+        *(["model"] if run.given.model is not None else []),
+        *(["tokenizer"] if run.given.model is not None and run.given.model.tokenizer is not None else []),
+        *(["reference"] if run.given.reference is not None else []),
+        *(["reward"] if functions else []),
+    ]
+    if not objects:
+        return command("resume", path)
+    return f"oncurve.resume({str(path)!r}, {', '.join(f'{name}={name}' for name in objects)})   (in Python)"
+
+
+def _reported(path: Path) -> list[str]:
+    """Write the report; a line if that failed: it costs the page, and nothing else."""
+    try:
+        write_report(path)
+    except Exception as error:
+        return [f"no report was written: {error}"]
+    return []
 
 
 def _products(path: Path) -> list[str]:

@@ -18,17 +18,22 @@ from oncurve.learner import Learner
 from oncurve.trainer.protocols import Outer
 from oncurve.trainer.state import TrainerState
 
-__all__ = ["Checkpoints"]
+__all__ = ["FORMAT", "Checkpoints"]
 
-FORMAT = 1
+FORMAT = 2
+"""Of `state.json`, of a reward model's training too. 1 did not say which run it is of."""
 
 
 class Checkpoints:
-    """The checkpoints of one run. `keep` newest ones stay (0 keeps all); `newest`: the step of the last, 0 for none."""
+    """The checkpoints of one run. `keep` newest ones stay (0 keeps all); `newest`: the step of the last, 0 for none.
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    `run` is the run's identity (`oncurve.run.identity`), which is written into each.
+    """
+
+    def __init__(self, directory: Path, keep: int, run: Mapping[str, Any] | None = None) -> None:
         self.directory = directory
         self.keep = keep
+        self.run = dict(run or {})
         self.newest = 0
         self._reference: str | None = None
         self._reference_version = 0
@@ -44,6 +49,7 @@ class Checkpoints:
             "learner": meta,
             "reference": self._reference,
             "environment": dict(environment),
+            "run": self.run,
             **({"outer": outer_meta} if kept or outer_meta else {}),
         }
         files = {"learner.safetensors": tensors, **({"outer.safetensors": kept} if kept else {})}

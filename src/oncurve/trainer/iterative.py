@@ -122,6 +122,7 @@ class Iterations:
         return tensors, {
             "reward_model": meta,
             "replay_bytes": self.replay.stored_bytes(),
+            "replay_sha256": self.replay.digest(),
             "reference": self.reference.state()[1],
         }
 
@@ -130,5 +131,5 @@ class Iterations:
         if "reward_model" not in meta:
             raise CheckpointError("the checkpoint has no reward model, and this run's [iterative] asks for one")
         self.learner.load_state(tensors, meta["reward_model"])
-        self.replay.open(int(meta["replay_bytes"]))
+        self.replay.open(int(meta["replay_bytes"]), meta["replay_sha256"])
         self.reference.load_state({}, meta["reference"])

@@ -20,6 +20,8 @@ __all__ = ["Recorder"]
 class Recorder:
     """Writes what a step leaves behind. Opening it at a state forgets whatever later steps had written.
 
+    `notes`: what there is to say about the files that were there. Raises StorageError: `rollouts/` is a link.
+
     rollouts/step-000012.jsonl   one group a line: prompt, completions, token ids, log-probs, rewards, advantages
     metrics.jsonl                one line a step, declared keys
     incidents/step-000012-0/     the batch of an update that was skipped, as tensors
@@ -27,10 +29,10 @@ class Recorder:
 
     def __init__(self, directory: Path, state: TrainerState) -> None:
         self.directory = directory
-        for path in (directory / "rollouts").glob("step-*.jsonl"):
-            if int(path.stem.removeprefix("step-")) > state.step:
+        for path in durable.own_folder(directory / "rollouts").glob("step-*.jsonl"):
+            if path.stem.removeprefix("step-").isdigit() and int(path.stem.removeprefix("step-")) > state.step:
                 path.unlink()
-        self._log = durable.AppendLog(directory / "metrics.jsonl", offset=state.metrics_bytes)
+        self._log, self.notes = durable.AppendLog.reopened(directory / "metrics.jsonl", state.metrics_bytes)
         self._unsynced: list[Path] = []
 
     def rollouts(self, step: int, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from oncurve import durable
 from oncurve.data import example_from_json, example_to_json
+from oncurve.errors import CheckpointError
 from oncurve.learner.reward_model import Example
 from oncurve.randomness import permutation
 
@@ -28,13 +30,20 @@ class Replay:
         self._kept: list[tuple[int, bool, Example]] = []
         self._log: durable.AppendLog | None = None
         self._closed = False
+        self._hash, self._hashed = hashlib.sha256(), 0
 
-    def open(self, offset: int = 0) -> None:
-        """Begin, or go on with what the log had at `offset` bytes. Raises CheckpointError: it has less."""
+    def open(self, offset: int = 0, digest: str | None = None) -> None:
+        """Begin, or go on with what the log had at `offset` bytes.
+
+        Raises CheckpointError: it has less, or they are not those whose sha256 is `digest`.
+        """
         if self.folder is None:
             return
         path = self.folder / FILE
         self._log = durable.AppendLog(path, offset=offset)
+        self._hash, self._hashed = hashlib.sha256(), 0
+        if digest is not None and self.digest() != digest:
+            raise CheckpointError(f"{path} has been changed since the checkpoint: its sha256 does not fit")
         self._kept = [
             (int(record["iteration"]), bool(record["held_out"]), example_from_json(record))
             for record in durable.read_log(path)
@@ -62,6 +71,20 @@ class Replay:
         earlier = self.earlier(iteration)
         count = round(share * len(earlier))
         return [earlier[index] for index in sorted(permutation(seed, iteration, len(earlier))[:count].tolist())]
+
+    def digest(self) -> str:
+        """The sha256 of the log as far as it is written, so that a checkpoint tells if it has been changed; "" without
+        one.
+        """
+        if self._log is None:
+            return ""
+        with open(self._log.path, "rb") as file:
+            file.seek(self._hashed)
+            while self._hashed < self._log.offset:
+                piece = file.read(min(1 << 20, self._log.offset - self._hashed))
+                self._hash.update(piece)
+                self._hashed += len(piece)
+        return self._hash.hexdigest()
 
     def stored_bytes(self) -> int:
         """The length of the log, on the disk when this returns; 0 without one."""

@@ -15,12 +15,12 @@ from oncurve.errors import CheckpointError, DataError, TrainingError
 from oncurve.learner.reward_model import Example, RewardLearner
 from oncurve.metrics import Metrics
 from oncurve.randomness import permutation
+from oncurve.trainer.checkpoint import FORMAT
 from oncurve.trainer.signals import StopSignals
 
 __all__ = ["RewardTraining", "batch_of", "fit", "updates_of"]
 
 SKIPPED_IN_A_ROW_LIMIT = 3
-FORMAT = 1
 
 
 def updates_of(examples: int, batch_size: int, epochs: int) -> int:
@@ -76,6 +76,7 @@ class RewardTraining:
     keep_every  updates between checkpoints; 0: only at the end, or when it is stopped
     keep        checkpoints that stay
     evaluate    held-out metrics by declared key
+    identity    of the run, written into each checkpoint (`oncurve.run.identity`)
     environment what bit equality depends on; `environment_before`: as it was when the restored checkpoint was written
     """
 
@@ -87,6 +88,7 @@ class RewardTraining:
     keep_every: int = 0
     keep: int = 2
     evaluate: Callable[[], dict[str, float]] = dict
+    identity: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
     environment_before: Mapping[str, Any] | None = None
 
@@ -116,9 +118,9 @@ class RewardTraining:
         self.learner.load_state(durable.read_tensors(found.path / "learner.safetensors"), record["learner"])
         self.done, self._skipped = int(record["done"]), int(record["skipped"])
         self._saved = self.done
-        self._log = durable.AppendLog(self.folder / "metrics.jsonl", offset=int(record["metrics_bytes"]))
+        self._log, lost = durable.AppendLog.reopened(self.folder / "metrics.jsonl", int(record["metrics_bytes"]))
         self.environment_before = record["environment"]
-        return notes
+        return [*notes, *lost]
 
     def train(self, tell: Callable[[int, dict[str, float]], None]) -> str | None:
         """The updates that are left; `tell` hears of every line of the log. The signal that stopped it, or None.
@@ -179,6 +181,7 @@ class RewardTraining:
             "metrics_bytes": self._log.offset,
             "learner": meta,
             "environment": dict(self.environment or {}),
+            "run": dict(self.identity or {}),
         }
         path = self.folder / "checkpoints" / f"step-{self.done:06d}"
         durable.write_directory(path, {"learner.safetensors": tensors, "state.json": durable.to_json(record)})

@@ -45,6 +45,10 @@ class Learner:
         metrics.add("reward_model_loss", float(self.sum))
         return UpdateResult(metrics)
 
+    @property
+    def changes(self) -> int:
+        return self.count
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {"sum": self.sum}, {"count": self.count}
 

@@ -1,0 +1,95 @@
+"""What belongs to a folder and what leads out of it: locks that follow no link, and folders that are folders."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from oncurve.durable.files import StorageError
+
+__all__ = ["LockedError", "foreign", "hold", "kind_of_entry"]
+
+
+class LockedError(StorageError):
+    """Another process, or another run of this one, holds the lock."""
+
+
+def hold(path: Path, mark: bytes) -> int:
+    """Hold the lock file `path` until the descriptor that is returned is closed or the process ends, however it ends.
+
+    The file is made where it is missing, and gets `mark` as its content where it is empty. Nothing is followed or cut
+    off: a symbolic link, a folder, a pipe or a device under that name is refused as it is.
+    Raises LockedError, StorageError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise StorageError(_no_lock(path)) from None
+        raise StorageError(f"{path.parent} cannot be written to: {error.strerror}.") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StorageError(_no_lock(path))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedError(f"{path.parent} is in use by another oncurve run. Wait for it, or stop it.") from None
+        except OSError as error:
+            raise StorageError(f"{path} cannot be locked: {error.strerror}. Take a folder on a local disk.") from error
+        if not os.fstat(descriptor).st_size:
+            try:
+                os.pwrite(descriptor, mark, 0)
+            except OSError as error:
+                raise StorageError(f"{path.parent} cannot be written to: {error.strerror}.") from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _no_lock(path: Path) -> str:
+    return f"{path} is {kind_of_entry(path)} and not a run's own lock file. Remove it; nothing was written to it."
+
+
+def kind_of_entry(path: Path) -> str:
+    """What lies under a name, links not followed, in words."""
+    mode = path.lstat().st_mode
+    for is_kind, name in (
+        (stat.S_ISLNK, "a symbolic link"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISREG, "a file"),
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISSOCK, "a socket"),
+    ):
+        if is_kind(mode):
+            return name
+    return "a device"
+
+
+def foreign(folder: Path, files: Iterable[str], folders: Iterable[str]) -> list[str]:
+    """A line for each entry of `folder`, or of one of its `folders`, that is not what its name says.
+
+    `files` must be regular files and `folders` real folders, where they exist; everything else may be anything but a
+    symbolic link. So nothing that is written or removed by these names is in another place.
+    """
+    wrong = []
+    for name, wanted, is_kind in (
+        *((name, "a file", stat.S_ISREG) for name in files),
+        *((name, "a folder", stat.S_ISDIR) for name in folders),
+    ):
+        entry = folder / name
+        try:
+            mode = entry.lstat().st_mode
+        except OSError:
+            continue
+        if not is_kind(mode):
+            wrong.append(f"{entry} is {kind_of_entry(entry)}, where a run has {wanted} of its own")
+        elif stat.S_ISDIR(mode):
+            with os.scandir(entry) as inner:  # of a long run many: a stat for each would take seconds
+                wrong += sorted(f"{each.path} is a symbolic link" for each in inner if each.is_symlink())
+    return wrong

@@ -1,0 +1,263 @@
+"""What a run's numbers depend on, so that a resume can tell a change: settings, the files they name, and an id.
+
+Covered: every setting but those of `FREE`; data files and other files by size and sha256; of a model's folder the small
+files so, the weights by their size (what is trained comes from the checkpoint). Source code is fingerprinted, too; a
+change in it is said and not refused, because a reward that ended a run has to be mended before the run goes on.
+Not covered: what a module imports, a hub id's content, functions that were given as objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from oncurve import durable
+from oncurve.errors import CheckpointError, DataError, RunDirectoryError
+from oncurve.run.directory import RunDirectory
+from oncurve.run.layers import CODE_PATH, FILE_KEYS
+from oncurve.run.loading import to_tables
+from oncurve.run.schema import IN_MEMORY, Schema
+from oncurve.spec import Component
+from oncurve.trainer.checkpoint import FORMAT
+
+__all__ = ["Differences", "compare", "identify", "take_up"]
+
+FREE = (
+    "run.steps",
+    "run.name",
+    "run.threads",
+    "run.grace_seconds",
+    "checkpoint.*",
+    "eval.every",
+    "eval.limit",
+    "eval.n",
+    "model.trust_remote_code",
+    "rewards.*.processes",
+    "rewards.*.timeout_seconds",
+    "rewards.*.memory_limit_bytes",
+    "rewards.*.env_pass",
+)
+"""Settings that may change between a stop and a resume: how long, how often, how fast. `run.threads` is compared with
+the environment, as the other things are that a machine decides."""
+
+SMALL_BYTES = 16 << 20
+MODEL_FILES = re.compile(r".*\.(json|safetensors|model|txt|jinja|py)")
+MODULE_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
+LONGEST_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What a resume finds changed: `refused` unless it is asked for, and `said`, after which it goes on."""
+
+    refused: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+
+
+def identify(config: Component, schema: Schema[Any], base: Path, counts: Collection[str] = ()) -> dict[str, Any]:
+    """`{"id", "settings", "files"}` of a run that begins now.
+
+    base     where a relative path in a file key starts
+    counts   keys of `FREE` that decide this run's numbers all the same
+
+    Raises DataError: a file is there and cannot be read.
+    """
+    settings: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    for key, value in _flat(to_tables(config, schema)):
+        if key not in counts and any(fnmatchcase(key, pattern) for pattern in FREE):
+            continue
+        found = _file_of(key, value, base)
+        if found is not None:
+            try:
+                files[key] = {"path": str(found), "parts": _parts(found)}
+            except OSError as error:
+                raise DataError(f"{key}: {found} cannot be read: {error.strerror}") from error
+        if found is None or _is_code(value):
+            settings[key] = value
+    return {"id": secrets.token_hex(8), "settings": settings, "files": files}
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Differences:
+    """What differs, a line each: `key: was, is`, `file: was, is`. The id is not compared."""
+    refused: list[str] = []
+    said: list[str] = []
+    was, is_now = before.get("settings", {}), now["settings"]
+    for key in sorted({*was, *is_now}):
+        if was.get(key) == is_now.get(key):
+            continue
+        if key in before.get("files", {}) and not _is_code(was.get(key)) and key not in now["files"]:
+            was = {**was, key: before["files"][key]["path"]}
+            if was[key] == is_now.get(key):
+                continue  # what it names is gone, and whatever reads it will say so
+        line = f"{key}: was {_shown(was.get(key))}, is {_shown(is_now.get(key))}"
+        values = [value for value in (was.get(key), is_now.get(key)) if value is not None]
+        code = key == "run.steps" or (key.startswith("rewards.") and all(_is_code(value) for value in values))
+        (said if code else refused).append(line)
+    for key in sorted({*before.get("files", {}), *now["files"]}):
+        lines = _file_lines(key, before.get("files", {}).get(key), now["files"].get(key))
+        for is_code, line in lines:
+            (said if is_code else refused).append(line)
+    return Differences(tuple(refused), tuple(said))
+
+
+def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dict[str, Any], list[str]]:
+    """The identity that the run in `held` goes on with, and what there is to say; `run.json` is written again if due.
+
+    Raises RunDirectoryError, naming every change, unless there is none or `changed` says to go on all the same;
+    CheckpointError: the checkpoints have another format than this oncurve's.
+    """
+    records = _records(held.checkpoints)
+    record = next(iter(records.values()), None)
+    if record is not None and record.get("format") != FORMAT:
+        raise CheckpointError(
+            f"the checkpoints in {held.path} have format {record.get('format')}, and this oncurve reads format {FORMAT}"
+        )
+    before = held.identity()
+    notes = []
+    if before is None or not isinstance(before.get("id"), str):
+        before = dict(record["run"]) if record is not None and isinstance(record.get("run"), dict) else None
+        notes = ["run.json is missing or damaged" + (": the newest checkpoint stands in for it" if before else "")]
+    if before is None:
+        held.keep_identity(now)
+        return now, [*notes, "not exact, perhaps: nothing says whether settings or data have changed"]
+    found = compare(before, now)
+    strange = [name for name, each in records.items() if each.get("run", {}).get("id") != before["id"]]
+    refused = [*found.refused, *(f"checkpoints/{name} is a checkpoint of another run" for name in strange)]
+    if refused and not changed:
+        lines = "\n  ".join(refused)
+        raise RunDirectoryError(
+            f"{held.path} cannot go on exactly, because what it depends on has changed since it was begun:\n  {lines}\n"
+            f"Put it back, or go on with the change, not exact: oncurve resume {held.path} --changed"
+        )
+    kept = {**now, "id": before["id"]}
+    differences = [*refused, *found.said]
+    if differences or notes:
+        held.keep_identity(kept)
+    if differences:
+        held.note(_step(record), differences)
+        notes.append("not exact: the run goes on, but not to the same numbers, because " + "; ".join(differences))
+    return kept, notes
+
+
+def _records(checkpoints: Path) -> dict[str, dict[str, Any]]:
+    """What the checkpoints say of themselves, by name, newest first; damaged ones are left out."""
+    records = {}
+    for _, path in reversed(durable.numbered(checkpoints)):
+        with suppress(OSError, ValueError):
+            found = json.loads((path / "state.json").read_bytes())
+            if isinstance(found, dict):
+                records[path.name] = found
+    return records
+
+
+def _step(record: Mapping[str, Any] | None) -> int:
+    if record is None:
+        return 0
+    return int(record.get("done", 0) or record.get("trainer", {}).get("step", 0))
+
+
+def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for section, table in tables.items():
+        items = enumerate(table) if isinstance(table, list) else [(None, table)]
+        for index, item in items:
+            place = section if index is None else f"{section}.{index}"
+            for key, value in item.items():
+                yield f"{place}.{key}", _storable(value)
+
+
+def _storable(value: Any) -> Any:
+    """A value as JSON keeps it: what is not finite in words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _storable(inner) for key, inner in value.items()}
+    return [_storable(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _is_code(value: Any) -> bool:
+    """Whether a setting names a function or class: "file.py:name", "module:name", or one that was given as it is."""
+    if not isinstance(value, str):
+        return False
+    return bool(value.startswith(IN_MEMORY) or CODE_PATH.fullmatch(value) or MODULE_PATH.fullmatch(value))
+
+
+def _file_of(key: str, value: Any, base: Path) -> Path | None:
+    """The file or folder that a setting names; None: it names none, or what it names is not there."""
+    if not isinstance(value, str) or not value or "\0" in value or value.startswith(IN_MEMORY):
+        return None
+    section, _, name = key.partition(".")
+    code, module = CODE_PATH.fullmatch(value), MODULE_PATH.fullmatch(value)
+    with suppress(OSError):
+        if code is not None:
+            file = base / Path(code[1]).expanduser()
+            return file if file.is_file() else None
+        if module is not None:
+            return _module_file(module[1], base)
+        if os.path.isabs(value) or (section, name) in FILE_KEYS:
+            path = base / value
+            return path if path.is_file() or path.is_dir() else None
+    return None
+
+
+def _module_file(name: str, base: Path) -> Path | None:
+    """The source of a module, found as an import would find it, and not imported."""
+    inner = Path(*name.split("."))
+    for folder in (base, *map(Path, sys.path)):
+        for file in ((folder / inner).with_suffix(".py"), folder / inner / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _parts(path: Path) -> dict[str, list[Any]]:
+    """`{name: [size, sha256]}` of a file ("") or of a model's folder, where large files have no sha256."""
+    if path.is_file():
+        return {"": [path.stat().st_size, _sha256(path)]}
+    found = {}
+    for file in sorted(path.iterdir()):
+        if file.is_file() and MODEL_FILES.fullmatch(file.name):
+            size = file.stat().st_size
+            found[file.name] = [size, _sha256(file) if size <= SMALL_BYTES else None]
+    return found
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _file_lines(key: str, was: Any, now: Any) -> list[tuple[bool, str]]:
+    """`(is source code, line)` for each difference of a file or folder."""
+    if was is None or now is None:
+        return []  # the setting has changed, which is said, or its file is gone, which its reader says
+    lines = []
+    for name in sorted({*was["parts"], *now["parts"]}):
+        old, new = was["parts"].get(name), now["parts"].get(name)
+        if old != new:
+            path = now["path"] + (f"/{name}" if name else "")
+            lines.append((path.endswith(".py"), f"{key}: {path}: was {_content(old)}, is {_content(new)}"))
+    return lines
+
+
+def _content(part: list[Any] | None) -> str:
+    if part is None:
+        return "not there"
+    size, digest = part
+    return f"{size:,} bytes" + (f" (sha256 {digest[:12]}…)" if digest else "")
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
