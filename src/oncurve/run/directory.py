@@ -92,7 +92,7 @@ class RunDirectory:
     def _forget_beginning(self) -> None:
         for name in BEGINNING:
             (self.path / name).unlink(missing_ok=True)
-        durable.sweep(self.path)
+        durable.sweep(self.path.resolve())
 
     @staticmethod
     def check_free(path: Path) -> None:
@@ -124,7 +124,7 @@ class RunDirectory:
                     "\n".join(wrong) + f"\nA run writes and removes only what is its own: put the real files and "
                     f"folders into {path}, or let {path} itself be the link. Nothing was changed."
                 )
-            for folder in (path, *(path / name for name in FOLDERS[:4])):
+            for folder in (path.resolve(), *(path / name for name in FOLDERS[:4])):
                 durable.sweep(folder)
         except BaseException:
             run.close()

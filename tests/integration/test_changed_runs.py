@@ -1,0 +1,202 @@
+"""A resume tells what has changed since the run was begun: settings, data, code, another run's checkpoints."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncurve
+from fakes.project import ROWS, Said, lay_out
+from fakes.project import oncurve as run_command
+
+Command = Callable[..., Said]
+REWARD = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a finished run of two steps in `run`, and another of other data in `other`."""
+    folder = lay_out(tmp_path_factory.mktemp("project"))
+    (folder / "held_out.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for out, seed in (("run", 0), ("other", 1)):
+            with oncurve.train(
+                "recipe.toml",
+                reward={"path": "reward.py:length", "processes": 1},
+                out=out,
+                steps=STEPS,
+                seed=seed,
+                settings={"data": {"eval_path": "held_out.jsonl"}, "checkpoint": {"every": 1}},
+            ):
+                pass
+    return folder
+
+
+@pytest.fixture
+def project(laid_out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project, with `run` as it was after the first of its steps. Its paths are absolute, so it is taken back."""
+    kept = laid_out.parent / "kept"
+    if not kept.exists():
+        shutil.copytree(laid_out, kept)
+    for entry in laid_out.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    shutil.copytree(kept, laid_out, dirs_exist_ok=True)
+    monkeypatch.chdir(laid_out)
+    shutil.rmtree("run/checkpoints/step-000002")
+    shutil.rmtree("run/model")
+    return laid_out
+
+
+@pytest.fixture
+def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
+
+
+def edit(path: str, old: str, new: str) -> Callable[[], None]:
+    def change() -> None:
+        text = Path(path).read_text()
+        assert old in text
+        Path(path).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def foreign_checkpoint() -> None:
+    shutil.rmtree("run/checkpoints")
+    shutil.copytree("other/checkpoints", "run/checkpoints")
+
+
+CONFIG = "run/config.toml"
+REFUSED: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
+    "group size": (edit(CONFIG, "group_size = 4", "group_size = 8"), ("rollout.group_size: was 4, is 8",)),
+    "seed": (edit(CONFIG, "seed = 0", "seed = 5"), ("run.seed: was 0, is 5",)),
+    "rate": (edit(CONFIG, "learning_rate = 0.001", "learning_rate = 0.01"), ("was 0.001, is 0.01",)),
+    "a reward's weight": (edit(CONFIG, "weight = 1.0", "weight = 2.0"), ("rewards.0.weight: was 1.0, is 2.0",)),
+    "data": (edit("data.jsonl", "w4", "w5"), ("data.path: ", "data.jsonl: was ", " bytes (sha256 ")),
+    "held-out data": (edit("held_out.jsonl", "w4", "w5"), ("data.eval_path: ", "held_out.jsonl: was ")),
+    "tokenizer": (edit("model/tokenizer.json", "w9", "w9x"), ("model.path: ", "tokenizer.json: was ")),
+    "checkpoint": (foreign_checkpoint, ("checkpoints/step-000001 is a checkpoint of another run",)),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_change_that_decides_the_numbers_is_refused_by_name(
+    command: Command, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, words = REFUSED[what]
+    change()
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    monkeypatch.setattr("oncurve.models.huggingface.ModelConfig.build", lambda *_: pytest.fail("the model was loaded"))
+    said = command("resume", "run")
+    assert said.code == 2
+    assert "Traceback" not in said.err
+    for word in (*words, "cannot go on exactly", "oncurve resume run --changed"):
+        assert word in said.err
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("what", ["group size", "data", "checkpoint"])
+def test_a_change_is_taken_when_it_is_asked_for_said_noted_and_not_refused_again(command: Command, what: str) -> None:
+    change, words = REFUSED[what]
+    change()
+    if what == "checkpoint":
+        shutil.rmtree("run/checkpoints/step-000002")
+    said = command("resume", "run", "--changed")
+    assert said.code == 0, said.err
+    assert "not exact: the run goes on" in said.out
+    assert words[0] in said.out
+    (note,) = json.loads(Path("run/environment.json").read_text())["changed"]
+    assert note["after_step"] == 1
+    assert any(words[0] in line for line in note["what"])
+    edit(CONFIG, f"steps = {STEPS}", "steps = 3")()
+    if what != "checkpoint":  # a strange checkpoint stays one
+        assert command("resume", "run").code == 0
+        assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"steps = {STEPS}", "steps = 3"),
+        ("keep = 2", "keep = 5"),
+        ("grace_seconds = 30.0", "grace_seconds = 1.0"),
+        ("timeout_seconds = 10.0", "timeout_seconds = 30.0"),
+    ],
+)
+def test_what_does_not_decide_the_numbers_may_change_without_a_word(command: Command, old: str, new: str) -> None:
+    edit(CONFIG, old, new)()
+    said = command("resume", "run")
+    assert said.code == 0, said.err
+    assert "not exact" not in said.out
+    assert "changed" not in json.loads(Path("run/environment.json").read_text())
+
+
+def test_a_reward_that_was_mended_is_said_and_the_run_goes_on(command: Command) -> None:
+    edit("reward.py", "% 7", "% 5")()
+    said = command("resume", "run")
+    assert said.code == 0, said.err
+    assert "not exact: the run goes on" in said.out
+    assert "reward.py: was " in said.out
+
+
+def test_a_schedule_that_ends_with_the_run_makes_more_steps_inexact(command: Command) -> None:
+    recipe = ["recipe.toml", "learner.schedule=linear", "--out", "decays"]
+    assert command("train", *recipe).code == 0
+    edit("decays/config.toml", "steps = 3", "steps = 4")()
+    said = command("resume", "decays")
+    assert (said.code, "run.steps: was 3, is 4" in said.out) == (0, True)
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_a_missing_identity_is_taken_from_the_checkpoint(command: Command, damage: str) -> None:
+    Path("run/run.json").unlink()
+    if damage == "damaged":
+        Path("run/run.json").write_bytes(b'{"id": 3')
+    edit(CONFIG, "group_size = 4", "group_size = 8")()
+    assert "rollout.group_size: was 4, is 8" in command("resume", "run").err
+    edit(CONFIG, "group_size = 8", "group_size = 4")()
+    said = command("resume", "run")
+    assert (said.code, "run.json is missing or damaged" in said.out) == (0, True)
+    assert json.loads(Path("run/run.json").read_text())["id"]
+
+
+def test_an_older_format_is_refused_in_one_line(command: Command) -> None:
+    path = Path("run/checkpoints/step-000001/state.json")
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    said = command("resume", "run")
+    assert said.code == 1
+    assert said.err == "oncurve: the checkpoints in run have format 1, and this oncurve reads format 2\n"
+
+
+def test_rows_that_were_given_in_memory_are_compared_by_what_was_kept_of_them(project: Path) -> None:
+    settings: dict[str, Any] = {"rollout": {"group_size": 4, "max_new_tokens": 5}, "data": {"prompts_per_step": 2}}
+    given: dict[str, Any] = {"model": "model", "data": ROWS, "reward": {"kind": "regex", "pattern": "w1"}}
+    with oncurve.train(**given, steps=1, settings=settings, out="rows") as run:
+        assert run.directory == Path("rows")
+    edit("rows/config.toml", "steps = 1", "steps = 2")()
+    edit("rows/data.jsonl", "w4", "w5")()
+    with pytest.raises(oncurve.errors.RunDirectoryError, match=r"data\.path: .*data\.jsonl: was"):
+        oncurve.resume("rows")
+    with oncurve.resume("rows", changed=True) as again:
+        assert len(again.metrics) == 2
+
+
+@pytest.mark.parametrize("harm", ["environment.json", "metrics.jsonl", "metrics.jsonl gone", "metrics.jsonl short"])
+def test_a_damaged_record_costs_itself_and_never_the_model(command: Command, harm: str) -> None:
+    path = Path("run") / harm.partition(" ")[0]
+    if harm.endswith("gone"):
+        path.unlink()
+    else:
+        path.write_bytes(
+            b"\xff{" if harm.endswith(".json") else b'{"step": 1}\n[[[\n' + b"x" * (0 if "short" in harm else 9000)
+        )
+    said = command("resume", "run")
+    assert said.code == 0, said.err
+    assert Path("run/model/model.safetensors").is_file()
+    assert Path("run/report.html").is_file()
+    assert "Traceback" not in said.err
