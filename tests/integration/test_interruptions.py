@@ -14,9 +14,18 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from fakes.project import Said, lay_out
+from fakes.architectures import architecture
+from fakes.project import Said, lay_out, words_tokenizer
 from fakes.project import oncurve as run_command
+from oncurve.durable import StorageError
+from oncurve.errors import RewardError
+from oncurve.learner import LocalLearner
+from oncurve.learner.adamw import SlicedAdamW
+from oncurve.learner.optim import MasterAdamW
+from oncurve.rewards import RewardSet
+from oncurve.rollout import InProcessEngine
 from oncurve.run.session import resume_run
+from oncurve.trainer import Recorder, StepResult
 from oncurve.trainer.signals import StopSignals
 
 Command = Callable[..., Said]
@@ -84,7 +93,7 @@ def workers_are_gone(patience_seconds: float = 5.0) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_in_a_step_lets_it_end_saves_it_and_says_how_to_go_on(
     command: Command, number: signal.Signals
 ) -> None:
@@ -112,8 +121,8 @@ def test_a_step_that_outlasts_the_grace_time_is_abandoned_and_done_again(command
     settings = ["run.grace_seconds=0.2", f"checkpoint.every={every}"]
     said = command("train", "recipe.toml", PYTHON_REWARD, *settings, "--out", out)
     assert (said.code, time.monotonic() - began < 20) == (130, True)
-    assert checkpoints(out) == (["step-000001"] if every else [])
-    assert ("it goes on after step 1" if every else "it goes on from the beginning") in said.out
+    assert checkpoints(out) == ["step-000001"]  # nothing had been learned from the second
+    assert "it goes on after step 1" in said.out
     assert workers_are_gone()
     assert command("resume", out).code == 0
     assert equals_whole(out)
@@ -148,6 +157,161 @@ def test_ctrl_c_before_training_is_a_sentence_and_leaves_nothing(
     said = command("train", "recipe.toml", "--out", "early")
     assert (said.code, said.err) == (130, "oncurve: stopped by SIGINT\n")
     assert not Path("early").exists()
+
+
+class DeviceError(RuntimeError):
+    """What a device raises in a backward pass."""
+
+
+def observer(error: BaseException) -> Callable[[object], None]:
+    def on_step(result: StepResult) -> None:
+        if result.step == 1:
+            raise error
+
+    return on_step  # type: ignore[return-value]
+
+
+def failing(owner: object, name: str, error: BaseException, patch: pytest.MonkeyPatch, after: bool = False) -> None:
+    """`owner.name` raises in its second call; `after` it has done its work."""
+    real, calls = getattr(owner, name), [0]
+
+    def method(*arguments: object, **named: object) -> object:
+        calls[0] += 1
+        found = real(*arguments, **named) if after or calls[0] != 2 else None
+        if calls[0] == 2:
+            raise error
+        return found
+
+    patch.setattr(owner, name, method)
+
+
+WHOLE = {
+    "a rollout": (InProcessEngine, "generate", MemoryError("no memory")),
+    "a reward": (RewardSet, "begin", RewardError("the reward")),
+    "a disk that is full for rollouts": (Recorder, "rollouts", StorageError("full")),
+    "a backward pass": (LocalLearner, "_backward", DeviceError("CUDA out of memory?")),
+    "a norm": (MasterAdamW, "gradient_norm", MemoryError("no memory")),
+    "an interrupt": (InProcessEngine, "generate", KeyboardInterrupt()),
+    "an exit": (RewardSet, "begin", SystemExit(3)),
+}
+HALF = {
+    "inside an optimizer's step": (SlicedAdamW, "step", MemoryError("no memory"), False),
+    "behind an optimizer's step": (MasterAdamW, "step", KeyboardInterrupt(), True),
+    "before its metrics are kept": (Recorder, "metrics", StorageError("full"), False),
+}
+
+
+@pytest.mark.parametrize("where", WHOLE)
+def test_an_error_before_weights_change_leaves_the_last_finished_step_in_a_checkpoint(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    monkeypatch.chdir(project)
+    owner, name, error = WHOLE[where]
+    out = f"whole-{where.replace(' ', '-')}"
+    with monkeypatch.context() as patch:
+        failing(owner, name, error, patch)
+        with pytest.raises(type(error)):
+            train(Path(out))
+    assert checkpoints(out) == ["step-000001"]
+    said = capfd.readouterr().out.replace("\n", " ")
+    assert f"stopped by {type(error).__name__}; it goes on after step 1, with: oncurve resume {out}" in said
+    assert resume_run(Path(out)) is None
+    assert equals_whole(out)
+
+
+@pytest.mark.parametrize("where", HALF)
+def test_an_error_while_weights_change_writes_no_checkpoint_of_what_is_half_done(
+    project: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.chdir(project)
+    owner, name, error, after = HALF[where]
+    out = f"half-{where.replace(' ', '-')}"
+    with monkeypatch.context() as patch:
+        failing(owner, name, error, patch, after)
+        with pytest.raises(type(error)):
+            train(Path(out))
+    assert checkpoints(out) == []
+    assert resume_run(Path(out)) is None
+    assert equals_whole(out)
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_what_a_callback_raises_costs_no_step(
+    project: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.chdir(project)
+    out = f"callback-{type(error).__name__}"
+    with pytest.raises(type(error)):
+        train(Path(out), on_step=observer(error))
+    assert checkpoints(out) == ["step-000001"]
+    with oncurve.resume(out) as run:  # the run that failed has let go of its directory
+        assert len(run.metrics) == STEPS
+    assert equals_whole(out)
+
+
+def test_a_failed_run_says_on_the_command_line_how_to_go_on(command: Command) -> None:
+    Path("strict.py").write_text(
+        "def length(completions, trainer_state, **columns):\n"
+        "    assert trainer_state.global_step != 1, 'step 2 is one too many'\n"
+        "    return [float(len(text) % 7) for text in completions]\n"
+    )
+    strict = "rewards=[{kind='python', path='strict.py:length', processes=1, on_error='raise'}]"
+    said = command("train", "recipe.toml", strict, "--out", "my run")
+    assert said.code == 2
+    assert "step 2 is one too many" in said.err
+    assert "stopped by RewardError; it goes on after step 1, with: oncurve resume 'my run'" in said.out
+    Path("strict.py").write_text(Path("strict.py").read_text().replace("!= 1", "!= 7"))
+    again = command("resume", "my run")
+    assert (again.code, "strict.py: was" in again.out) == (0, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_second_signal_leaves_a_process_that_only_calls_us_alone(
+    project: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Were it ended, so would be this test."""
+    monkeypatch.chdir(project)
+    out = f"twice-{number.name}"
+
+    def twice(result: StepResult) -> None:
+        if result.step == 1:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+
+    with pytest.raises(KeyboardInterrupt if number is signal.SIGINT else SystemExit):
+        train(Path(out), on_step=twice)
+    with oncurve.resume(out):
+        pass
+    assert equals_whole(out)
+
+
+def test_a_run_that_was_stopped_has_let_go_of_its_directory_and_is_still_there(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    run = train(Path("stopped"), on_step=lambda result: result.step == 1 and os.kill(os.getpid(), signal.SIGINT))
+    assert run.stopped_by == "SIGINT"
+    with oncurve.resume("stopped") as again:  # the first is not closed
+        assert again.stopped_by is None
+        assert again.directory == Path("stopped")
+    run.save("saved")
+    run.close()
+    assert Path("saved/model.safetensors").is_file()
+
+
+def test_what_was_given_as_an_object_is_named_where_the_run_can_go_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    stop = lambda result: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731 - as a notebook has it
+    given = {"model": architecture("llama"), "tokenizer": words_tokenizer(), "reward": lambda completion: 1.0}
+    with oncurve.train("recipe.toml", **given, out="objects", on_step=stop) as run:
+        assert run.stopped_by == "SIGINT"
+    hint = "oncurve.resume('objects', model=model, tokenizer=tokenizer, reward=reward)"
+    assert hint in capfd.readouterr().out
+    with oncurve.resume("objects", **given) as again:
+        assert len(again.metrics) == STEPS
 
 
 def started(*arguments: str) -> "subprocess.Popen[bytes]":

@@ -1,0 +1,210 @@
+"""The door through which words leave the process: nothing steers the terminal, nothing that refuses is an error."""
+
+import ast
+import io
+import json
+import logging
+import os
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from oncurve import output
+from oncurve.display import Progress, Screen, say
+
+HOSTILE = "\x1b[2J\x1b]52;c;aGk=\x07 \x9b31m \x00 \r \x08 \u202e \u2066 \u200f \ud800 \x7f \u2028"
+SAFE = r"\x1b[2J\x1b]52;c;aGk=\x07 \u009b31m \x00 \x0d \x08 \u202e \u2066 \u200f \ud800 \x7f \u2028"
+
+
+def steers(text: str) -> bool:
+    """Whether a terminal, or the order of what it shows, would be changed by `text`."""
+    codes = {ord(character) for character in text} - {0x0A, 0x09}
+    marks = {0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)}
+    return any(code < 0x20 or 0x7F <= code <= 0x9F or code in marks or 0xD800 <= code <= 0xDFFF for code in codes)
+
+
+@given(st.text(st.characters(codec=None, categories=None)))
+def test_what_is_visible_steers_nothing_and_stays_as_it_is(text: str) -> None:
+    once = output.visible(text)
+    assert not steers(once)
+    assert output.visible(once) == once
+    if not steers(text):
+        assert once == text
+
+
+def test_every_control_character_and_mark_has_its_escape() -> None:
+    assert output.visible(HOSTILE) == SAFE
+    assert output.visible("naïve 数学\n\t👩‍🔬") == "naïve 数学\n\t👩‍🔬"
+    text = f'name = "{output.visible(chr(0x202E))}"'
+    assert tomllib.loads(text)["name"] == json.loads('"\\u202e"') == "\u202e"  # what TOML and JSON call it, too
+
+
+class Refusing(io.StringIO):
+    """A stream that fails after some writes."""
+
+    def __init__(self, error: BaseException, good: int = 0) -> None:
+        super().__init__()
+        self.error, self.good = error, good
+
+    def write(self, text: str) -> int:
+        if not self.good:
+            raise self.error
+        self.good -= 1
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(), OSError(28, "full"), ValueError("closed"), BlockingIOError(), RuntimeError("reentrant")],
+)
+@pytest.mark.parametrize("door", ["say", "complain", "screen", "live", "plain"])
+def test_a_stream_that_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch, door: str, error: Exception) -> None:
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, Refusing(error, good=1))
+    for _ in range(3):
+        if door == "say":
+            output.say("a line")
+        elif door == "complain":
+            output.complain("a line")
+        elif door == "screen":
+            say(Screen(), "a line")
+        elif door == "live":
+            with Live(Text("x"), console=Screen(force_terminal=True), auto_refresh=False) as live:
+                live.refresh()
+        else:
+            print("a line", file=output.Plain(sys.stdout), flush=True)
+
+
+def test_without_streams_nothing_is_said_and_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    output.say("a line")
+    output.complain("a line")
+    say(Screen(), "a line")
+    output.urgent("a line")
+
+
+def test_in_the_command_prints_logs_warnings_and_tracebacks_are_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.installed():
+        print(HOSTILE)
+        sys.stderr.write(HOSTILE)
+        sys.stderr.write(warnings.formatwarning(UserWarning(HOSTILE), UserWarning, __file__, 1))
+        logging.lastResort.handle(logging.makeLogRecord({"msg": HOSTILE, "levelno": 40, "levelname": "ERROR"}))
+        assert not sys.stdout.isatty()
+    said = capsys.readouterr()
+    assert not steers(said.out + said.err)
+    assert said.out == SAFE + "\n"
+    assert said.err.count(SAFE) == 3
+
+
+def test_our_own_warnings_and_log_records_are_visible_in_any_process(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.warns(UserWarning, match="2J") as found:
+        output.warn(HOSTILE)
+    assert str(found[0].message) == SAFE
+    from oncurve.rewards import parts
+
+    parts.log.warning("reward %s: %s", "r", HOSTILE)
+    assert caplog.messages == [f"reward r: {SAFE}"]
+
+
+def test_a_screen_keeps_its_own_colours_and_makes_all_others_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = io.StringIO()
+    screen = Screen(file=stream, force_terminal=True, color_system="truecolor", width=300)
+    screen.print(Text(HOSTILE, "bold"))
+    written = stream.getvalue()
+    assert written.startswith("\x1b[1m")
+    assert "\x1b[2J" not in written
+    assert r"\x1b[2J\x1b]52;c;aGk=" in written  # rich itself drops the bell, the return and others
+    screen.print(HOSTILE)
+    say(screen, HOSTILE)
+    assert not any(found in stream.getvalue() for found in ("\x1b[2J", "\x9b", "\u202e", "\r"))
+
+
+@pytest.mark.parametrize("width", [40, 60, 120])
+def test_what_a_signal_says_stays_on_the_screen_of_a_live_display(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """The terminal is played back: what later redraws cover is gone."""
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = io.StringIO()
+    metrics = {"reward": 0.5, "completion_length": 37.0, "kl": 0.01, "entropy": 1.0, "tokens_per_second": 9000.0}
+    with Progress(3, Screen(file=stream, force_terminal=True, width=width)) as progress:
+        progress.step({"step": 1, **metrics})
+        output.urgent("oncurve: SIGINT: finishing this step, 30 seconds at most; again ends at once")
+        for step in (2, 3):
+            progress.step({"step": step, **metrics})
+    screen = " ".join(" ".join(played(stream.getvalue())).split())
+    assert "SIGINT: finishing this step, 30 seconds at most; again ends at once" in screen
+    assert "3/3" in screen
+
+
+def played(written: str) -> list[str]:
+    """The lines of a terminal after these bytes, which move up, erase lines and return; as rich's Live does."""
+    lines, row, column, at = [""], 0, 0, 0
+    while at < len(written):
+        character = written[at]
+        if character == "\x1b":
+            end = next(i for i in range(at + 2, len(written)) if written[i].isalpha())
+            number, what = written[at + 2 : end], written[end]
+            if what == "A":
+                row = max(0, row - int(number or 1))
+            elif what == "K":
+                lines[row] = ""
+            at = end
+        elif character == "\r":
+            column = 0
+        elif character == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        else:
+            lines[row] = lines[row][:column].ljust(column) + character + lines[row][column + 1 :]
+            column += 1
+        at += 1
+    return lines
+
+
+def test_what_workers_print_is_passed_on_through_the_door(capfd: pytest.CaptureFixture[str]) -> None:
+    import time
+
+    os.write(output.worker_stderr(), "\x1b[31mred é".encode())
+    said, deadline = "", time.monotonic() + 30
+    while "é" not in said and time.monotonic() < deadline:
+        time.sleep(0.01)
+        said += capfd.readouterr().err
+    assert said == "\\x1b[31mred é"
+
+
+SOURCE = Path(__file__).parents[2] / "src" / "oncurve"
+DOOR = {"output.py", "display/screen.py"}
+SAYS = {"print", "typer.echo", "typer.secho", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write",
+        "sys.__stdout__.write", "sys.__stderr__.write", "Console", "rich.print", "rich.console.Console",
+        "warnings.warn"}  # fmt: skip
+WORKERS = {"workers/serve.py"}  # their standard error is a pipe to the door
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_is_printed_past_the_door(path: Path) -> None:
+    """Every console is a `Screen`, every line is `say`, `complain`, `warn` or `urgent`."""
+    name = str(path.relative_to(SOURCE))
+    if name in DOOR:
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in SAYS, f"{name}:{node.lineno}: {called}"
+            if called == "os.write" and name not in WORKERS:
+                assert ast.unparse(node.args[0]) not in ("1", "2"), f"{name}:{node.lineno}"
+
+
+def test_a_console_of_another_kind_can_still_be_given() -> None:
+    with Progress(1, Console(file=io.StringIO())) as progress:
+        progress.step({"step": 1})
