@@ -110,8 +110,6 @@ def run_killed(recipe: Path, out: Path, variant: str, steps: int, log: Path) -> 
             os.killpg(process.pid, signal.SIGKILL)
             kills += 1
         process.wait()
-        if out.exists() and fresh and not (out / "config.toml").exists():
-            subprocess.run(["rm", "-rf", str(out)], check=True)
         for _, path in durable.numbered(out / "checkpoints"):
             assert durable.verify(path) == []
     if steps_done(out) < steps or not (out / "report.html").exists():

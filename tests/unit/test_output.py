@@ -94,7 +94,7 @@ def test_without_streams_nothing_is_said_and_nothing_is_wrong(monkeypatch: pytes
 
 def test_in_the_command_prints_logs_warnings_and_tracebacks_are_visible(capsys: pytest.CaptureFixture[str]) -> None:
     with output.installed():
-        print(HOSTILE)
+        print(HOSTILE)  # noqa: T201
         sys.stderr.write(HOSTILE)
         sys.stderr.write(warnings.formatwarning(UserWarning(HOSTILE), UserWarning, __file__, 1))
         logging.lastResort.handle(logging.makeLogRecord({"msg": HOSTILE, "levelno": 40, "levelname": "ERROR"}))

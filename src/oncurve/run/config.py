@@ -58,7 +58,7 @@ class RunSettings(Component):
     steps           how many steps to train
     name            what the report calls the run; none: the name of its folder
     threads         processor threads; none: one a core. A small model beside other work is faster with 1
-    grace_seconds   how long a step may go on after Ctrl-C or SIGTERM before it is abandoned
+    grace_seconds   how long a step may go on after Ctrl-C, SIGTERM or SIGHUP before it is abandoned
     """
 
     seed: int = 0

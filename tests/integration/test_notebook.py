@@ -1,0 +1,126 @@
+"""A run in a real Jupyter kernel, really interrupted: the kernel lives, and the run goes on from where it was."""
+
+import queue
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.project import lay_out
+
+jupyter_client = pytest.importorskip("jupyter_client", reason="needs the dev extra's ipykernel")
+PATIENCE_SECONDS = 240
+
+BEGIN = """
+import os, time, oncurve
+os.environ["OMP_NUM_THREADS"] = "1"
+def reward(completion: str) -> float:
+    if os.path.exists("slow"):
+        open("sleeping", "w").close()
+        time.sleep(120)
+    return float(len(completion) % 7)
+"""
+TRAIN = """
+run = oncurve.train("recipe.toml", reward=reward, out={out!r}, on_step={step})
+print("stopped by", run.stopped_by)
+"""
+RESUME = """
+with oncurve.resume({out!r}, reward=reward) as again:
+    print("steps", [int(line["step"]) for line in again.metrics])
+"""
+
+
+class Notebook:
+    """A kernel and its client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manager = jupyter_client.KernelManager()
+        self.manager.kernel_spec.argv[0] = sys.executable
+        self.manager.start_kernel(cwd=str(folder))
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE_SECONDS)
+
+    def begin(self, code: str) -> str:
+        """Execute a cell; the id of the request."""
+        return str(self.client.execute(code))
+
+    def end(self, request: str) -> tuple[str, str]:
+        """Wait for a cell: everything it printed, and the name of what it raised ("" for nothing)."""
+        said, raised, deadline = "", "", time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            assert self.manager.is_alive()
+            try:
+                message: dict[str, Any] = self.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                said += content["text"]
+            elif message["msg_type"] == "display_data":  # what rich shows in a notebook
+                said += content["data"].get("text/plain", "")
+            elif message["msg_type"] == "error":
+                raised = content["ename"]
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return said, raised
+        raise TimeoutError(said)
+
+    def run(self, code: str) -> tuple[str, str]:
+        return self.end(self.begin(code))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lay_out(tmp_path_factory.mktemp("notebook"))
+
+
+@pytest.fixture(scope="module")
+def notebook(folder: Path) -> Iterator[Notebook]:
+    made = Notebook(folder)
+    assert made.run(BEGIN)[1] == ""
+    yield made
+    made.client.stop_channels()
+    made.manager.shutdown_kernel(now=True)
+
+
+def until(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert path.exists()
+
+
+@pytest.mark.slow
+def test_one_interrupt_ends_the_run_and_another_cell_goes_on_with_it(notebook: Notebook, folder: Path) -> None:
+    step = 'lambda result: (open("stepped", "w").close(), time.sleep(3))'
+    cell = notebook.begin(TRAIN.format(out="one", step=step))
+    until(folder / "stepped")
+    notebook.manager.interrupt_kernel()
+    said, raised = notebook.end(cell)
+    assert (raised, "stopped by SIGINT" in said) == ("", True)
+    assert "oncurve.resume('one', reward=reward)" in said
+    said, raised = notebook.run(RESUME.format(out="one"))  # in the same kernel, with the first run still there
+    assert raised == "", said
+    assert "steps [1, 2, 3]" in said
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_is_a_keyboard_interrupt_and_the_kernel_lives(notebook: Notebook, folder: Path) -> None:
+    (folder / "slow").touch()
+    cell = notebook.begin(TRAIN.format(out="two", step=None))
+    until(folder / "sleeping")
+    notebook.manager.interrupt_kernel()
+    time.sleep(1)
+    notebook.manager.interrupt_kernel()
+    said, raised = notebook.end(cell)
+    assert raised == "KeyboardInterrupt", said
+    assert notebook.run("print(1 + 1)") == ("2\n", "")
+    (folder / "slow").unlink()
+    said, raised = notebook.run(RESUME.format(out="two"))
+    assert raised == "", said
+    assert "steps [1, 2, 3]" in said
