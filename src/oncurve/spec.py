@@ -371,7 +371,10 @@ def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] 
     """What is wrong, a line a key: `section.key: what is wrong, what was given`; unknown keys with the nearest name."""
     lines: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
-        names = [str(part) for part in detail["loc"] if not _is_union_branch(part)]
+        *above, last = detail["loc"] or ("",)
+        typed = detail["type"] == "extra_forbidden"  # a key that was typed may look like anything
+        names = [str(part) for part in above if not _is_union_branch(part)]
+        names += [str(last)] if detail["loc"] and (typed or not _is_union_branch(last)) else []
         place = ".".join(([where] if where else []) + names) or "settings"
         lines.setdefault(place, []).append(_complaint(detail, names, cls, place))
     return "\n".join(f"{place}: {' or '.join(dict.fromkeys(said))}" for place, said in lines.items())

@@ -327,3 +327,30 @@ def test_an_unknown_command_or_option_is_refused(command: Command) -> None:
         said = command(*words)
         assert said.code == 2
         assert "Usage" in said.err
+
+
+ESCAPE = "\x1b[2J\x1b]0;title\x07\u202e\x9b1m"
+HOSTILE = {
+    "a recipe": ("train", f"re{ESCAPE}cipe"),
+    "an option": ("train", "recipe.toml", f"--{ESCAPE}"),
+    "a command": (f"tra{ESCAPE}in",),
+    "a key": ("train", "recipe.toml", f"kl.{ESCAPE}=1"),
+    "a value": ("train", "recipe.toml", f"run.steps={ESCAPE}"),
+    "a path": ("resume", f"runs/{ESCAPE}"),
+    "a model": ("train", "recipe.toml", f"model.path=./{ESCAPE}"),
+    "a column": ("train", "recipe.toml", "data.path=hostile.jsonl"),
+    "what a file raises": ("train", "recipe.toml", "rewards=[{kind='python', path='hostile.py:f', processes=1}]"),
+    "a configuration": ("config", "show", "recipe.toml", f"run.name=a{ESCAPE}"),
+}
+
+
+@pytest.mark.parametrize("where", HOSTILE)
+def test_what_a_message_quotes_does_not_steer_the_terminal(command: Command, where: str) -> None:
+    Path("hostile.jsonl").write_text(json.dumps({f"que{ESCAPE}stion": "w3"}) + "\n")
+    Path("hostile.py").write_text(f"raise ValueError({ESCAPE!r})\n")
+    said = command(*HOSTILE[where])
+    assert said.code == (0 if where == "a configuration" else 2), said
+    for text in (said.out, said.err):
+        assert not set(text) & {"\x1b", "\x07", "\u202e", "\x9b"}
+        assert "Traceback" not in text or where == "what a file raises"
+    assert "2J" in said.out + said.err

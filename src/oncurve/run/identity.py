@@ -14,6 +14,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -139,7 +140,8 @@ def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dic
         lines = "\n  ".join(refused)
         raise RunDirectoryError(
             f"{held.path} cannot go on exactly, because what it depends on has changed since it was begun:\n  {lines}\n"
-            f"Put it back, or go on with the change, not exact: oncurve resume {held.path} --changed"
+            "Put it back, or go on with the change, not exact (in Python: changed=True):\n"
+            f"oncurve resume {shlex.quote(str(held.path))} --changed"
         )
     kept = {**now, "id": before["id"]}
     differences = [*refused, *found.said]
