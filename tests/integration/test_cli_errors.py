@@ -340,7 +340,7 @@ HOSTILE = {
     "a model": ("train", "recipe.toml", f"model.path=./{ESCAPE}"),
     "a column": ("train", "recipe.toml", "data.path=hostile.jsonl"),
     "what a file raises": ("train", "recipe.toml", "rewards=[{kind='python', path='hostile.py:f', processes=1}]"),
-    "a configuration": ("config", "show", "recipe.toml", f"run.name=a{ESCAPE}"),
+    "a configuration": ("config", "show", "recipe.toml", f"data.system=a{ESCAPE}"),
 }
 
 
