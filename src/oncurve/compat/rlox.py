@@ -29,6 +29,7 @@ from oncurve.rewards.scoring import Afterwards
 from oncurve.rollout import InProcessEngine, Policy, check_token_ids
 from oncurve.run.arguments import check_argument_names
 from oncurve.run.assemble import trainer_config
+from oncurve.run.process import prepare_process
 from oncurve.trainer import KLControl, Outer, ReferenceSchedule, StepResult, Trainer, TrainerState
 from oncurve.types import Group, Prompt, Score
 
@@ -124,6 +125,7 @@ class GRPO:
         self.callbacks, self.logger = _hooked(callbacks), logger
         if logger is not None and not callable(getattr(logger, "on_train_step", None)):
             raise ConfigError(f"logger: expected an object with on_train_step(step, metrics), got {logger!r:.60}")
+        prepare_process(self.config.run.threads)
         self.reward_fn = reward_fn
         self.model = model
         self._longest = 0

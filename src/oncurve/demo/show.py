@@ -27,7 +27,7 @@ from oncurve.run.assemble import Run, assemble
 from oncurve.run.directory import RunDirectory
 from oncurve.run.loading import load_config
 from oncurve.run.plan import plan
-from oncurve.run.session import create_directory, free_directory, stopped_at
+from oncurve.run.session import create_directory, free_directory, shown_by, stopped_at
 from oncurve.steps import pieces
 from oncurve.trainer import StepResult
 from oncurve.trainer.observe import peak_memory_bytes
@@ -65,7 +65,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind
         say(console, f"Before training, the most likely answer is right on {percent(before.greedy_accuracy)}.", "")
         lesson = Lesson(console)
         with Progress(config.run.steps, console) as progress:
-            stopped = run.train(lesson, lambda result: progress.step(result.metrics))
+            stopped = run.train(lesson, shown_by(progress))
         if stopped is not None:
             write_report(out)
             say(console, "", stopped_at(run, stopped))

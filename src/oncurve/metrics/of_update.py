@@ -243,7 +243,8 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "tokens per second",
         "tokens / seconds",
         "Completion tokens through the whole step, sampling to update.",
-        "Falling: completions grow shorter or raggeder, or the machine is shared; see the seconds of the phases.",
+        "Falling: completions grow shorter or raggeder, or the machine is shared: see seconds_waiting and the "
+        "seconds of the phases.",
     ),
     Metric(
         "seconds",
@@ -278,6 +279,17 @@ UPDATE_METRICS: tuple[Metric, ...] = (
     Metric("seconds_update", "sum", "seconds", "wall time of the updates", "Forward, backward, optimizer.", _PHASE),
     Metric("seconds_evaluation", "sum", "seconds", "wall time of evaluation", "Held-out evaluation.", _PHASE),
     Metric("seconds_checkpoint", "sum", "seconds", "wall time of saving", "Checkpoints and logs.", _PHASE),
+    Metric(
+        "seconds_waiting",
+        "last",
+        "seconds",
+        "Σ over the process's threads of Δ(time on the kernel's run queue), since the step before",
+        "How long threads were ready to run and had no processor; absent where the system does not say it (other than "
+        "Linux).",
+        "More than a third of `seconds`: other processes, this run's reward workers among them, use the same "
+        "processors, or run.threads is more than there are. Steps take up to twice as long; no result changes. End the "
+        "other work, or start with a smaller run.threads.",
+    ),
     Metric(
         "memory_bytes",
         "max",

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from oncurve.data import Prompts, PromptStream, Rows, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
@@ -26,9 +24,9 @@ from oncurve.rollout import InProcessEngine, Policy, check_token_ids, is_exact
 from oncurve.run.columns import check_columns
 from oncurve.run.config import RunConfig
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
-from oncurve.run.heap import keep_freed_memory
 from oncurve.run.iterations import JudgedBy, Sources, iterations, step_locator
 from oncurve.run.plan import Facts
+from oncurve.run.process import prepare_process
 from oncurve.trainer import (
     Checkpoints,
     KLControl,
@@ -166,9 +164,7 @@ def assemble(config: RunConfig, base: Path | None = None, given: Given | None = 
     `[model]` would load. Nothing is written: see `Run.open_directory`. Raises UserError for what the user can mend.
     """
     given = given or Given()
-    keep_freed_memory()
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    prepare_process(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
     if config.eval.every and not len(eval_rows):
         raise ConfigError(

@@ -57,7 +57,8 @@ class RunSettings(Component):
     seed            of everything random: sampled tokens, order of prompts, minibatches
     steps           how many steps to train
     name            what the report calls the run; none: the name of its folder
-    threads         processor threads; none: one a core. A small model beside other work is faster with 1
+    threads         processor threads; none: one a core. A small model beside other work is faster with 1. The last
+                    bits of every result depend on it
     grace_seconds   how long a step may go on after Ctrl-C, SIGTERM or SIGHUP before it is abandoned
     """
 

@@ -20,6 +20,7 @@ from oncurve.run.columns import check_columns
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
 from oncurve.run.plan import NO_VERIFIER
+from oncurve.run.process import prepare_process
 from oncurve.spec import usable_path
 from oncurve.trainer import Checkpoints
 
@@ -85,6 +86,7 @@ def evaluate_target(
     config, base = load_config(source, [*words, f"model.path={folder / 'model' if is_run else target}"])
     check_complete(config)
     prompts_of, held_out = _rows(config, base)
+    prepare_process(config.run.threads)
     with RewardSet.build(config.rewards, base=base) as rewards:
         check_columns(rewards, config.data, prompts_of)
         _judge_with(rewards, config, folder / "reward_model")

@@ -44,8 +44,8 @@ from oncurve.losses import Regularizer
 from oncurve.models.sources import said_by
 from oncurve.run.checks import check_config
 from oncurve.run.config import RunConfig
-from oncurve.run.heap import keep_freed_memory
 from oncurve.run.loading import load_config
+from oncurve.run.process import prepare_process
 from oncurve.run.unloaded import ASSUMED_PROMPT, judges_bytes, prompt_lengths, read_model_config
 from oncurve.spec import usable_path
 
@@ -246,9 +246,7 @@ def _here(
     say: Callable[[str], None],
 ) -> Forecast:
     """On this machine: measured."""
-    keep_freed_memory()
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    prepare_process(config.run.threads)
     dtype, _ = config.model.precision()
     device = _device(config)
     precision = torch.float32 if dtype == "float32" else torch.bfloat16

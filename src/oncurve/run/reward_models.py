@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import Field, SerializeAsAny
 from rich.console import Console
 
-from oncurve import durable
+from oncurve import durable, processors
 from oncurve.data import JUDGEMENT_KINDS, Judgements
 from oncurve.data.judgements import Preferences
 from oncurve.display import Screen, say
@@ -36,6 +35,7 @@ from oncurve.run.config import CheckpointSettings
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
 from oncurve.run.identity import identify, take_up
 from oncurve.run.loading import load, to_toml
+from oncurve.run.process import prepare_process
 from oncurve.run.schema import Schema, Section, fixed
 from oncurve.run.session import free_directory
 from oncurve.spec import Component
@@ -141,8 +141,7 @@ class _Prepared:
 
 def _prepare(config: RewardModelRecipe, base: Path) -> _Prepared:
     """Cheap checks first: the data, then the network."""
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    prepare_process(config.run.threads)
     train, held_out = config.data.read(base)
     if not train:
         raise DataError(f"{config.data.path}: no example is left to train on; lower data.eval_fraction")
@@ -242,6 +241,9 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
     def tell(done: int, line: dict[str, float]) -> None:
         if done % shown == 0 or done == training.updates or "reward_model_heldout_loss" in line:
             say(console, _line(done, training.updates, line))
+        held_up = processors.notice()
+        if held_up is not None:
+            say(console, held_up)
 
     try:
         stopped = training.train(tell)

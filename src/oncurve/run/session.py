@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from oncurve import processors
 from oncurve.data import InMemory
 from oncurve.display import Progress, Screen, say
 from oncurve.errors import CheckpointError, command
@@ -33,6 +34,7 @@ __all__ = [
     "identity_of",
     "restore",
     "resume_run",
+    "shown_by",
     "stopped_at",
     "train_recipe",
 ]
@@ -119,7 +121,7 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
     try:
         with Progress(run.config.run.steps, console) as progress:
-            stopped = run.train(*observers, lambda result: progress.step(result.metrics))
+            stopped = run.train(*observers, shown_by(progress))
     except BaseException as error:
         if path is not None:
             say(console, "", stopped_at(run, type(error).__name__), *_reported(path))
@@ -133,6 +135,18 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     else:
         say(console, "", stopped_at(run, stopped), *(_reported(path) or [f"report  {path / 'report.html'}"]))
     return stopped
+
+
+def shown_by(progress: Progress) -> Callable[[StepResult], None]:
+    """An observer that shows each step, and says once where other processes hold the run up."""
+
+    def show(result: StepResult) -> None:
+        progress.step(result.metrics)
+        held_up = processors.notice()
+        if held_up is not None:
+            progress.say(held_up)
+
+    return show
 
 
 def stopped_at(run: Run, stopped: str) -> str:

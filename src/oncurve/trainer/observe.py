@@ -14,10 +14,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oncurve import processors
 from oncurve.metrics import Metrics
 from oncurve.types import Group, TrainBatch
 
-__all__ = ["UntrainedUpdates", "observe_batch", "observe_groups", "peak_memory_bytes", "split_advantages", "timer"]
+__all__ = [
+    "UntrainedUpdates",
+    "observe_batch",
+    "observe_groups",
+    "observe_processors",
+    "peak_memory_bytes",
+    "split_advantages",
+    "timer",
+]
 
 log = logging.getLogger("oncurve.trainer")
 
@@ -105,3 +114,10 @@ class UntrainedUpdates:
             cut,
             batch.size,
         )
+
+
+def observe_processors(metrics: Metrics) -> None:
+    """How long threads waited for a processor since the step before, where the system says it."""
+    waiting = processors.waiting()
+    if waiting is not None:
+        metrics.add("seconds_waiting", waiting)

@@ -18,7 +18,14 @@ from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.control import KLControl
 from oncurve.trainer.credit import credited
 from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
-from oncurve.trainer.observe import UntrainedUpdates, observe_batch, observe_groups, split_advantages, timer
+from oncurve.trainer.observe import (
+    UntrainedUpdates,
+    observe_batch,
+    observe_groups,
+    observe_processors,
+    split_advantages,
+    timer,
+)
 from oncurve.trainer.protocols import Advantage, Outer, Scorer, Scoring, Stream
 from oncurve.trainer.recorder import Recorder
 from oncurve.trainer.signals import StopSignals
@@ -212,6 +219,7 @@ class Trainer:
         metrics.add("prompts_seen", float(self.state.cursor))
         metrics.add("epoch", self.stream.epoch(self.state.cursor))
         metrics.add("seconds", seconds)
+        observe_processors(metrics)
         result = metrics.result()
         result["tokens_per_second"] = result["tokens"] / seconds
         return result

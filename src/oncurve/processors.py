@@ -1,0 +1,298 @@
+"""Processors that other processes use too: threads that wait for one another sleep while that is so.
+
+The threads of a parallel loop wait at its end for the last of them. GNU's OpenMP (libgomp, which PyTorch brings on
+Linux) lets them spin for up to 300,000 rounds, some milliseconds, because the next loop mostly begins before that.
+Where another process uses one of their processors, spinning does harm: a thread keeps its processor busy while the
+thread that it waits for, and that could run there, is in the queue of the other one. Every loop then takes a time slice
+of the scheduler instead of microseconds, and a training step ten to forty times as long.
+
+libgomp spins 100 rounds instead of 300,000 while there are more OpenMP threads than processors (libgomp's manual, under
+`GOMP_SPINCOUNT`). `ShortWaits` brings that about with an idle team of threads, and ends it; `watch` does so while this
+process's threads wait for processors, which the kernel counts for each of them. Processes that only take what is left
+over make no thread wait, and change nothing. The number of threads stays, and with it every bit.
+
+Covered: libgomp on Linux, loaded before or after this module; any number of threads above one. Not covered: other
+OpenMP libraries, where nothing is changed and the notice names the setting that helps; other systems; a control group's
+limit on processor time, under which no thread is in a queue.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "Contention",
+    "Reading",
+    "ShortWaits",
+    "Watch",
+    "foreign",
+    "notice",
+    "read",
+    "seconds_waiting",
+    "stop",
+    "waiting",
+    "watch",
+]
+
+WINDOW_SECONDS = 0.25
+ENTER, LEAVE = 0.3, 0.2  # threads without a processor: beside a busy process 0.7 to 1 that spin, 0.35 that sleep
+NOISE = 0.005  # the same for each thread of a quiet machine
+ENTER_WINDOWS, LEAVE_WINDOWS = 2, 8  # half a second of it begins contention, two seconds without it end it
+NOTICE_WINDOWS = 40  # ten seconds of contention are worth a line
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Seconds counted up to `clock` (monotonic seconds).
+
+    waited     by each thread of this process, while it was ready to run and had no processor
+    everyone   of processor time used by all processes on the processors that this one may use, or taken by a hypervisor
+    own        of processor time used by all threads of this process
+    """
+
+    clock: float
+    waited: Mapping[str, float]
+    everyone: float
+    own: float
+
+
+def read() -> Reading | None:
+    """What has been counted up to now; None where the system does not say (other than Linux)."""
+    try:
+        names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        waited = {task.name: _waited(task) for task in Path("/proc/self/task").iterdir()}
+    except (OSError, AttributeError, ValueError):
+        return None
+    ticks = 0
+    for name, *fields in (line.split() for line in lines if line.startswith("cpu")):
+        if name in names:
+            user, nice, system, _idle, _waiting, interrupts, soft, stolen = (int(field) for field in fields[:8])
+            ticks += user + nice + system + interrupts + soft + stolen
+    return Reading(time.monotonic(), waited, ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
+
+
+def _waited(task: Path) -> float:
+    """Seconds on a run queue: the second number of the kernel's schedstat, in nanoseconds."""
+    try:
+        return int((task / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (FileNotFoundError, ProcessLookupError):
+        if task.exists():
+            raise
+        return 0.0  # the thread has ended meanwhile
+
+
+def seconds_waiting(before: Reading, after: Reading) -> float:
+    """Seconds that threads of this process were ready and had no processor between two readings: Σ Δwaited, >= 0.
+
+    A thread that has begun since counts from 0, one that has ended does not.
+    """
+    return sum(max(0.0, now - before.waited.get(task, 0.0)) for task, now in after.waited.items())
+
+
+def foreign(before: Reading, after: Reading) -> float:
+    """Processors that other processes kept busy between two readings, on average: Δ(everyone - own) / Δclock, >= 0.
+
+    The processes that compute this run's rewards are among them.
+    """
+    seconds = after.clock - before.clock
+    used = after.everyone - before.everyone - after.own + before.own
+    return max(0.0, used / seconds) if seconds > 0 else 0.0
+
+
+@dataclass
+class Contention:
+    """Whether this process's threads are short of processors: `present`, and for how many `windows` by now.
+
+    It begins after two windows in which `ENTER` threads or more waited on average, and ends after eight with fewer than
+    `LEAVE`: short bursts change nothing.
+    """
+
+    threads: int
+    present: bool = False
+    windows: int = 0
+    _turning: int = 0
+
+    def take(self, waiting: float) -> bool:
+        """Go on by a window in which so many threads waited; whether there is contention now."""
+        beyond = waiting - NOISE * self.threads
+        turns = beyond < LEAVE if self.present else beyond >= ENTER
+        self._turning = self._turning + 1 if turns and self.threads > 1 else 0
+        if self._turning == (LEAVE_WINDOWS if self.present else ENTER_WINDOWS):
+            self.present, self._turning, self.windows = not self.present, 0, 0
+        self.windows += self.present
+        return self.present
+
+
+class ShortWaits:
+    """Short waits of libgomp's threads while begun. An idle team makes more OpenMP threads than processors.
+
+    The team belongs to a thread of its own, at whose end libgomp dissolves it. `team` is its size with that thread.
+    """
+
+    def __init__(self, team: int) -> None:
+        self.team = team
+        self._over: threading.Event | None = None
+        self._holder: threading.Thread | None = None
+
+    def begin(self) -> bool:
+        """Make waits short; whether that could be done, which is so where libgomp is loaded."""
+        libraries = _libgomp()
+        if libraries and self._holder is None:
+            ready, self._over = threading.Event(), threading.Event()
+            arguments = (libraries, ready, self._over)
+            self._holder = threading.Thread(target=self._hold, args=arguments, name="oncurve-short-waits", daemon=True)
+            self._holder.start()
+            ready.wait()
+        return bool(libraries)
+
+    def end(self) -> None:
+        """Have libgomp wait as it does by itself."""
+        if self._holder is not None and self._over is not None:
+            self._over.set()
+            self._holder.join()
+        self._holder = self._over = None
+
+    def _hold(self, libraries: list[ctypes.CDLL], ready: threading.Event, over: threading.Event) -> None:
+        nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # of NULL: the team has no more to do
+        for library in libraries:
+            library.GOMP_parallel(nothing, None, self.team, 0)
+        ready.set()
+        over.wait()
+
+
+def _libgomp() -> list[ctypes.CDLL]:
+    """The copies of libgomp in this process: PyTorch has its own, and so may other packages."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "libgomp" in line)
+        libraries = [ctypes.CDLL(path) for path in paths if Path(path).name.startswith("libgomp")]
+    except (OSError, IndexError):
+        return []
+    return [library for library in libraries if hasattr(library, "GOMP_parallel")]
+
+
+class Watch:
+    """Looks at this process four times a second, in a thread of its own, and makes waits short while it must.
+
+    `observe` is what it does with a reading. `read` can be another source of them (for tests).
+    """
+
+    def __init__(self, threads: int, processors: int, read: Callable[[], Reading | None]) -> None:
+        self.contention = Contention(threads)
+        self.processors = processors
+        self.waits = ShortWaits(max(2, processors - threads + 2))
+        self.short = False
+        self._read = read
+        self._last = self._asked = read()
+        self._notice: str | None = None
+        self._noticed = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="oncurve-processors", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, where there is something to see and more than one thread to wait."""
+        if self._last is not None and self.contention.threads > 1:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more, and leave libgomp as it was."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.waits.end()
+
+    def _run(self) -> None:
+        while not self._over.wait(WINDOW_SECONDS):
+            reading = self._read()
+            if reading is not None:
+                self.observe(reading)
+
+    def observe(self, reading: Reading) -> None:
+        """Go on by the window between the last reading and this one."""
+        before, self._last = self._last, reading
+        if before is None or reading.clock <= before.clock:
+            return
+        waiting = seconds_waiting(before, reading) / (reading.clock - before.clock)
+        was, now = self.contention.present, self.contention.take(waiting)
+        if now and not was:
+            self.short = self.waits.begin()
+        elif was and not now:
+            self.waits.end()
+            self.short = False
+        others = foreign(before, reading)
+        if self.contention.windows >= NOTICE_WINDOWS and others >= ENTER and not self._noticed:
+            self._noticed = True
+            self._notice = notice_text(self.contention.threads, self.processors, others, self.short)
+
+    def waiting(self) -> float | None:
+        """Seconds that threads waited for a processor since the last call; None: the system does not say."""
+        before, now = self._asked, self._read()
+        self._asked = now
+        return None if before is None or now is None else seconds_waiting(before, now)
+
+    def notice(self) -> str | None:
+        """The line about contention that lasts: once, then None."""
+        text, self._notice = self._notice, None
+        return text
+
+
+def notice_text(threads: int, processors: int, others: float, short: bool) -> str:
+    """The line about contention that lasts. `short`: whether waits could be made short."""
+    fewer = max(1, min(threads - 1, processors - max(1, round(others))))
+    busy = (
+        f"Other processes (reward workers among them) keep {others:.1f} of {processors} processors busy, and the "
+        f"{threads} threads of this run wait for them: "
+    )
+    if short:
+        return (
+            f"{busy}steps take longer until they end, mostly less than twice as long; no result changes. To leave them "
+            f"room, start with run.threads={fewer}"
+        )
+    return (
+        f"{busy}steps can take more than ten times as long, because this OpenMP library's threads do not sleep while "
+        f"they wait for one another. End the other work, or start with run.threads={fewer}"
+    )
+
+
+_lock = threading.Lock()
+_watch: Watch | None = None
+
+
+def watch(threads: int) -> None:
+    """Watch the processors from now on, for a process that computes with so many threads. One watch a process."""
+    global _watch
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with _lock:
+        if _watch is not None:
+            _watch.stop()
+        _watch = Watch(threads, processors, read)
+        _watch.start()
+
+
+def stop() -> None:
+    """Watch no more, and leave libgomp as it was."""
+    global _watch
+    with _lock:
+        if _watch is not None:
+            _watch.stop()
+        _watch = None
+
+
+def waiting() -> float | None:
+    """Seconds that threads of this process were ready and had no processor, since this was last called.
+
+    The first call counts from the beginning of the watch. None: there is no watch, or the system does not say.
+    """
+    return None if _watch is None else _watch.waiting()
+
+
+def notice() -> str | None:
+    """What to tell the person at the terminal about contention that lasts: once a watch, then None."""
+    return None if _watch is None else _watch.notice()

@@ -1,0 +1,306 @@
+"""Contention from injected readings; libgomp's short waits as they are."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncurve import processors
+from oncurve.processors import (
+    ENTER,
+    LEAVE,
+    LEAVE_WINDOWS,
+    NOISE,
+    NOTICE_WINDOWS,
+    WINDOW_SECONDS,
+    Contention,
+    Reading,
+    Watch,
+    foreign,
+    read,
+    seconds_waiting,
+)
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and libgomp")
+two_processors = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor: libgomp waits are always short")
+BUSY, QUIET = 1.0, 0.05  # threads of two that wait
+
+
+def after(contention: Contention, *windows: float) -> list[bool]:
+    return [contention.take(waiting) for waiting in windows]
+
+
+class Machine:
+    """Readings of a machine on which this process waits, and others and it use processors, as they are said to."""
+
+    def __init__(self) -> None:
+        self.now = Reading(0.0, {"1": 0.0}, 0.0, 0.0)
+
+    def __call__(self) -> Reading:
+        return self.now
+
+    def window(self, waiting: float, others: float = 0.0, own: float = 1.0) -> Reading:
+        before, seconds = self.now, WINDOW_SECONDS
+        waited = {"1": before.waited["1"] + waiting * seconds}
+        everyone = before.everyone + (others + own) * seconds
+        self.now = Reading(before.clock + seconds, waited, everyone, before.own + own * seconds)
+        return self.now
+
+
+def test_foreign_is_what_everyone_used_less_what_this_process_did() -> None:
+    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(12.0, {}, 103.5, 42.5)) == pytest.approx(0.5)
+    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(12.0, {}, 101.9, 42.0)) == 0.0  # ticks are coarse
+    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(10.0, {}, 100.0, 40.0)) == 0.0
+
+
+def test_threads_that_wait_are_added_up_whether_they_come_or_go() -> None:
+    before = Reading(10.0, {"1": 5.0, "2": 1.0, "3": 9.0}, 0.0, 0.0)
+    now = Reading(14.0, {"1": 6.0, "2": 3.0, "4": 1.0}, 0.0, 0.0)  # 3 has ended, 4 is new
+    assert seconds_waiting(before, now) == pytest.approx(1.0 + 2.0 + 1.0)
+    assert seconds_waiting(now, now) == 0.0
+    assert seconds_waiting(Reading(10.0, {"1": 5.0}, 0.0, 0.0), Reading(11.0, {"1": 0.5}, 0.0, 0.0)) == 0.0  # id reused
+
+
+@linux
+def test_a_reading_grows_by_what_this_process_uses() -> None:
+    before = read()
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    now = read()
+    assert before is not None
+    assert now is not None
+    assert now.own - before.own >= 0.3
+    assert now.everyone - before.everyone >= 0.2  # the ticks of the same work, and everyone else's
+    assert now.clock > before.clock
+    assert set(now.waited) & set(before.waited)
+
+
+def test_half_a_second_of_a_neighbour_is_contention_and_one_window_is_none() -> None:
+    assert after(Contention(2), BUSY, QUIET, BUSY, QUIET, BUSY) == [False] * 5
+    assert after(Contention(2), QUIET, BUSY, BUSY, BUSY) == [False, False, True, True]
+
+
+def test_contention_ends_after_two_seconds_without_a_neighbour() -> None:
+    contention = Contention(2)
+    after(contention, BUSY, BUSY)
+    assert after(contention, *[QUIET] * (LEAVE_WINDOWS - 1), BUSY, *[QUIET] * LEAVE_WINDOWS) == (
+        [True] * (2 * LEAVE_WINDOWS - 1) + [False]
+    )
+
+
+@pytest.mark.parametrize(
+    ("threads", "waiting", "present"),
+    [
+        (2, 0.14, False),  # a neighbour that takes only what is left over, as it was measured
+        (2, 0.75, True),  # one in this session, beside threads that spin
+        (2, 1.0, True),  # one in another session
+        (64, 0.9, True),
+        (64, 0.5, False),  # a little for each of so many
+        (1, 1.0, False),  # one thread waits for no other
+    ],
+)
+def test_what_is_contention(threads: int, waiting: float, present: bool) -> None:
+    assert any(after(Contention(threads), *[waiting] * 100)) is present
+
+
+def test_contention_stays_while_the_threads_sleep() -> None:
+    assert all(after(Contention(2), BUSY, *[0.33] * 100)[2:])  # as it was measured: fewer wait then
+
+
+@given(st.lists(st.floats(0, 2), max_size=80), st.integers(1, 4))
+def test_contention_turns_only_on_a_row_of_windows_that_agree(windows: list[float], threads: int) -> None:
+    contention = Contention(threads)
+    present = [False, *after(contention, *windows)]
+    for index in range(1, len(present)):
+        beyond = [waiting - NOISE * threads for waiting in windows[:index]]
+        if present[index] and not present[index - 1]:
+            assert min(beyond[-2:]) >= ENTER
+            assert threads > 1
+        if present[index - 1] and not present[index]:
+            assert len(beyond) >= LEAVE_WINDOWS
+            assert max(beyond[-LEAVE_WINDOWS:]) < LEAVE
+
+
+def watched(threads: int = 2, processors: int = 2) -> tuple[Watch, Machine]:
+    machine = Machine()
+    return Watch(threads, processors, machine), machine
+
+
+def test_the_watch_says_once_that_a_neighbour_stays_and_never_that_a_quiet_machine_is_busy() -> None:
+    watch, machine = watched()
+    for number in range(2000):
+        watch.observe(machine.window(0.8 if number % 3 == 0 else 0.1))  # bursts, as every machine has them
+    assert (watch.short, watch.notice()) == (False, None)
+    said = []
+    try:
+        for _ in range(20 * NOTICE_WINDOWS):
+            watch.observe(machine.window(BUSY, others=1.0))
+            said.append(watch.notice())
+    finally:
+        watch.stop()
+    lines = [line for line in said if line is not None]
+    assert len(lines) == 1
+    assert said.index(lines[0]) >= NOTICE_WINDOWS - 1
+    assert "1.0 of 2 processors" in lines[0]
+    assert "run.threads=1" in lines[0]
+
+
+def test_other_processes_are_not_blamed_for_threads_of_our_own() -> None:
+    watch, machine = watched(4, 2)
+    try:
+        for _ in range(2 * NOTICE_WINDOWS):
+            watch.observe(machine.window(2.0, others=0.05, own=2.0))  # four threads on two processors
+        assert watch.notice() is None
+    finally:
+        watch.stop()
+
+
+def test_threads_that_waited_are_counted_from_one_question_to_the_next() -> None:
+    watch, machine = watched()
+    machine.window(0.5)
+    machine.window(1.0)
+    assert watch.waiting() == pytest.approx(1.5 * WINDOW_SECONDS)
+    machine.window(0.0)
+    assert watch.waiting() == pytest.approx(0.0)
+
+
+def test_where_the_system_says_nothing_nothing_is_watched() -> None:
+    watch = Watch(2, 2, lambda: None)
+    watch.start()
+    assert (watch.waiting(), watch.notice(), watch.short) == (None, None, False)
+    watch.stop()
+
+
+def run(code: str, **environment: str) -> str:
+    """What a process of its own prints, in which OpenMP is as it comes."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_libgomp_nothing_is_done_and_the_line_names_the_setting_that_helps() -> None:
+    said = run(f"""
+from oncurve.processors import *
+start = Reading(0.0, {{"1": 0.0}}, 0.0, 0.0)
+watch = Watch(2, 2, lambda: start)
+for i in range(1, {NOTICE_WINDOWS + 5}):
+    watch.observe(Reading(0.25 * i, {{"1": 0.25 * i}}, 0.5 * i, 0.25 * i))
+print(ShortWaits(2).begin(), watch.short, watch.notice())
+""")
+    assert said.startswith("False False ")
+    assert "more than ten times as long" in said
+    assert "run.threads=1" in said
+
+
+WAITS = """
+import json, os, resource
+import torch
+from oncurve.processors import ShortWaits
+
+torch.set_num_threads(2)
+x, y = torch.randn(64, 4096), torch.randn(2, 32768)
+
+def sleeps(loops=100):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    for _ in range(loops):
+        y.mul_(1.0)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / loops
+
+def bits():
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(torch.nn.Linear(4096, 512), torch.nn.GELU(), torch.nn.Linear(512, 64))
+    loss = torch.nn.functional.cross_entropy(layer(x), torch.arange(64))
+    loss.backward()
+    return [loss.item().hex(), *(p.grad.double().sum().item().hex() for p in layer.parameters())]
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+sleeps()
+found = {"spinning": [sleeps()], "bits": [bits()], "threads": [threads()], "short": []}
+waits = ShortWaits(max(2, len(os.sched_getaffinity(0))))
+for _ in range(2):
+    assert waits.begin() and waits.begin()
+    found["short"].append(sleeps())
+    found["bits"].append(bits())
+    waits.end()
+    waits.end()
+    found["spinning"].append(sleeps())
+    found["bits"].append(bits())
+    found["threads"].append(threads())
+waits.begin()  # and the process ends with waits short
+print(json.dumps(found))
+"""
+
+
+@linux
+@two_processors
+def test_waits_are_short_between_begin_and_end_and_no_bit_changes() -> None:
+    found = json.loads(run(WAITS))
+    assert min(found["short"]) > 0.25  # threads sleep in most loops
+    assert min(found["spinning"]) < 0.5 * min(found["short"])
+    assert len({tuple(bits) for bits in found["bits"]}) == 1
+    assert len(set(found["threads"])) == 1  # the idle team is gone
+
+
+@linux
+@pytest.mark.slow
+@two_processors
+def test_a_neighbour_is_seen_and_costs_less_than_by_itself() -> None:
+    """Loops of two threads beside a neighbour a processor: with the watch they take less than without it."""
+    said = run("""
+import json, os, subprocess, sys, time
+import torch
+from oncurve import processors
+
+torch.set_num_threads(2)
+SPIN = "import time; until = time.monotonic() + 60\\nwhile time.monotonic() < until: pass"
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+x = torch.randn(2, 32768)
+
+def loops(seconds=3.0):
+    began, count = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        for _ in range(20):
+            x.mul_(1.0)
+        count += 20
+    return count / (time.monotonic() - began)
+
+neighbours = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(2)]
+try:
+    unwatched = loops()
+    processors.watch(2)
+    loops()
+    found = {"unwatched": unwatched, "watched": loops(), "waiting": processors.waiting()}
+    found["short"] = processors._watch.short
+finally:
+    for process in neighbours:
+        process.kill()
+print(json.dumps(found))
+""")
+    found = json.loads(said)
+    assert found["waiting"] > 0.5  # of six seconds and more
+    assert found["short"]
+    assert found["watched"] > found["unwatched"]
+
+
+def test_one_watch_a_process_and_none_after_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "_watch", None)
+    assert (processors.waiting(), processors.notice()) == (None, None)
+    processors.watch(2)
+    first = processors._watch
+    processors.watch(3)
+    assert first is not None
+    assert first is not processors._watch
+    assert not first._thread.is_alive()
+    processors.stop()
+    assert processors._watch is None
