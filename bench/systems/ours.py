@@ -9,6 +9,7 @@ from bench import models
 from bench.cases import Case, is_constant, length
 from bench.probe import Probe
 from bench.worker import Channel
+from oncurve import processors
 
 __all__ = ["STEPS", "put_together", "serve"]
 
@@ -19,6 +20,7 @@ STEPS = 64
 def settings(case: Case) -> dict[str, Any]:
     """The recipe: the user's defaults, and what the case asks for."""
     told = case.told
+    told.pop("watch", None)
     rows = models.token_rows(case, STEPS)
     return {
         "run": {"threads": case.threads, "steps": STEPS},
@@ -91,6 +93,8 @@ def _watch_prefill(model: Any, probe: Probe) -> None:
 def serve(case: Case, channel: Channel) -> None:
     """Take a training step per command."""
     with put_together(case) as run:
+        if not case.told.get("watch", True):
+            processors.stop()
         probe = watch(run)
         channel.ready(path=run.loaded.model.path_reason, dtype=str(run.loaded.dtype))
         while channel.wants_step():
