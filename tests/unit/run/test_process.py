@@ -40,16 +40,13 @@ def threads_as_before() -> Iterator[None]:
 
 
 def trained(_: Path) -> None:
+    reward = {"kind": "regex", "pattern": "w1"}
     run = oncurve.train(
-        model=architecture("llama"), tokenizer=words_tokenizer(), data=ROWS, reward=length, steps=1, settings=SMALL
+        model=architecture("llama"), tokenizer=words_tokenizer(), data=ROWS, reward=reward, steps=1, settings=SMALL
     )
     run.close()
     for line in run.metrics:
         assert line.get("seconds_waiting", -1.0) >= 0 or not sys.platform.startswith("linux")
-
-
-def length(completion: str) -> float:
-    return float(len(completion) % 3)
 
 
 def without_files(_: Path) -> None:
