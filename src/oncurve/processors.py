@@ -44,7 +44,7 @@ WINDOW_SECONDS = 0.25
 ENTER, LEAVE = 0.3, 0.2  # threads without a processor: beside a busy process 0.7 to 1 that spin, 0.35 that sleep
 NOISE = 0.005  # the same for each thread of a quiet machine
 ENTER_WINDOWS, LEAVE_WINDOWS = 2, 8  # half a second of it begins contention, two seconds without it end it
-NOTICE_WINDOWS = 40  # ten seconds of contention are worth a line
+NOTICE_WINDOWS = 40  # ten seconds of contention, more than without it, are worth a line
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def foreign(before: Reading, after: Reading) -> float:
 
 @dataclass
 class Contention:
-    """Whether this process's threads are short of processors: `present`, and for how many `windows` by now.
+    """Whether this process's threads are short of processors: `present`, and `windows` with it less those without.
 
     It begins after two windows in which `ENTER` threads or more waited on average, and ends after eight with fewer than
     `LEAVE`: short bursts change nothing.
@@ -125,8 +125,8 @@ class Contention:
         turns = beyond < LEAVE if self.present else beyond >= ENTER
         self._turning = self._turning + 1 if turns and self.threads > 1 else 0
         if self._turning == (LEAVE_WINDOWS if self.present else ENTER_WINDOWS):
-            self.present, self._turning, self.windows = not self.present, 0, 0
-        self.windows += self.present
+            self.present, self._turning = not self.present, 0
+        self.windows = max(0, self.windows + (1 if self.present else -1))
         return self.present
 
 

@@ -151,6 +151,20 @@ def test_the_watch_says_once_that_a_neighbour_stays_and_never_that_a_quiet_machi
     assert "run.threads=1" in lines[0]
 
 
+def test_a_neighbour_that_comes_and_goes_is_told_if_it_is_there_most_of_the_time() -> None:
+    said = []
+    for quiet in (16, 60):
+        watch, machine = watched()
+        try:
+            for _ in range(20):
+                for window in range(30 + quiet):  # eight seconds of it, then four, or fifteen, without
+                    watch.observe(machine.window(BUSY if window < 30 else QUIET, others=1.0))
+        finally:
+            watch.stop()
+        said.append(watch.notice() is not None)
+    assert said == [True, False]
+
+
 def test_other_processes_are_not_blamed_for_threads_of_our_own() -> None:
     watch, machine = watched(4, 2)
     try:
