@@ -125,7 +125,7 @@ class GRPO:
         self.callbacks, self.logger = _hooked(callbacks), logger
         if logger is not None and not callable(getattr(logger, "on_train_step", None)):
             raise ConfigError(f"logger: expected an object with on_train_step(step, metrics), got {logger!r:.60}")
-        prepare_process(self.config.run.threads)
+        prepare_process(None)
         self.reward_fn = reward_fn
         self.model = model
         self._longest = 0
