@@ -68,7 +68,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
         say(f"oncurve {__version__}")
         raise typer.Exit
-    from oncurve.spec import working_directory
+    from oncurve.paths import working_directory
 
     working_directory()
 

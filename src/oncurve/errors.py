@@ -19,6 +19,7 @@ __all__ = [
     "TrainingError",
     "UserError",
     "command",
+    "shown",
 ]
 
 
@@ -64,3 +65,12 @@ def command(*words: object) -> str:
     Example: `command("eval", "my run")` is `oncurve eval 'my run'`.
     """
     return shlex.join(["oncurve", *map(str, words)])
+
+
+def shown(value: object) -> str:
+    """`repr(value)`, cut where it would fill the screen; also of a number too long to be written out."""
+    try:
+        text = repr(value[:200] if isinstance(value, str) else value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= 200 and text.isprintable() else f"{text[:120]}... ({len(text):,} characters)"

@@ -17,7 +17,6 @@ import importlib.util
 import math
 import os
 import re
-import stat
 import sys
 import traceback
 import types
@@ -28,7 +27,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, shown
+from oncurve.paths import not_a_file, usable_path, working_directory
 from oncurve.words import word_for
 
 __all__ = [
@@ -40,13 +40,8 @@ __all__ = [
     "locate",
     "misstated",
     "nearest",
-    "not_a_file",
-    "path_component",
-    "shown",
     "suggest",
-    "usable_path",
     "validated",
-    "working_directory",
 ]
 
 Settings = TypeVar("Settings", bound="Component")
@@ -263,71 +258,12 @@ def _import_file(source: str, base: Path | None) -> types.ModuleType:
     return module
 
 
-def not_a_file(path: Path) -> str | None:
-    """ "a pipe", "a device" or "a socket": what reading could wait for, or never end at; None: it is none of these."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:  # it is not there, or cannot be reached: reading says which
-        return None
-    kinds = (
-        (stat.S_ISFIFO, "a pipe"),
-        (stat.S_ISCHR, "a device"),
-        (stat.S_ISBLK, "a device"),
-        (stat.S_ISSOCK, "a socket"),
-    )
-    return next((name for is_one, name in kinds if is_one(mode)), None)
-
-
 def _last_words(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     line = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{line}"
-
-
-LONGEST_PATH, LONGEST_NAME = 4000, 255
-"""Bytes of a path and of one name in it, beyond which file systems refuse to look."""
-
-
-def usable_path(path: str | Path, where: str) -> Path:
-    """`path` with `~` filled in. `where` is the option or setting that holds it.
-
-    Raises ConfigError for what no file system can hold: NUL, names or paths that are too long, an unknown `~user`.
-    """
-    text = str(path)
-    try:
-        encoded = os.fsencode(text)
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{where}: a path cannot hold half a character, as {shown(text)} does") from error
-    if "\x00" in text:
-        raise ConfigError(f"{where}: a path cannot hold the character NUL, as {shown(text)} does")
-    if len(encoded) > LONGEST_PATH or max(map(len, encoded.split(b"/"))) > LONGEST_NAME:
-        raise ConfigError(
-            f"{where}: too long for a path: {len(text):,} characters; file systems take {LONGEST_PATH:,}, and "
-            f"{LONGEST_NAME} for one name"
-        )
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"{where}: {shown(text)}: there is no home directory of that user") from error
-
-
-def working_directory() -> Path:
-    """Where relative paths start. Raises ConfigError where that folder was deleted."""
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise ConfigError(f"the working directory cannot be used ({error.strerror}); cd to one that exists") from error
-
-
-def shown(value: Any) -> str:
-    """`repr(value)`, cut where it would fill the screen; also of a number too long to be written out."""
-    try:
-        text = repr(value[:200] if isinstance(value, str) else value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__} too large to show"
-    return text if len(text) <= 200 and text.isprintable() else f"{text[:120]}... ({len(text):,} characters)"
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
@@ -354,17 +290,6 @@ def misstated(what: str, stated: object, known: frozenset[str]) -> str | None:
     else:
         said = f"it is {stated!r}"
     return f"{what} must be a frozenset of names among {', '.join(sorted(known))}; {said}"
-
-
-def path_component(name: str) -> str:
-    """`name`, if it can be the name of a file or a folder. Raises ValueError with what is wrong."""
-    if any(character in "/\\" or not character.isprintable() for character in name):
-        raise ValueError("a name has no slash, backslash or unprintable character: it may become the name of a folder")
-    if not name.strip() or name != name.strip() or name.startswith("."):
-        raise ValueError("a name is not empty and does not begin with a dot, nor begin or end with a space")
-    if len(name.encode("utf-8", "replace")) > 100:
-        raise ValueError("a name has at most 100 bytes")
-    return name
 
 
 def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] | None = None) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from oncurve.errors import DataError
-from oncurve.spec import not_a_file, suggest
+from oncurve.paths import not_a_file
+from oncurve.spec import suggest
 
 __all__ = ["read_jsonl"]
 

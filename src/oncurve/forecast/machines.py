@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncurve.errors import ConfigError
-from oncurve.spec import shown, suggest
+from oncurve.errors import ConfigError, shown
+from oncurve.spec import suggest
 
 __all__ = ["MACHINES", "Machine", "Room", "machine", "memory_here", "parse_bytes"]
 

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.errors import ConfigError
-from oncurve.spec import shown, suggest
+from oncurve.errors import ConfigError, shown
+from oncurve.spec import suggest
 
 __all__ = ["MODELS", "ModelShape", "Work", "named_shape", "parse_parameters", "shape_of", "shape_of_size"]
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from oncurve.errors import ModelError, UserError
+from oncurve.errors import ModelError, UserError, shown
 from oncurve.models.hub import offline
 from oncurve.models.quiet import quiet
-from oncurve.spec import shown
 
 __all__ = ["directory_of", "explained", "load_config", "load_tokenizer", "said_by", "stored_in_bfloat16"]
 

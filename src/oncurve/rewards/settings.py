@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
-from oncurve.spec import Component, path_component
+from oncurve.paths import path_component
+from oncurve.spec import Component
 from oncurve.workers import Reply, WorkerPool, last_words
 
 __all__ = ["Accepts", "InProcess", "RewardSettings", "Runner", "kind_meant", "unusable_answer"]

@@ -28,10 +28,11 @@ from oncurve.losses import (
     TokenMean,
 )
 from oncurve.models.huggingface import ModelConfig
+from oncurve.paths import path_component
 from oncurve.rewards import RewardSettings
 from oncurve.rollout import Sampling
 from oncurve.run.schema import Schema, Section, fixed
-from oncurve.spec import Component, path_component
+from oncurve.spec import Component
 from oncurve.trainer.iterative import IterativeSettings
 from oncurve.trainer.protocols import Advantage
 from oncurve.types import TokenWeights, TrainBatch

@@ -23,7 +23,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.errors import RunDirectoryError, command
-from oncurve.spec import usable_path
+from oncurve.paths import usable_path
 
 __all__ = ["RunDirectory", "describe_environment", "environment_changes"]
 

@@ -12,6 +12,7 @@ from oncurve.errors import ConfigError, RunDirectoryError, command
 from oncurve.evaluate import Evaluation, Interval
 from oncurve.learner.reward_model import NoRewardModel
 from oncurve.models import CausalModel, LoadedModel
+from oncurve.paths import usable_path
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Policy
 from oncurve.run.assemble import assemble, fix_reach, judge, room_for_prompts
@@ -21,7 +22,6 @@ from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
 from oncurve.run.plan import NO_VERIFIER
 from oncurve.run.process import prepare_process
-from oncurve.spec import usable_path
 from oncurve.trainer import Checkpoints
 
 __all__ = ["Judged", "evaluate_target"]

@@ -42,12 +42,12 @@ from oncurve.forecast import (
 from oncurve.learner import gives_values
 from oncurve.losses import Regularizer
 from oncurve.models.sources import said_by
+from oncurve.paths import usable_path
 from oncurve.run.checks import check_config
 from oncurve.run.config import RunConfig
 from oncurve.run.loading import load_config
 from oncurve.run.process import prepare_process
 from oncurve.run.unloaded import ASSUMED_PROMPT, judges_bytes, prompt_lengths, read_model_config
-from oncurve.spec import usable_path
 
 __all__ = ["Asked", "Sizes", "check_memory", "forecast", "forecast_command"]
 

@@ -14,7 +14,6 @@ import math
 import os
 import re
 import secrets
-import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
-from oncurve.errors import CheckpointError, DataError, RunDirectoryError
+from oncurve.errors import CheckpointError, DataError, RunDirectoryError, command
 from oncurve.run.directory import RunDirectory
 from oncurve.run.layers import CODE_PATH, FILE_KEYS
 from oncurve.run.loading import to_tables
@@ -141,7 +140,7 @@ def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dic
         raise RunDirectoryError(
             f"{held.path} cannot go on exactly, because what it depends on has changed since it was begun:\n  {lines}\n"
             "Put it back, or go on with the change, not exact (in Python: changed=True):\n"
-            f"oncurve resume {shlex.quote(str(held.path))} --changed"
+            f"{command('resume', held.path, '--changed')}"
         )
     kept = {**now, "id": before["id"]}
     differences = [*refused, *found.said]

@@ -18,8 +18,9 @@ from typing import Any
 
 import yaml
 
-from oncurve.errors import ConfigError
-from oncurve.spec import not_a_file, shown, suggest, usable_path, working_directory
+from oncurve.errors import ConfigError, shown
+from oncurve.paths import not_a_file, usable_path, working_directory
+from oncurve.spec import suggest
 
 __all__ = ["PRESETS", "RECIPES", "Assignment", "Layer", "from_mapping", "from_overrides", "read_layers", "shipped"]
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import tomli_w
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, shown
+from oncurve.paths import working_directory
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.checks import check_config, check_inert
 from oncurve.run.config import RUN, RunConfig
 from oncurve.run.layers import Layer, from_mapping, from_overrides, read_layers
 from oncurve.run.schema import IN_MEMORY, Config, Schema, Section
-from oncurve.spec import Component, component_class, kind_of, shown, working_directory
+from oncurve.spec import Component, component_class, kind_of
 
 __all__ = ["load", "load_config", "merge", "to_tables", "to_toml"]
 

@@ -9,13 +9,13 @@ from oncurve.data import example_to_json
 from oncurve.display import Screen, say
 from oncurve.durable import AppendLog
 from oncurve.errors import ConfigError, DataError
+from oncurve.paths import usable_path
 from oncurve.rollout import Policy
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
 from oncurve.run.config import RunConfig
 from oncurve.run.iterations import Kind, Sources, labeller
 from oncurve.run.loading import load_config
-from oncurve.spec import usable_path
 from oncurve.types import Group
 
 __all__ = ["label_samples"]

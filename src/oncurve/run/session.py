@@ -13,6 +13,7 @@ from oncurve import processors
 from oncurve.data import InMemory
 from oncurve.display import Progress, Screen, say
 from oncurve.errors import CheckpointError, command
+from oncurve.paths import usable_path
 from oncurve.report import write_report
 from oncurve.run.assemble import Run, assemble
 from oncurve.run.checks import check_complete
@@ -23,7 +24,6 @@ from oncurve.run.identity import identify, take_up
 from oncurve.run.loading import load_config, to_tables, to_toml
 from oncurve.run.plan import plan
 from oncurve.run.schema import IN_MEMORY
-from oncurve.spec import usable_path
 from oncurve.trainer import StepResult
 
 __all__ = [

@@ -11,9 +11,10 @@ import pytest
 from oncurve.data.jsonl import read_jsonl
 from oncurve.data.judgements import _rows
 from oncurve.errors import UserError
+from oncurve.paths import not_a_file
 from oncurve.rewards import RewardSet
 from oncurve.run.layers import read_layers
-from oncurve.spec import locate, not_a_file
+from oncurve.spec import locate
 
 
 @pytest.fixture
