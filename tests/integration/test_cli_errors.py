@@ -54,9 +54,9 @@ SETTINGS = {
     "extends=grpoo": ("there is no recipe or preset 'grpoo'", "did you mean 'grpo'?"),
     "rollout.group_size=1": ("rollout.group_size", "set it to 2 at least"),
     "rollout.temperature=0": ("rollout.temperature", "set it above 0"),
-    "rollout.max_new_tokens=128": ("rollout.max_new_tokens: 128", "128 positions", "lower it"),
-    "rollout.max_new_tokens=127": ("data.jsonl line 1: the prompt has", "lower rollout.max_new_tokens"),
-    "data.max_prompt_tokens=1": ("data.jsonl line 1: the prompt has", "raise data.max_prompt_tokens"),
+    "rollout.max_new_tokens=129": ("rollout.max_new_tokens: 129", "at most 129 tokens", "lower it"),
+    "rollout.max_new_tokens=128": ("data.jsonl line 1: the prompt has", "lower rollout.max_new_tokens"),
+    "data.max_prompt_tokens=1": ("data.jsonl line 1: the prompt has", "raise the limit (data.max_prompt_tokens=2)"),
     "data.path=date.jsonl": ("data.path: there is no file", "did you mean 'data.jsonl'?"),
     "data.path=model": ("data.path:", "is a directory; name one file"),
     "data.prompt_column=question": ("data.jsonl line 1: column 'question' is missing; it has: prompt, answer",),
@@ -225,7 +225,7 @@ def test_a_run_whose_only_checkpoint_is_damaged_is_not_resumed_and_says_how_to_g
 
 BLOWN_UP = {
     "updates that are not finite": (
-        ["rewards=[{kind='regex', pattern='w1', weight=1e300}]", "advantage.scale=none"],
+        ["rewards=[{kind='regex', pattern='w1', weight=1e38}]", "advantage.scale=none"],
         "3 updates in a row were skipped",
     ),
     "weights that overflow": (["learner.learning_rate=1e30"], "the policy cannot be sampled from"),
@@ -292,7 +292,7 @@ def test_two_processes_are_not_at_one_run(command: Command) -> None:
     held = RunDirectory.open(Path("out"))
     said = command("resume", "out")
     held.close()
-    assert (said.code, "is in use by another oncurve process" in said.err) == (2, True)
+    assert (said.code, "is in use by another oncurve run" in said.err) == (2, True)
 
 
 def test_model_and_settings_that_look_alarming_are_noted_and_run(command: Command) -> None:

@@ -38,10 +38,10 @@ def length(prompts, completions, trainer_state, **columns):
         file.write(f"{os.getpid()}\\n")
     if trainer_state.global_step == 1 and os.path.exists("stop"):
         with open("stop") as file:
-            number, seconds = file.read().split()
+            run, number, seconds = file.read().split()
         os.remove("stop")
         if int(number):
-            os.kill(os.getppid(), int(number))
+            os.kill(int(run), int(number))
         time.sleep(float(seconds))
     return [float(len(text) % 7) for text in completions]
 """
@@ -72,7 +72,7 @@ def train(out: Path, **arguments: object) -> oncurve.TrainedRun:
 
 
 def stop_in_the_second_step(number: int, seconds: float = 0.0) -> None:
-    Path("stop").write_text(f"{number} {seconds}")
+    Path("stop").write_text(f"{os.getpid()} {number} {seconds}")
 
 
 def checkpoints(out: str) -> list[str]:

@@ -112,7 +112,7 @@ def test_what_the_engine_states_does_not_stand_against_the_versions():
 
 
 def test_the_recorded_ones_may_be_asked_for():
-    trainer = make(mixed=True, old_logprobs="rollout")
+    trainer = make(mixed=True, old_logprobs="rollout", passes=2)
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)

@@ -26,6 +26,9 @@ ITERATOR_LIMIT = 1_000_000
 
 SPLITS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 
+DEEPEST = 50
+"""Levels of lists and mappings in a row."""
+
 EXPECTED = (
     "expected rows: a list of mappings or prompts, a Dataset, a DataFrame, columns {'prompt': [...]}, or an iterator"
 )
@@ -184,16 +187,21 @@ def _sort(row: Any) -> str:
     return f"a {type(row).__name__}"
 
 
-def _plain(value: Any) -> Any:
-    """`value` with the arrays, tensors and scalars of other packages as Python's lists and numbers, at any depth."""
+def _plain(value: Any, depth: int = 0) -> Any:
+    """`value` with the arrays, tensors and scalars of other packages as Python's lists and numbers.
+
+    What lies deeper than a row may be stays as it is: the check of the rows refuses it.
+    """
+    if depth > DEEPEST:
+        return value
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _plain(inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(_plain(inner) for inner in value)
+        return type(value)(_plain(inner, depth + 1) for inner in value)
     if isinstance(value, Tensor):
         return value.tolist()
     if _is_a("numpy", "ndarray", value):
-        return _plain(value.tolist())
+        return _plain(value.tolist(), depth + 1)
     if _is_a("numpy", "datetime64", value) or _is_a("numpy", "timedelta64", value):
         return str(value)
     return value.item() if _is_a("numpy", "generic", value) else value

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from oncurve.data.containers import DEEPEST
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.data.template import fill, template_columns
 from oncurve.errors import DataError, ModelError
@@ -23,7 +24,6 @@ __all__ = ["Prompts", "check_row", "open_prompts"]
 
 
 GENERATED_SAMPLE = 64  # so many generated prompts speak for a hundred thousand, which would take half a minute
-DEEPEST = 50  # levels of lists and mappings in a column
 
 
 def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> None:

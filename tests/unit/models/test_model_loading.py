@@ -156,7 +156,7 @@ def code_of_its_own(folder):
         (without_tokenizer, "no tokenizer"),
         (half_the_weights, "the weights lack model.layers.1"),
         (another_shape, "model cannot be loaded|the weights lack"),
-        (code_of_its_own, "trust_remote_code = true"),
+        (code_of_its_own, "trust_remote_code=true"),
         (lambda folder: (folder / "config.json").write_text("{"), "model cannot be loaded"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "model cannot be loaded"),
     ],

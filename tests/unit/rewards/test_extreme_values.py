@@ -25,7 +25,7 @@ EXTREME = [1e308, -1e308, 1.7976931348623157e308, 1e300, -1e300, 9e299, 1e155, -
 
 @given(
     st.lists(st.sampled_from(EXTREME), min_size=1, max_size=8),
-    st.sampled_from([1.0, -1.0, 1e8, 1e-300, 1e308]),
+    st.sampled_from([1.0, -1.0, 1e8, 1e-38, 1e38]),
     st.booleans(),
 )
 def test_finite_rewards_are_numbers_or_faults(values: list[float], weight: float, batch: bool) -> None:
@@ -125,7 +125,7 @@ class EndsAnywhere(RewardSettings):
         return {"reward": 1.0, "step_ends": ends, "step_rewards": [1.0] * len(ends)}
 
 
-@given(st.lists(st.integers(-(10**30), 10**30) | st.integers(-5, 5), min_size=1, max_size=4))
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 5), min_size=1, max_size=4))
 def test_steps_that_end_outside_the_text_are_a_fault_of_that_completion(ends: list[int]) -> None:
     with RewardSet.build([EndsAnywhere(ends=tuple(ends))]) as rewards:
         rewards.locate = lambda prompt, completion, offsets: tuple(offset - 1 for offset in offsets)
@@ -138,6 +138,6 @@ def test_steps_that_end_outside_the_text_are_a_fault_of_that_completion(ends: li
 @pytest.mark.parametrize("value", [1e308, 1e15, 604_801, 0, -1, 1e-400])
 def test_durations_are_bounded(key: str, value: float) -> None:
     with pytest.raises(
-        ConfigError, match=rf"rewards\.0\.{key}: should be (less than or equal to 604800|greater than 0)"
+        ConfigError, match=rf"rewards\.0\.{key}: should be (less than or equal to 604800|greater than 0|0, or between)"
     ):
         RewardSet.build([{"kind": "math", key: value}])
