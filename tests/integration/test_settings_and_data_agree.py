@@ -61,7 +61,7 @@ def test_evaluation_without_held_out_rows_is_refused_whatever_the_source(kind: t
 
 @pytest.mark.parametrize("ids", [[VOCABULARY], [2, 10**12], [2**70]])
 def test_an_eos_id_that_is_no_token_is_refused(ids: list[int], tmp_path: Path):
-    said = f"0 to {VOCABULARY - 1}"
+    said = f"0 to {VOCABULARY - 1}|within 64 bits"
     out = tmp_path / "run"
     with pytest.raises(ConfigError, match=said):
         run(out, Source(), rollout={"group_size": 2, "max_new_tokens": 3, "eos_ids": ids})

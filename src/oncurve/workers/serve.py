@@ -204,5 +204,8 @@ def last_words(error: BaseException) -> str:
 
 def _send(reply: int, line: str) -> None:
     data = line.encode() + b"\n"
-    while data:
-        data = data[os.write(reply, data) :]
+    try:
+        while data:
+            data = data[os.write(reply, data) :]
+    except BrokenPipeError:  # the pool is closed
+        os._exit(0)

@@ -210,7 +210,7 @@ def test_a_reward_that_hangs_is_killed_while_the_engine_writes(
     assert rewards_of(scored) == [None, 1.0, 2.0]
 
 
-def test_a_worker_killed_from_outside_while_the_engine_writes_is_a_fault_of_its_item(
+def test_a_worker_killed_from_outside_while_the_engine_writes_is_a_fault_of_its_item_the_second_time(
     built: Callable[..., RewardSet],
 ) -> None:
     rewards = built("faulty")
@@ -222,8 +222,15 @@ def test_a_worker_killed_from_outside_while_the_engine_writes_is_a_fault_of_its_
         dispatcher = rewards.parts[0].runner._dispatcher
         until(lambda: any(worker.pending for worker in dispatcher.workers))
         until(lambda: len(scoring._parts[0]._job._work.replies) == 3)
-        (asleep,) = [worker for worker in dispatcher.workers if worker.pending]
-        os.kill(asleep.process.pid, signal.SIGKILL)
+        for _ in range(2):
+            (asleep,) = [worker for worker in dispatcher.workers if worker.pending]
+            os.kill(asleep.process.pid, signal.SIGKILL)
+            until(
+                lambda killed=asleep: (
+                    any(worker.pending and worker is not killed for worker in dispatcher.workers)
+                    or len(scoring._parts[0]._job._work.replies) == 4
+                )
+            )
         scored = scoring.finish(groups)
     assert faults_of(scored) == ["died", None, None, None]
     assert rewards_of(scored) == [None, 1.0, 2.0, 3.0]
