@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from oncurve.rewards.answers import boxed, final_answer, plain, text_after, whole_number
+from oncurve.rewards.answers import Number, boxed, final_answer, plain, text_after, whole_number
 from oncurve.rewards.settings import Accepts, Runner, WorkerSettings, unusable_answer
 
 __all__ = ["Checker", "Math"]
@@ -22,10 +22,13 @@ __all__ = ["Checker", "Math"]
 _DELIMITED = re.compile(r"(?<!\\)\$(?![0-9])|\\[(\[]|\\boxed|\\fbox")
 _PROSE = re.compile(r"[A-Za-z']+(?:[ ,]+[A-Za-z']+){2,}[.!]?")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}[ ,:]+[A-Za-z]{2,}|\n")  # two words or two lines: no formula
+_GROUPED = re.compile(r"(?<==)[ ]?-?\\?[$€£]?[1-9][0-9]{0,2}(?:,[0-9]{3})++(?![0-9,])")  # no list: `x = 1,000`
+_NAMED = re.compile(r"^ ?[A-Za-z]++ ?=(?!=)")
 _POWER = r"\^?[23²³]"
 _UNIT = re.compile(
     r"(?<=[0-9])[ ](?!percent|pct)"
     rf"(?:[A-Za-z]{{2,}}(?:[ ][A-Za-z]+)*|[A-Za-z]{{1,4}}(?:{_POWER}|/[A-Za-z]{{1,4}}(?:{_POWER})?))$"
+    rf"|(?<=\}})[ ](?!percent|pct)(?:[A-Za-z]{{2,}}(?:[ ][A-Za-z]+)*|[A-Za-z]{{2,4}}{_POWER}|[km]?m/[sh]{_POWER}?)$"
 )
 
 # A marked answer is a sentence where it holds a word that is no name in formulas: of four letters, or one of _SHORT.
@@ -90,7 +93,7 @@ class Checker:
         if text is None:
             return 0.0
         formula = _to_parse(text)
-        given_number, gold_number = whole_number(boxed(formula) or ""), whole_number(boxed(_to_parse(answer)) or "")
+        given_number, gold_number = _number(formula), _number(_to_parse(answer))
         if given_number is not None and gold_number is not None and given_number.equals(gold_number):
             return 1.0  # as `numeric` says; math-verify compares more generously, but not every percentage
         given = self._parse(formula, parsing_timeout=None)
@@ -111,7 +114,7 @@ def _to_parse(text: str) -> str:
     A text with boxes is left as it is (math-verify reads several); else its marked answer counts, if it has one: the
     formula in it, without the words around it.
     """
-    text = plain(text)
+    text = _GROUPED.sub(lambda grouped: grouped[0].replace(",", ""), plain(text))
     if boxed(text) is not None:
         return text
     marked = final_answer(text)
@@ -121,6 +124,11 @@ def _to_parse(text: str) -> str:
     if marked is not None:
         formula = _of_sentence(formula)
     return rf"\boxed{{{_without_unit(formula)}}}"
+
+
+def _number(formula: str) -> Number | None:
+    """The number in the last box, alone or as what a name equals: `5`, `x = 5`."""
+    return whole_number(_NAMED.sub("", boxed(formula) or ""))
 
 
 def _without_unit(formula: str) -> str:

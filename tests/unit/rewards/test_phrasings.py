@@ -94,6 +94,8 @@ def test_numeric_reads_the_number_however_it_is_phrased(case: tuple[str, Fractio
 @example(("#### The answer is 12", Fraction(12)), 1)
 @example(("Answer: about 5", Fraction(5)), 1)
 @example(("So the final answer is therefore 5.", Fraction(5)), 1)
+@example(("#### x = 1,000", Fraction(1000)), 1)
+@example((r"\boxed{x = -12,345.50}", Fraction("-12345.50")), 1)
 def test_math_reads_the_number_however_it_is_phrased(case: tuple[str, Fraction], other: int) -> None:
     text, value = case
     assume(value % 100 != other % 100)  # not equal as a percentage either
