@@ -202,7 +202,8 @@ def concat(batches: Sequence[Batch]) -> Batch:
             continue
         if axes in ("BT", "BS"):
             width = max(part.shape[1] for part in present)
-            present = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in present]
+            sides = [0, 0] * (present[0].ndim - 2)  # a field may have more after (B, T): nothing is added there
+            present = [torch.nn.functional.pad(part, [*sides, 0, width - part.shape[1]]) for part in present]
         joined[name] = torch.cat(present)
     shifts = torch.tensor([0, *(len(batch.prompts) for batch in batches[:-1])]).cumsum(0)
     sizes = torch.tensor([batch.size for batch in batches])

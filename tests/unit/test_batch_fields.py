@@ -25,6 +25,7 @@ class Richer(TrainBatch):
     by_step: Tensor | None = field(default=None, metadata={"axes": "BS"})
     by_group: tuple[Tensor, ...] | None = field(default=None, metadata={"axes": "G"})
     flat: Tensor | None = field(default=None, metadata={"axes": "NH"})
+    deep: Tensor | None = field(default=None, metadata={"axes": "BT"})  # (B, T, K), such as a teacher's best logits
     absent: Tensor | None = field(default=None, metadata={"axes": "BT"})
 
 
@@ -43,9 +44,11 @@ def richer() -> Richer:
     ]
     plain = collate(groups)
     rows = torch.arange(plain.size)
+    by_token = (100 * rows[:, None] + torch.arange(plain.completion_ids.shape[1])) * plain.existing()
     return Richer(
         **{entry.name: getattr(plain, entry.name) for entry in fields(plain)},
-        by_token=(100 * rows[:, None] + torch.arange(plain.completion_ids.shape[1])) * plain.existing(),
+        by_token=by_token,
+        deep=torch.stack([by_token, -by_token, 2 * by_token], 2),
         by_row=rows,
         by_step=100 * rows[:, None] + torch.arange(2),
         by_group=tuple(torch.full((number,), number) for number in range(len(groups))),
@@ -59,6 +62,7 @@ def check(batch: TrainBatch) -> None:
     whole = richer()
     rows = batch.by_row
     assert torch.equal(batch.by_token, whole.by_token[rows][:, : batch.completion_ids.shape[1]])
+    assert torch.equal(batch.deep, torch.stack([batch.by_token, -batch.by_token, 2 * batch.by_token], 2))
     assert torch.equal(batch.by_step, whole.by_step[rows])
     tokens = [100 * row + t for row, n in zip(rows.tolist(), batch.lengths.tolist(), strict=True) for t in range(n)]
     assert batch.flat.flatten().tolist() == tokens
