@@ -5,11 +5,14 @@ the length of its batch: each gives a completion's tokens a probability that was
 sight. The sampler cannot see those, so the two would differ by any amount, and nothing that is trained so means
 anything.
 
-Seen here: what tokens and padding up to `_LENGTH` places later do, at every one of the places before. Not seen: a mask
-that opens only farther into a text.
+Seen here: what tokens and padding up to `_LENGTH` places later do, at every one of the places before. Of a small module
+also what the rounding of half precision hides, and what a head or a gate hides that begins at 0 and is to be trained.
+Not seen: a mask that opens only farther into a text.
 """
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +22,10 @@ from oncurve.models.causal import module_device
 from oncurve.models.generic import plain_logits
 from oncurve.models.lengths import positions_of
 
-__all__ = ["check_causal"]
+__all__ = ["SMALL", "check_causal"]
 
+SMALL = 30_000_000
+"""Parameters up to which a float32 copy of a module is cheap enough to look at too."""
 _LENGTH = 16
 _CUTS = (1, 2, 3, 5, 8, 11, 15)
 _LIMITS = {torch.float64: 1e-9, torch.float32: 3e-5}
@@ -36,6 +41,36 @@ def check_causal(module: nn.Module) -> None:
         ModelError: they change; the module gives other logits when it is asked again; it does not take a batch of token
             ids, or returns no logits.
     """
+    _compare(module)
+    awake = _awake(module)
+    if awake is not None:
+        _compare(awake)
+
+
+def _awake(module: nn.Module) -> nn.Module | None:
+    """A float32 copy of a small module, in which no trained parameter is 0 throughout; None: it would show no more.
+
+    None too where it cannot be copied, or takes no other precision.
+    """
+    parameters = list(module.parameters())
+    sleeps = any(parameter.requires_grad and not parameter.any() for parameter in parameters)
+    half = any(parameter.dtype.itemsize < 4 for parameter in parameters if parameter.is_floating_point())
+    if not (sleeps or half) or sum(parameter.numel() for parameter in parameters) > SMALL:
+        return None
+    try:
+        awake = copy.deepcopy(module)
+        awake = awake.float() if half else awake
+        for parameter in awake.parameters():
+            if parameter.requires_grad and not parameter.any():
+                flat = torch.arange(parameter.numel(), device=parameter.device, dtype=parameter.dtype)
+                parameter.copy_((flat + 1).cos().mul(0.1).view_as(parameter))
+        plain_logits(awake, torch.zeros(1, 1, dtype=torch.int64, device=module_device(awake)))
+    except Exception:  # whatever a module does as a copy, or in another precision
+        return None
+    return awake
+
+
+def _compare(module: nn.Module) -> None:
     rows = _examples(module)
     length = rows.shape[1]
     limit = _limit(module)

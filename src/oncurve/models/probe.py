@@ -24,7 +24,7 @@ from oncurve.errors import ModelError
 from oncurve.models.aligned import aligned
 from oncurve.models.blocks import replace_blocks
 from oncurve.models.causal import CausalModel
-from oncurve.models.causality import check_causal
+from oncurve.models.causality import SMALL, check_causal
 from oncurve.models.generic import GenericModel
 from oncurve.models.leaves import replace_norms
 from oncurve.models.lengths import positions_of
@@ -34,8 +34,6 @@ from oncurve.models.rotation import hold_rotations
 __all__ = ["compare", "wrap"]
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-_SMALL = 30_000_000
-"""Parameters up to which the probe looks at every gradient, and at a float32 copy of a bf16 model."""
 
 # value, gradient: relative errors a faithful path stays well below, and a wrong one exceeds by far.
 _TOLERANCE = {torch.float64: (1e-6, 1e-5), torch.float32: (1e-4, 1e-3)}
@@ -106,7 +104,7 @@ def _declared_obstacle(module: Any) -> str | None:
 
 def _probe(module: nn.Module) -> str | None:
     """Compare both paths on a few tokens; what speaks against the fast one, or None."""
-    small = sum(parameter.numel() for parameter in module.parameters()) <= _SMALL
+    small = sum(parameter.numel() for parameter in module.parameters()) <= SMALL
     dtypes = {parameter.dtype for parameter in module.parameters()}
     try:
         if small and any(dtype.itemsize < 4 for dtype in dtypes):

@@ -105,6 +105,42 @@ def test_any_module_that_leaks_is_refused(leak, path):
         wrap(Leaking(leak), path)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("leak", LEAKS.values(), ids=LEAKS.keys())
+def test_a_leak_that_half_precision_would_hide_is_refused(leak, dtype):
+    with pytest.raises(ModelError, match="Leaking is not causal"):
+        wrap(Leaking(leak).to(dtype))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_in_half_precision_is_refused(name):
+    with pytest.raises(ModelError, match="is not causal"):
+        wrap(seeded(ENCODERS[name]).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("sleeps", ["out", "gate"])
+def test_a_leak_that_only_begins_when_weights_leave_0_is_refused(sleeps):
+    class Gated(Leaking):
+        def __init__(self):
+            super().__init__(LEAKS["the last token"])
+            self.gate = nn.Parameter(torch.ones(1))
+            weights = {"out": self.inner.out.weight, "gate": self.gate}[sleeps]
+            weights.data.zero_()
+
+        def forward(self, input_ids):
+            logits = self.inner(input_ids)
+            return logits + self.gate * self.leak(logits)
+
+    module = Gated()
+    with pytest.raises(ModelError, match="Gated is not causal"):
+        wrap(module)
+    assert not (module.inner.out.weight if sleeps == "out" else module.gate).any()
+    causal = TinyLM()
+    causal.out.weight.data.zero_()
+    wrap(causal)
+    assert not causal.out.weight.any()
+
+
 def test_a_leak_is_refused_by_the_python_interfaces_before_anything_is_sampled():
     def never(*_):
         pytest.fail("a reward was asked for")
