@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy
+import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 import oncurve
 from fakes.tiny_policy import TinyLM
 from oncurve.compat.rlox_settings import SETTING_OF, WITHOUT_MEANING
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, DataError
 from oncurve.losses import KLPenalty, TokenMean
 from oncurve.run.arguments import ArgumentError
 from oncurve.run.config import RUN
@@ -70,6 +71,42 @@ def test_an_argument_that_contradicts_its_setting_is_refused(name: str) -> None:
     default = inspect.signature(oncurve.GRPO).parameters[name].default
     with pytest.raises(ConfigError, match=f"{SETTING_OF[name]}: said twice and differently"):
         grpo(**{name: default}, settings=nested(name, OTHER[name]))
+
+
+@pytest.mark.parametrize(
+    ("argument", "setting"),
+    [
+        ({"kl_coef": 0}, 0.0),
+        ({"learning_rate": 1}, 1.0),
+        ({"eos_ids": (2, 3)}, [2, 3]),
+        ({"eos_ids": range(3)}, [0, 1, 2]),
+    ],
+)
+def test_the_same_value_in_other_words_is_no_contradiction(argument: dict[str, Any], setting: Any) -> None:
+    ((name, value),) = argument.items()
+    assert grpo(**argument, settings=nested(name, setting)).config == grpo(**{name: value}).config
+
+
+@pytest.mark.parametrize(
+    ("argument", "setting"), [({"seed": 1}, True), ({"eos_ids": (2,)}, [2, 3]), ({"seed": 0}, "0")]
+)
+def test_values_that_only_look_alike_contradict_each_other(argument: dict[str, Any], setting: Any) -> None:
+    with pytest.raises(ConfigError, match="said twice and differently"):
+        grpo(**argument, settings=nested(next(iter(argument)), setting))
+
+
+def test_a_single_end_token_that_is_no_list_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout.eos_ids: .*got 3"):
+        grpo(eos_ids=3)
+
+
+@pytest.mark.parametrize("token", [11, 2**40, -1])
+def test_a_prompt_of_tokens_that_the_model_does_not_have_is_refused(token: int) -> None:
+    trainer = grpo()
+    with pytest.raises(DataError, match=f"prompt 1 holds the token id {token}; the model has ids from 0 to 10"):
+        trainer.train(torch.tensor([[1, 2], [3, token]]))
+    with pytest.raises(DataError, match="prompt 0"):
+        trainer.evaluate(torch.tensor([[token, 1]]))
 
 
 def test_what_is_left_out_is_the_presets_and_else_the_default() -> None:
@@ -229,6 +266,18 @@ def test_callbacks_and_logger_hear_what_rloxs_do() -> None:
     assert logger.heard[-1][1] == metrics["mean_reward"]
 
 
+def test_a_callback_that_returns_nothing_does_not_end_the_training_and_every_one_is_told() -> None:
+    class Silent:
+        told = 0
+
+        def on_step(self, **about: Any) -> None:
+            self.told += 1
+
+    silent, ends, last = Silent(), Notes(last=2), Silent()
+    grpo(callbacks=[silent, ends, last]).train(PROMPTS, n_epochs=5)
+    assert (silent.told, last.told) == (2, 2)
+
+
 RLOX_1_2 = "model, ref_model, reward_fn, group_size=4, learning_rate=0.0001, kl_coef=0.1, max_new_tokens=8, callbacks=None, logger=None"  # noqa: E501
 
 
@@ -268,6 +317,18 @@ def test_group_advantages_by_rloxs_names(kind: Any) -> None:
     assert oncurve.compute_group_advantages(kind([0.7, 0.7 + 1e-9])).tolist() == [0, 0]  # std < 1e-8
     assert oncurve.compute_batch_group_advantages(kind(one), 1).tolist() == [0] * 4
     assert oncurve.compute_group_advantages(kind([])).tolist() == []
+
+
+def test_group_advantages_of_other_containers() -> None:
+    expected = pytest.approx([-1.22474487, 0, 1.22474487])
+    assert oncurve.compute_group_advantages(pandas.Series([1.0, 2.0, 3.0], index=[4, 5, 6])).tolist() == expected
+    assert oncurve.compute_group_advantages([torch.tensor(1.0), 2, numpy.float32(3)]).tolist() == expected
+    of_parameters = oncurve.compute_group_advantages(torch.tensor([1.0, 2.0, 3.0], requires_grad=True))
+    assert of_parameters.tolist() == expected
+    assert not of_parameters.requires_grad
+    for wrong in (3.0, torch.tensor(3.0), [[1.0, 2.0]], [1.0, None], ["a", "b"]):
+        with pytest.raises(ValueError, match=r"expected rewards|NaN|convert"):
+            oncurve.compute_group_advantages(wrong)
 
 
 @pytest.mark.parametrize(

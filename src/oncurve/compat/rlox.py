@@ -15,6 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from oncurve.compat.rlox_settings import OTHER_NAMES, SETTING_OF, config_of
 from oncurve.errors import ConfigError, DataError, RewardError
 from oncurve.losses import Regularizer
 from oncurve.models import save, wrap
+from oncurve.models.huggingface import vocabulary_of
 from oncurve.models.rotation import set_reach
 from oncurve.rewards.parts import LARGEST_REWARD
 from oncurve.rewards.scoring import Afterwards
@@ -75,7 +77,8 @@ class GRPO:
         kl_coef: β of the KL term; 0: there is none.
         callbacks: objects with the hooks of rlox's `Callback`, those that they have: `on_training_start()` and
             `on_training_end()` around `train`, `on_train_batch(loss=, mean_reward=, kl=)` after each update step,
-            `on_step(reward=, step=, algo=)` after each epoch, which ends the training where it returns False.
+            `on_step(reward=, step=, algo=)` after each epoch, which ends the training where it returns False (None,
+            as a function without `return` gives it, does not).
         logger: an object with `on_train_step(step, metrics)`, as rlox's `LoggerCallback` has it.
         max_grad_norm: the gradient's norm is scaled down to this; 0: no clipping.
         eos_ids: token ids that end a completion; without any, every completion has `max_new_tokens` tokens.
@@ -118,7 +121,7 @@ class GRPO:
             "max_new_tokens": max_new_tokens,
             "max_grad_norm": max_grad_norm,
             "temperature": temperature,
-            "eos_ids": tuple(eos_ids),
+            "eos_ids": tuple(eos_ids) if isinstance(eos_ids, Iterable) else eos_ids,
             "seed": seed,
         }
         self.config = config_of(values, self._said, preset, settings)
@@ -156,7 +159,8 @@ class GRPO:
         for _ in range(n_epochs):
             metrics = self.train_step(prompts)
             about = {"reward": metrics["mean_reward"], "step": self.state.step, "algo": self}
-            if not all(callback.on_step(**about) for callback in self.callbacks if hasattr(callback, "on_step")):
+            goes_on = [callback.on_step(**about) for callback in self.callbacks if hasattr(callback, "on_step")]
+            if not all(said is None or said for said in goes_on):
                 break
         self._tell("on_training_end")
         return metrics
@@ -197,7 +201,7 @@ class GRPO:
 
         See `oncurve.models.rotation`.
         """
-        rows = _as_prompts(prompts)
+        rows = _as_prompts(prompts, vocabulary_of(self.model))
         self._longest = max(self._longest, *(len(row.ids) for row in rows))
         for network in self._networks:
             set_reach(network, self._longest + self.config.rollout.max_new_tokens)
@@ -244,7 +248,8 @@ def compute_group_advantages(rewards: Any) -> Any:
     rlox's function of this name. A tensor gives a tensor, anything else a NumPy array. `oncurve.group_advantages` is
     the general one. Raises ValueError: not of one dimension, or not finite.
     """
-    return compute_batch_group_advantages(rewards, max(len(rewards), 1))
+    given = _one_row(rewards)
+    return compute_batch_group_advantages(given if isinstance(rewards, Tensor) else given.numpy(), max(len(given), 1))
 
 
 def compute_batch_group_advantages(rewards: Any, group_size: int) -> Any:
@@ -252,16 +257,24 @@ def compute_batch_group_advantages(rewards: Any, group_size: int) -> Any:
 
     Raises ValueError: not of one dimension, not finite, or no multiple of `group_size`.
     """
-    given = torch.as_tensor(rewards, dtype=torch.float64)
-    if given.ndim != 1 or group_size < 1 or len(given) % group_size:
+    given = _one_row(rewards)
+    if group_size < 1 or len(given) % group_size:
         raise ValueError(f"expected rewards (M·{group_size},), groups one after another, got {tuple(given.shape)}")
-    if not bool(given.isfinite().all()):
-        raise ValueError("a reward is NaN or infinite")
     groups = torch.arange(len(given), device=given.device) // group_size
     alone = group_size == 1  # no siblings: its std is 0
     valid = torch.ones_like(given, dtype=torch.bool)
     advantages = torch.zeros_like(given) if alone else group_advantages(given, valid, groups, ddof=0, eps=0.0)
     return advantages if isinstance(rewards, Tensor) else advantages.numpy()
+
+
+def _one_row(rewards: Any) -> Tensor:
+    """Rewards (M,) float64, without a gradient. Raises ValueError: not of one dimension, or not finite."""
+    given = rewards.detach() if isinstance(rewards, Tensor) else torch.from_numpy(numpy.array(rewards, numpy.float64))
+    if given.ndim != 1:
+        raise ValueError(f"expected rewards (M,), one a completion, got {tuple(given.shape)}")
+    if not bool(given.isfinite().all()):
+        raise ValueError("a reward is NaN or infinite")
+    return given.to(torch.float64)
 
 
 @dataclass(frozen=True)
@@ -303,11 +316,15 @@ class TokenScorer:
         return [Group(g.prompt, g.completions, tuple(Score(next(each)) for _ in g.completions), g.draw) for g in groups]
 
 
-def _as_prompts(prompts: Tensor | Sequence[Tensor]) -> list[Prompt]:
+def _as_prompts(prompts: Tensor | Sequence[Tensor], vocabulary: int | None) -> list[Prompt]:
     rows = [torch.as_tensor(row) for row in prompts]
     if not rows:
         raise DataError("there are no prompts: GRPO.train takes token ids (N, P), or N tensors of token ids")
     for index, row in enumerate(rows):
         if row.ndim != 1 or not len(row) or row.is_floating_point():
             raise DataError(f"prompt {index} is {tuple(row.shape)} {row.dtype}; a prompt is a row of token ids (P,)")
+        for token in (int(row.min()), int(row.max())):
+            if token < 0 or (vocabulary is not None and token >= vocabulary):
+                most = "on" if vocabulary is None else f"to {vocabulary - 1}"
+                raise DataError(f"prompt {index} holds the token id {token}; the model has ids from 0 {most}")
     return [Prompt(index, "", tuple(row.tolist())) for index, row in enumerate(rows)]

@@ -42,11 +42,15 @@ class LoadedModel:
 
     @property
     def vocabulary(self) -> int | None:
-        """How many tokens the model can be given, by its embedding; None: not known."""
-        module: Any = self.model.module
-        found = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
-        tables = [found] if isinstance(found, nn.Embedding) else module.modules()
-        return max((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=None)
+        """See `vocabulary_of`."""
+        return vocabulary_of(self.model.module)
+
+
+def vocabulary_of(module: Any) -> int | None:
+    """How many tokens `module` can be given, by its embedding; None: not known."""
+    found = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
+    tables = [found] if isinstance(found, nn.Embedding) else module.modules()
+    return max((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=None)
 
 
 class ModelConfig(Component):

@@ -63,13 +63,24 @@ def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> d
 
 
 def _same(table: Any, key: str, value: Any) -> bool:
-    """Whether what a section says of `key` is `value`: plain values are compared, of others nothing is assumed."""
+    """Whether what a section says of `key` is `value`: plain values are compared, of others nothing is assumed.
+
+    1 and 1.0 are one number, a list and a tuple of the same values one setting; True is no number.
+    """
     said = table.get(key) if isinstance(table, Mapping) else getattr(table, key, None) if key else table
     if isinstance(table, Component) and key not in type(table).model_fields:
         return False
-    return said is value or (
-        isinstance(said, (bool, int, float, str, tuple)) and type(said) is type(value) and said == value
-    )
+    return said is value or _plain(said) == _plain(value) is not None
+
+
+def _plain(value: Any) -> Any:
+    """A plain value so that those that are the same setting are equal; None for any other."""
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part) for part in value]
+        return None if None in parts else ("list", *parts)
+    if isinstance(value, (bool, str)):
+        return (type(value), value)
+    return (float, value) if isinstance(value, (int, float)) else None
 
 
 def check_argument_names(
