@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,36 @@ def test_a_limit_counts_prompts_that_are_judged_not_those_that_were_dropped(
     words += ["data.eval_fraction=0.5"] if held_out else []
     found = evaluate_target(str(model_folder), words, n=1, limit=8)
     assert (found.evaluation.prompts, found.evaluation.held_out) == (8, held_out)
+
+
+def test_a_rotation_by_the_longest_row_is_in_an_evaluation_afterwards_what_it_was_in_the_run(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_folder.parent)
+    shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    half = config["head_dim"] // 2
+    factors = {"short_factor": [1.0] * half, "long_factor": [3.0] * half, "original_max_position_embeddings": 8}
+    config["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, **factors}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    for name, lengths in {"train": (2, 9), "held_out": (3, 5)}.items():
+        rows = [{"prompt": " ".join(["w3"] * length), "answer": "w3"} for length in lengths]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reaches: list[int] = []
+    monkeypatch.setattr("oncurve.run.assemble.set_reach", lambda module, tokens: reaches.append(tokens))
+    held_out = {"eval_path": str(tmp_path / "held_out.jsonl"), "prompts_per_step": 2}
+    train(
+        model=tmp_path / "model",
+        data=tmp_path / "train.jsonl",
+        reward="reward.py:length",
+        out=tmp_path / "run",
+        settings={**SETTINGS, "data": held_out},
+    ).close()
+    in_the_run = reaches[-1]
+    for limit in (None, 1):
+        evaluate_target(str(tmp_path / "run"), n=1, limit=limit)
+        assert reaches[-1] == in_the_run
+    assert len(reaches) == 3
 
 
 def test_rows_and_a_reward_by_path_make_a_run_that_can_be_resumed(

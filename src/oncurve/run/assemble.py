@@ -203,10 +203,10 @@ def _put_together(
             f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
             "data.max_prompt_tokens, or set eval.every=0"
         )
-    eval_prompts = eval_prompts.first(config.eval.limit)
     for network in (loaded, given.reference):
         if network is not None:
             fix_reach(network.model, config, prompts, eval_prompts)
+    eval_prompts = eval_prompts.first(config.eval.limit)
     actor = config.learner.build(
         loaded.model,
         config.objective,

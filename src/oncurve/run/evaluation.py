@@ -12,6 +12,7 @@ from oncurve.errors import ConfigError, RunDirectoryError, command
 from oncurve.evaluate import Evaluation, Interval
 from oncurve.learner.reward_model import NoRewardModel
 from oncurve.models import CausalModel, LoadedModel
+from oncurve.models.rotation import reach_of
 from oncurve.paths import usable_path
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Policy
@@ -93,8 +94,14 @@ def evaluate_target(
         loaded = config.model.build()
         fits = room_for_prompts(loaded, config)
         prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+        known = [prompts]
+        if (
+            is_run and held_out and reach_of(loaded.model.module) is not None
+        ):  # rotate as in the run, by all of its rows
+            trained_on = load_rows(config.data, base)
+            known.append(open_prompts(trained_on, config.data, loaded.tokenizer, fits, loaded.vocabulary))
+        fix_reach(loaded.model, config, *known)
         prompts = prompts.first(config.eval.limit)
-        fix_reach(loaded.model, config, prompts)
         engine = _engine(loaded.model, loaded, config)
         return Judged(target, replace(judge(engine, rewards, prompts, config, n), held_out=held_out))
 
