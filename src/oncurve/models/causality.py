@@ -39,9 +39,16 @@ def check_causal(module: nn.Module) -> None:
 
     Raises:
         ModelError: they change; the module gives other logits when it is asked again; it does not take a batch of token
-            ids, or returns no logits.
+            ids, or returns no logits; it changes its own weights.
     """
+    before = {name: parameter._version for name, parameter in module.named_parameters()}
     _compare(module)
+    changed = [name for name, parameter in module.named_parameters() if parameter._version != before.get(name)]
+    if changed:
+        raise ModelError(
+            f"{type(module).__name__} changes its own weights when it is run ({changed[0]}): what is trained would not "
+            "be what is saved. Make its forward leave its parameters as they are"
+        )
     awake = _awake(module)
     if awake is not None:
         _compare(awake)

@@ -55,6 +55,7 @@ def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> C
     with ExitStack() as refused:
         for part in module.modules():
             refused.callback(setattr, part, "training", part.training)
+        _keep_scale(module)
         hold_rotations(module.eval(), positions_of(module), refused)
         check_causal(module)
         refused.pop_all()
@@ -72,6 +73,19 @@ def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> C
                 undo.pop_all()
                 return TransformersModel(module)
     return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"))
+
+
+def _keep_scale(module: nn.Module) -> None:
+    """RWKV halves weights in place where it is run in eval mode, for float16's range; the halves would be exported.
+
+    They are put back, and the setting is switched off: the function is the same.
+    """
+    for part in module.modules():
+        scaled: Any = part
+        if hasattr(part, "layers_are_rescaled"):
+            scaled.train()
+            scaled._rescale_layers()
+            scaled.config.rescale_every = 0
 
 
 def _generic(reason: str) -> str:

@@ -1,5 +1,6 @@
 """The fast path is taken only by what it computes rightly, and the run is told why."""
 
+import copy
 import time
 
 import pytest
@@ -241,3 +242,31 @@ def test_a_network_with_a_state_of_its_own_is_told_to_keep_none():
     assert all(
         grad is not None for grad in torch.autograd.grad(hidden.logsumexp(-1).sum(), list(model.module.parameters()))
     )
+
+
+@pytest.mark.parametrize("run_before", [False, True])
+def test_the_weights_of_a_deep_rwkv_stay_what_they_were(run_before):
+    settings = {"vocab_size": 61, "hidden_size": 16, "attention_hidden_size": 16, "intermediate_size": 24}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = RwkvForCausalLM(RwkvConfig(**settings, num_hidden_layers=8, context_length=32)).train()
+    given = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        logits = copy.deepcopy(module).eval()(ids, use_cache=False).logits
+        if run_before:
+            module.eval()(ids, use_cache=False)
+        wrap(module)
+        torch.testing.assert_close(module(ids, use_cache=False).logits, logits, rtol=0, atol=1e-5)
+    assert all(torch.equal(tensor, given[name]) for name, tensor in module.state_dict().items())
+
+
+def test_a_module_that_changes_its_own_weights_is_refused():
+    class Drifting(TinyLM):
+        def forward(self, input_ids):
+            with torch.no_grad():
+                self.mix.weight.mul_(1.0)
+            return super().forward(input_ids)
+
+    with pytest.raises(ModelError, match=r"Drifting changes its own weights when it is run \(mix.weight\)"):
+        wrap(Drifting())
