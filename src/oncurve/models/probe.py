@@ -78,7 +78,7 @@ def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> C
 def _keep_scale(module: nn.Module) -> None:
     """RWKV halves weights in place where it is run in eval mode, for float16's range; the halves would be exported.
 
-    They are put back, and the setting is switched off: the function is the same.
+    They are put back, and the setting is switched off: the function is that of training mode.
     """
     for part in module.modules():
         scaled: Any = part
