@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -312,6 +313,59 @@ def test_a_worker_that_died_idle_is_replaced_and_blames_no_item(pool: WorkerPool
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end between two looks
             psutil.Process(pid).wait()
     assert [reply.value for reply in pool.run([1, 2])] == [["t", 1], ["t", 2]]
+
+
+def kill_outright(pool: WorkerPool, end: int) -> None:
+    """Kill the pool's worker from outside, and wait for it to be gone. To be called by the thread that hands out, so
+    that it cannot see the death before it has given the next items.
+    """
+    psutil.Process(pool.pids[0]).children()[0].send_signal(end)
+    os.waitid(os.P_PID, pool.pids[0], os.WEXITED | os.WNOWAIT)
+
+
+def test_an_item_is_not_blamed_for_a_worker_that_was_dead_before_it_was_given(mischief: str) -> None:
+    with WorkerPool(f"{mischief}:Echo", {"tag": "t"}, timeout_seconds=60) as pool:
+        for end in (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM):
+            assert pool.run([1])[0].value == ["t", 1]
+            pool._dispatcher.do(partial(kill_outright, pool, end))
+            assert [reply.value for reply in pool.run([1, 2, 3])] == [["t", 1], ["t", 2], ["t", 3]]
+
+
+def test_a_worker_that_was_asked_to_end_is_replaced_and_its_item_tried_once_more(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n"
+        "def make(folder):\n"
+        "    def reward(n):\n"
+        "        mark = pathlib.Path(folder, 'begun')\n"
+        "        if not mark.exists():\n"
+        "            mark.touch()\n"
+        "            time.sleep(60)\n"
+        "        return n\n"
+        "    return reward\n"
+    )
+    with (
+        WorkerPool(f"{tmp_path}/slow.py:make", {"folder": str(tmp_path)}, timeout_seconds=50) as pool,
+        pool.begin() as job,
+    ):
+        job.add([1, 2])
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        psutil.Process(pool.pids[0]).children()[0].terminate()
+        assert [reply.value for reply in job.replies()] == [1, 2]
+
+
+def test_workers_that_end_as_soon_as_they_have_started_are_an_error_and_no_endless_loop(mischief: str) -> None:
+    with WorkerPool(f"{mischief}:Echo", {"tag": "t"}) as pool:
+        hand_out = pool._dispatcher._hand_out
+
+        def kill_first() -> None:
+            if pool._dispatcher.workers[0].watched is False and not pool._dispatcher.workers[0].killed:
+                kill_outright(pool, signal.SIGSEGV)
+            hand_out()
+
+        pool._dispatcher._hand_out = kill_first  # type: ignore[method-assign]
+        with pytest.raises(ConfigError, match=r"end before they begin an item.*SIGSEGV"):
+            pool.run([1, 2])
 
 
 def test_a_worker_that_leaks_is_replaced_when_it_reaches_its_limit(tmp_path: Path) -> None:

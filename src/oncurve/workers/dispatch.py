@@ -21,6 +21,7 @@ from oncurve.errors import ConfigError
 from oncurve.workers.process import Item, Reply, Start, Work, Worker
 
 LARGEST_CHUNK = 64
+MOST_FRUITLESS = 3  # a process: workers in a row that start, and end before they begin an item
 
 
 class Dispatcher:
@@ -42,6 +43,7 @@ class Dispatcher:
         self.loaded = threading.Event()
         self._start = start
         self._killed_while_loading = False
+        self._fruitless = 0
         self._waiting: deque[Item] = deque()
         self._awaited: list[Work] = []
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -177,12 +179,26 @@ class Dispatcher:
             self.about = worker.about
             self.loaded.set()
         self._killed_while_loading = self._killed_while_loading and not worker.ready
+        self._fruitless = 0 if worker.answered else self._fruitless
         if worker.spent:
             self._give_back(place, list(worker.pending))  # what it keeps would be held against the next item
-        elif not alive and worker.ready and not worker.pending:
-            worker.kill()  # it died idle: no item's fault, and time enough to replace it when there is work
+        elif not alive and worker.ready and not (worker.pending and worker.began):
+            self._died_idle(place, worker)
         elif not alive:
             self._died(place, worker)
+
+    def _died_idle(self, place: int, worker: Worker) -> None:
+        """No item's fault, and time enough to replace it when there is work; what it was given goes to others."""
+        if worker.pending or self._waiting:
+            self._fruitless += 1
+            if self._fruitless > MOST_FRUITLESS * len(self.workers):
+                raise ConfigError(
+                    f"workers start, and end before they begin an item, {self._fruitless} times in a row: "
+                    f"{worker.obituary()}"
+                )
+        if worker.pending:
+            self._give_back(place, list(worker.pending))
+        worker.kill()
 
     def _died(self, place: int, worker: Worker) -> None:
         """What others killed (the kernel, out of memory) is tried once more: that changes no reward."""
@@ -193,6 +209,7 @@ class Dispatcher:
             self._killed_while_loading = True
             self._replace(place)
             return
+        self._fruitless = 0
         item = worker.pending[0]
         item.kills += worker.killed_by_others
         if item.kills == 1 and worker.killed_by_others:

@@ -79,7 +79,8 @@ class WorkerPool:
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
         """One reply an item, in order. A worker that an item kills is replaced. An item is given to a worker once, and
-        a second time where the worker at it was killed from outside (SIGKILL, as when the machine is out of memory).
+        a second time where the worker at it was killed from outside (SIGKILL, as when the machine is out of memory, or
+        another signal that ends a process). One that was dead before it had read the item does not count.
 
         Raises TypeError for an item that is not JSON, ConfigError when a worker cannot start, ValueError when closed.
         """

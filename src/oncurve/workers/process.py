@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -22,6 +25,8 @@ from oncurve.workers.serve import END
 
 _PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: it knows how the worker ended
 _SLOWEST_END_SECONDS = 5.0
+_SENT_TO_END = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+"""What others send to end a process; the other signals are crashes."""
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from oncurve.workers.serve import serve; serve(*map(int, sys.argv[2:]))"
 )
@@ -122,6 +127,7 @@ class Worker:
         self.killed = False
         self.killed_by_others = False
         self._broken = False
+        self._refused = False
         self.about: Any = None
         self.failure = ""
 
@@ -144,6 +150,17 @@ class Worker:
             pass
         except BrokenPipeError:
             self.outgoing.clear()
+            self._refused = True
+
+    @property
+    def began(self) -> bool:
+        """Whether the worker has read its last message to the end. If not, it is at none of `pending`, and a worker
+        that has died was dead, or as good as dead, before it was given them.
+        """
+        unread = array.array("i", [0])
+        with contextlib.suppress(OSError):  # a system that cannot tell
+            fcntl.ioctl(self.request, termios.FIONREAD, unread)
+        return not (self._refused or self.outgoing or unread[0])
 
     def receive(self) -> bool:
         """Read what is there; False: this worker is finished (dead, or to be replaced)."""
@@ -202,7 +219,7 @@ class Worker:
             if code == 0:  # the supervisor ended it, as it was told
                 return "the worker process broke its channel"
         if code < 0:
-            self.killed_by_others = -code == signal.SIGKILL
+            self.killed_by_others = -code in _SENT_TO_END
             return f"the worker process was killed by signal {-code} ({signal.Signals(-code).name})"
         return f"the worker process ended with exit code {code}"
 
