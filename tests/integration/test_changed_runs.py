@@ -1,5 +1,6 @@
 """A resume tells what has changed since the run was begun: settings, data, code, another run's checkpoints."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -152,11 +153,20 @@ def test_a_schedule_that_ends_with_the_run_makes_more_steps_inexact(command: Com
     assert (said.code, "run.steps: was 3, is 4" in said.out) == (0, True)
 
 
-@pytest.mark.parametrize("damage", ["missing", "damaged"])
+DAMAGES = {
+    "cut off": b'{"id": 3',
+    "no settings": b'{"id": "0123"}',
+    "lists": b'{"id": "0123", "settings": [], "files": [3]}',
+    "a file without parts": b'{"id": "0123", "settings": {}, "files": {"data.path": {}}}',
+    "parts of another form": b'{"id": "0123", "settings": {}, "files": {"data.path": {"path": "x", "parts": {"": 3}}}}',
+}
+
+
+@pytest.mark.parametrize("damage", ["missing", *DAMAGES])
 def test_a_missing_identity_is_taken_from_the_checkpoint(command: Command, damage: str) -> None:
     Path("run/run.json").unlink()
-    if damage == "damaged":
-        Path("run/run.json").write_bytes(b'{"id": 3')
+    if damage in DAMAGES:
+        Path("run/run.json").write_bytes(DAMAGES[damage])
     edit(CONFIG, "group_size = 4", "group_size = 8")()
     assert "rollout.group_size: was 4, is 8" in command("resume", "run").err
     edit(CONFIG, "group_size = 8", "group_size = 4")()
@@ -167,10 +177,21 @@ def test_a_missing_identity_is_taken_from_the_checkpoint(command: Command, damag
 
 def test_an_older_format_is_refused_in_one_line(command: Command) -> None:
     path = Path("run/checkpoints/step-000001/state.json")
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    now, manifest = path.read_bytes(), path.with_name("manifest.json")
+    path.write_bytes(now.replace(b'"format": 2', b'"format": 1'))
+    digests = [hashlib.sha256(each).hexdigest() for each in (now, path.read_bytes())]
+    manifest.write_text(manifest.read_text().replace(*digests))
     said = command("resume", "run")
     assert said.code == 1
     assert said.err == "oncurve: the checkpoints in run have format 1, and this oncurve reads format 2\n"
+
+
+@pytest.mark.parametrize("damage", [b'{"run": 5}', b'{"format": 1}', b"[]", b"\xff"])
+def test_a_damaged_checkpoint_says_nothing_of_the_run_it_is_of(command: Command, damage: bytes) -> None:
+    shutil.copytree("run/checkpoints/step-000001", "run/checkpoints/step-000009")
+    Path("run/checkpoints/step-000009/state.json").write_bytes(damage)
+    said = command("resume", "run")
+    assert (said.code, "step-000009 is damaged and was passed over" in said.out) == (0, True), said.err
 
 
 def test_rows_that_were_given_in_memory_are_compared_by_what_was_kept_of_them(project: Path) -> None:

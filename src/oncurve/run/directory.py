@@ -25,7 +25,7 @@ from oncurve import durable
 from oncurve.errors import RunDirectoryError, command
 from oncurve.paths import usable_path
 
-__all__ = ["RunDirectory", "describe_environment", "environment_changes"]
+__all__ = ["RunDirectory", "describe_environment", "environment_changes", "is_identity"]
 
 EXACT_KEYS = (
     "torch",
@@ -162,7 +162,8 @@ class RunDirectory:
 
     def identity(self) -> dict[str, Any] | None:
         """What `keep_identity` wrote; None where it is missing or damaged."""
-        return _object(self.path / IDENTITY)
+        found = _object(self.path / IDENTITY)
+        return found if is_identity(found) else None
 
     def note(self, step: int, changes: Sequence[str]) -> None:
         """Add to `environment.json` that the run went on after `step` with something changed. It may be damaged."""
@@ -192,6 +193,29 @@ def _is_beginning(path: Path) -> bool:
         and not entry.is_symlink()
         for name, entry in entries.items()
     )
+
+
+def is_identity(found: Any) -> bool:
+    """Whether a value has the form of what `oncurve.run.identity.identify` returns."""
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("id"), str)
+        and isinstance(found.get("settings"), dict)
+        and isinstance(found.get("files"), dict)
+        and all(
+            isinstance(file, dict)
+            and isinstance(file.get("path"), str)
+            and isinstance(file.get("parts"), dict)
+            and all(_is_part(part) for part in file["parts"].values())
+            for file in found["files"].values()
+        )
+    )
+
+
+def _is_part(part: Any) -> bool:
+    """Whether a value is the size of a file and its sha256, or None for a large one."""
+    sized = isinstance(part, list) and len(part) == 2 and type(part[0]) is int
+    return sized and (part[1] is None or isinstance(part[1], str))
 
 
 def _object(path: Path) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.errors import CheckpointError, DataError, RunDirectoryError, command
-from oncurve.run.directory import RunDirectory
+from oncurve.run.directory import RunDirectory, is_identity
 from oncurve.run.layers import CODE_PATH, FILE_KEYS
 from oncurve.run.loading import to_tables
 from oncurve.run.schema import IN_MEMORY, Schema
@@ -126,8 +126,8 @@ def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dic
         )
     before = held.identity()
     notes = []
-    if before is None or not isinstance(before.get("id"), str):
-        before = dict(record["run"]) if record is not None and isinstance(record.get("run"), dict) else None
+    if before is None:
+        before = dict(record["run"]) if record is not None and is_identity(record.get("run")) else None
         notes = ["run.json is missing or damaged" + (": the newest checkpoint stands in for it" if before else "")]
     if before is None:
         held.keep_identity(now)
@@ -156,10 +156,8 @@ def _records(checkpoints: Path) -> dict[str, dict[str, Any]]:
     """What the checkpoints say of themselves, by name, newest first; damaged ones are left out."""
     records = {}
     for _, path in reversed(durable.numbered(checkpoints)):
-        with suppress(OSError, ValueError):
-            found = json.loads((path / "state.json").read_bytes())
-            if isinstance(found, dict):
-                records[path.name] = found
+        if not durable.verify(path, only=("state.json",)):
+            records[path.name] = durable.read_json(path / "state.json")
     return records
 
 
