@@ -14,10 +14,12 @@ LONGEST_PATH, LONGEST_NAME = 4000, 255
 """Bytes of a path and of one name in it, beyond which file systems refuse to look."""
 
 
-def usable_path(path: str | Path, where: str) -> Path:
-    """`path` with `~` filled in. `where` is the option or setting that holds it.
+def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
+    """`path` with `~` filled in. `where` is the option or setting that holds it; it is relative to `base`, or to the
+    working directory.
 
-    Raises ConfigError for what no file system can hold: NUL, names or paths that are too long, an unknown `~user`.
+    Raises ConfigError for what no file system can hold: NUL, names or paths that are too long, an unknown `~user`;
+    and for what this user may not look at.
     """
     text = str(path)
     try:
@@ -32,9 +34,25 @@ def usable_path(path: str | Path, where: str) -> Path:
             f"{LONGEST_NAME} for one name"
         )
     try:
-        return Path(text).expanduser()
+        found = Path(text).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{where}: {shown(text)}: there is no home directory of that user") from error
+    if _closed((base or Path()) / found):
+        raise ConfigError(
+            f"{where}: {shown(str(found))} cannot be reached: this user has no permission to read it, or to search a "
+            "folder above it; give the permission, or name another path"
+        )
+    return found
+
+
+def _closed(path: Path) -> bool:
+    """Whether permissions hide whether anything lies at `path`, or what lies in that folder."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode) and not os.access(path, os.R_OK | os.X_OK)
+    except PermissionError:
+        return True
+    except OSError:  # it is not there, or leads nowhere: what uses it says so
+        return False
 
 
 def working_directory() -> Path:

@@ -233,7 +233,7 @@ def _import_module(name: str) -> types.ModuleType:
 
 
 def _import_file(source: str, base: Path | None) -> types.ModuleType:
-    file = ((base or working_directory()) / usable_path(source, "a path to code")).resolve()
+    file = ((base or working_directory()) / usable_path(source, "a path to code", base)).resolve()
     name = f"{_FILE_MODULE}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]

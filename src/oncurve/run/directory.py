@@ -98,7 +98,10 @@ class RunDirectory:
     def check_free(path: Path) -> None:
         """Raises RunDirectoryError unless a new run can be made at `path`. Cheap: called before any model is loaded."""
         usable_path(path, "--out")
-        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        above = (path, *path.absolute().parents)
+        existing = next(folder for folder in above if folder.exists() or folder.is_symlink())
+        if not existing.exists():
+            raise RunDirectoryError(f"{existing} is a symbolic link that leads nowhere. Choose another --out.")
         if not existing.is_dir():
             raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
         if not os.access(existing, os.W_OK | os.X_OK):

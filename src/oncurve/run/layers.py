@@ -88,7 +88,7 @@ def _called(file: Path) -> str:
 
 def _find(name: str, folder: Path, where: str = "") -> Path:
     """The file that a recipe's or preset's name means."""
-    path = Path(os.path.abspath(folder / usable_path(name, where.removesuffix(": ") or "RECIPE")))
+    path = Path(os.path.abspath(folder / usable_path(name, where.removesuffix(": ") or "RECIPE", folder)))
     if path.is_dir() and (path / "config.toml").is_file():
         return path / "config.toml"
     if path.is_file():
@@ -242,9 +242,9 @@ def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> An
     if code is not None:
         return f"{_join(folder, code[1], where)}:{code[2]}"
     is_model = (path[0], path[-1]) in MODEL_KEYS
-    is_folder = is_model and (value.startswith((".", "~")) or (folder / usable_path(value, where)).exists())
+    is_folder = is_model and (value.startswith((".", "~")) or (folder / usable_path(value, where, folder)).exists())
     return _join(folder, value, where) if path in FILE_KEYS or is_folder else value
 
 
 def _join(folder: Path, path: str, where: str) -> str:
-    return os.path.abspath(folder / usable_path(path, where))
+    return os.path.abspath(folder / usable_path(path, where, folder))
