@@ -11,6 +11,8 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from oncurve.rewards.characters import digits_plain
+
 __all__ = [
     "Number",
     "boxed",
@@ -50,7 +52,8 @@ _FRACTION = re.compile(
     r"(-?)[ ]?\\[dtc]?frac[ ]?(?:\{[ ]?(-?[0-9]++)[ ]?\}|([0-9]))[ ]?(?:\{[ ]?([0-9]++)[ ]?\}|([0-9]))"
 )
 
-# What holds digits and is no number: versions, addresses and dates, hours, hexadecimal digits, powers and roots.
+# What holds digits and is no number: versions, addresses and dates, hours, hexadecimal digits, powers and roots, and
+# the exponent or index of a letter.
 _NO_NUMBER = r"""
     (?<![\w.])[vV][0-9]++(?:\.[0-9]++)*+
   | 0[xX][0-9a-fA-F]++
@@ -60,9 +63,10 @@ _NO_NUMBER = r"""
   | [0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9])
   | [0-9]{1,2}-[0-9]{1,2}-[0-9]{4}(?![0-9])
   | [0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?+(?![0-9])
-  | [0-9]++(?:\.[0-9]++)?+[ ]?(?:\^(?!\{?(?:\\circ|°))(?:\{[^{}]*+\}|-?[0-9]++)?|\\pi\b|π)
+  | [0-9]++(?:\.[0-9]++)?+[ ]?(?:\^(?!\{?(?:\\circ|°))(?:\{[^{}]*+\}|-?[0-9]++)?|[⁰¹²³⁴-⁹]|\\pi\b|π)
   | (?:[0-9]++(?:\.[0-9]++)?+[ ]?)?(?:\\sqrt(?:\[[^\[\]]*+\])?[ ]?(?:\{[^{}]*+\}|[0-9])|√[ ]?[0-9.]++)
   | \\[dtc]?frac[ ]?\{[^{}]*+\}[ ]?\{[^{}]*+\}
+  | (?<=[A-Za-z)])[\^_](?:\{[^{}]*+\}|-?[0-9]++)
 """
 _NUMBER = re.compile(
     rf"""
@@ -156,9 +160,9 @@ def plain(text: str) -> str:
     r"""The text with its numbers written one way, as LaTeX has them.
 
     `1 000`, `1\,000` and `1'000` are `1000` (digits grouped by three, by the same sign throughout), `5 million` is
-    `5 \times 10^{6}`, `2 1/2` is `2\frac{1}{2}`, `minus 5` is `-5`. Blanks of all kinds become one blank.
+    `5 \times 10^{6}`, `2 1/2` and `2½` are `2\frac{1}{2}`, `minus 5` is `-5`. Blanks of all kinds become one blank.
     """
-    text = _SPACING.sub("", _BLANKS.sub(" ", text))
+    text = _SPACING.sub("", _BLANKS.sub(" ", digits_plain(text)))
     text = _GROUPED.sub(lambda grouped: grouped[0].replace(grouped[1], ""), text)
     text = _MIXED.sub(_as_latex, _NEGATIVE.sub("-", text))
     return _SCALE.sub(lambda scale: rf" \times 10^{{{_SCALES[scale[1]]}}}", text)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from oncurve.rewards.answers import Number, boxed, final_answer, plain, text_after, whole_number
+from oncurve.rewards.characters import as_latex
 from oncurve.rewards.settings import Accepts, Runner, WorkerSettings, unusable_answer
 
 __all__ = ["Checker", "Math"]
@@ -36,10 +37,14 @@ _NAMES = (
     "sqrt|sinh|cosh|tanh|sech|csch|coth|arcsin|arccos|arctan|infinity|infty|alpha|beta|gamma|delta|theta|lambda|sigma"
     "|omega|sin|cos|tan|sec|csc|cot|log|ln|exp|pi|max|min|mod|gcd|lcm|or|percent|pct"
 )
-_SHORT = "the|is|are|was|has|had|she|he|it|we|so|of|in|at|to|for|you|all|each|per|day|cm|km|mm|kg|lb|oz|ft|mph|ml|min"
+_SHORT = (
+    "the|is|are|was|has|had|she|he|it|we|so|of|in|at|to|for|you|all|each|per|day|cm|km|mm|kg|lb|oz|ft|mph|ml|min"
+    "|usd|eur|gbp|o['’]clock"
+)
 _BEFORE, _BEHIND = r"(?<![\\A-Za-z'’{^_])", r"(?![A-Za-z(^_{}])"
 _SENTENCE = re.compile(rf"{_BEFORE}(?!(?:{_NAMES})\b)(?:(?![A-Z]+\b)[A-Za-z]{{4,}}+|(?i:{_SHORT})\b){_BEHIND}")
 _WORD = re.compile(rf"{_BEFORE}(?!(?:{_NAMES})\b)[A-Za-z][A-Za-z'’]++{_BEHIND}|\b[aAI](?= [A-Za-z])")
+_QUOTATION = re.compile(r"[\"'`“„«‘]([^\"'`“„«‘”»’]*)[\"'`”“»’]")
 _QUOTED = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit)[ ]?\{([^{}]*)\}")
 
 
@@ -114,7 +119,7 @@ def _to_parse(text: str) -> str:
     A text with boxes is left as it is (math-verify reads several); else its marked answer counts, if it has one: the
     formula in it, without the words around it.
     """
-    text = _GROUPED.sub(lambda grouped: grouped[0].replace(",", ""), plain(text))
+    text = _GROUPED.sub(lambda grouped: grouped[0].replace(",", ""), as_latex(plain(text)))
     if boxed(text) is not None:
         return text
     marked = final_answer(text)
@@ -143,6 +148,8 @@ def _of_sentence(marked: str) -> str:
     one text, not a product of letters: `\text{Monday}`.
     """
     marked = marked.strip(" ,;:!?*_").lstrip("≈~ ")
+    quoted = _QUOTATION.fullmatch(marked)
+    marked = quoted[1] if quoted else marked
     if not _SENTENCE.search(_QUOTED.sub(" ", marked)):
         return marked
     pieces = [_trimmed(piece) for piece in _WORD.split(_QUOTED.sub(r" \1 ", marked))]
@@ -155,5 +162,5 @@ def _of_sentence(marked: str) -> str:
 
 def _trimmed(piece: str) -> str:
     """Without the punctuation around it, and without a parenthesis whose other half stands among the words."""
-    trimmed = piece.strip(" ,;:!?*_≈~").removesuffix(".")
+    trimmed = piece.strip(" ,;:!?*_≈~").removesuffix(".").removesuffix(" or").rstrip()
     return trimmed if trimmed.count("(") == trimmed.count(")") else trimmed.strip("() ")

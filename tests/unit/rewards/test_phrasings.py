@@ -96,6 +96,8 @@ def test_numeric_reads_the_number_however_it_is_phrased(case: tuple[str, Fractio
 @example(("So the final answer is therefore 5.", Fraction(5)), 1)
 @example(("#### x = 1,000", Fraction(1000)), 1)
 @example((r"\boxed{x = -12,345.50}", Fraction("-12345.50")), 1)
+@example((r"Answer: about \frac{1}{20} m/s", Fraction(1, 20)), 1)
+@example(("A: 2 1/2 cm^2", Fraction(5, 2)), 1)
 def test_math_reads_the_number_however_it_is_phrased(case: tuple[str, Fraction], other: int) -> None:
     text, value = case
     assume(value % 100 != other % 100)  # not equal as a percentage either
@@ -120,6 +122,17 @@ def test_math_reads_the_number_however_it_is_phrased(case: tuple[str, Fraction],
         ("#### 50 percent", Fraction(1, 2)),
         ("50", r"50\%"),
         ("0.5", "50%"),
+        *(
+            (f"Answer: {form}", 45)
+            for form in ("45€", "45 €", "£45", "¥ 45", "45°", "45 °C", "４５", "\u200b45", "45 ✅")
+        ),
+        *((f"The answer is {form}.", 45) for form in ("“45”", "`45`", "«45»", "'45'", "USD 45", "EUR 45.00")),
+        *((rf"\boxed{{{form}}}", 45) for form in ("45€", "45°", "４５")),
+        *((f"#### {form} cups", Fraction(5, 2)) for form in ("2½", "2 ½", "5⁄2", "2½ or so")),
+        ("Answer: ¾", Fraction(3, 4)),
+        ("Answer: 12 o'clock", 12),
+        ("Answer: 25 cm²", 25),
+        ("Answer: 25 cm^2", 25),
     ],
 )
 def test_math_and_numeric_agree(text: str, expected: int | Fraction | str) -> None:
@@ -134,6 +147,7 @@ def test_math_and_numeric_agree(text: str, expected: int | Fraction | str) -> No
     [
         *("12.34.56", "2024-01-15", "15/01/2024", "15.01.2024", "15-01-2024", "192.168.0.1", "v1.2.3", "1.2.3", "v2.0"),
         *("0x1F", "10:30", r"\sqrt{2}", "2^3", r"\frac{x}{2}", r"3\pi", "1/2/3", "1.000.000", "-1.2.3", "$1.2.3"),
+        *("5²", "5³", "√2", "x^2", "cm^{2}", "x_1", "x_{12}", "f(x)^2"),
     ],
 )
 def test_what_holds_digits_and_is_no_number(text: str) -> None:
@@ -157,6 +171,14 @@ def test_what_holds_digits_and_is_no_number(text: str) -> None:
         ("Answer: 3 or 5", "3", 0.0),
         ("Answer: 5xy", "5", 0.0),
         ("Answer: sqrt(2)", r"\sqrt{2}", 1.0),
+        ("Answer: x²+1", "1+x^2", 1.0),
+        ("Answer: x²+1", "1+2x", 0.0),
+        ("Answer: 10²", "100", 1.0),
+        ("Answer: 10²", "102", 0.0),
+        ("Answer: √2", r"\sqrt{2}", 1.0),
+        ("Answer: 3·4", "12", 1.0),
+        ("Answer: ∞", r"\infty", 1.0),
+        ("Answer: 2½", "2", 0.0),
     ],
 )
 def test_math_finds_the_formula_among_words(text: str, answer: str, expected: float) -> None:
