@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import oncurve
+from oncurve.demo.show import command_name, what_next
 from oncurve.errors import ConfigError, command
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.config import SECTIONS
 from oncurve.run.evaluation import evaluate_target
 from oncurve.run.layers import from_overrides
+from oncurve.run.loading import load_config
 
 SOURCE = Path(oncurve.__file__).parent
 KEYS = {
@@ -102,3 +104,15 @@ def test_a_command_reaches_the_shell_word_for_word(name: str) -> None:
         evaluate_target(name)
     suggestions = re.findall(r"oncurve eval .*?(?=, or by settings: |$)", str(refused.value))
     assert [shlex.split(suggestion)[2] for suggestion in suggestions] == [name, name]
+
+
+@pytest.mark.parametrize("line", [line for line, _ in what_next(Path("my runs/demo"))])
+def test_what_the_demo_suggests_is_taken(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line)[len(shlex.split(command_name())) :]
+    name = " ".join(words[:2]) if words[0] == "config" else words[0]
+    assert name in {"eval", "demo", "train", "config show", "config explain"}
+    if name != "demo":
+        recipe, *rest = words[len(name.split()) :]
+        overrides = [word for word in rest if "=" in word]
+        assert recipe == "my runs/demo" if name == "eval" else load_config(recipe, overrides)

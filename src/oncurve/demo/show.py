@@ -163,15 +163,7 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
         f"  gain    {100 * gain.value:+5.1f} points  ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}, paired)",
     )
     show_before_after(console, three_problems(before, after))
-    command = command_name()
-    tries = (
-        (f"{command} eval {shlex.quote(str(out))}", "pass@k and maj@k of the trained model"),
-        (f"{command} demo --seed 1", "another seed, another run"),
-        (f"{command} demo --process", "the same, every line of working graded by itself"),
-        (f"{command} config explain grpo", "the objective, with the numbers in"),
-        (f"{command} train recipes/task.toml kl.coef=0.1 --out runs/kl", "change something"),
-        ("README.md", "your own model, data and reward in ten lines"),
-    )
+    tries = what_next(out)
     width = max(len(line) for line, _ in tries)
     say(
         console,
@@ -181,6 +173,19 @@ def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path)
         "",
         "What to try next",
         *(f"  {line:<{width}}   {what}" for line, what in tries),
+    )
+
+
+def what_next(out: Path) -> tuple[tuple[str, str], ...]:
+    """Commands to try after the demo in `out`, in a checkout and without one, each with what it shows."""
+    command = command_name()
+    return (
+        (f"{command} eval {shlex.quote(str(out))}", "pass@k and maj@k of the trained model"),
+        (f"{command} demo --seed 1", "another seed, another run"),
+        (f"{command} demo --process", "the same, every line of working graded by itself"),
+        (f"{command} config explain grpo", "the objective, with the numbers in"),
+        (f"{command} train task kl.coef=0.1 --out runs/kl", "change something"),
+        (f"{command} config show gsm8k", "a recipe to start from: your own model, data and reward"),
     )
 
 
