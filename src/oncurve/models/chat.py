@@ -31,7 +31,8 @@ def render(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> tuple[i
         ModelError: messages without a chat template, messages the template refuses, or a prompt of no tokens.
     """
     if isinstance(prompt, str):
-        ids = list(tokenizer(prompt, return_attention_mask=False)["input_ids"])
+        # not verbose: that a text is long for the model is told with how long it may be, where prompts are checked
+        ids = list(tokenizer(prompt, return_attention_mask=False, verbose=False)["input_ids"])
         bos = getattr(tokenizer, "bos_token_id", None)
         if not ids and bos is not None:
             ids = [bos]
