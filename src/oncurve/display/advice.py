@@ -25,6 +25,8 @@ BEFORE = 5
 
 CONSTANT, TRUNCATED, SOLVED = 0.9, 0.95, 0.8
 UNMOVED, UNMOVED_STEP = 1e-3, 40
+ROUNDING = 2e-5
+"""Nats a token: what a KL in bfloat16 may be without any movement, from weights that round the other way."""
 FELL, JUMPED = 3.0, 3.0
 LEAST_ENTROPY = 0.01
 
@@ -102,7 +104,9 @@ def _unmoved(history: History) -> bool:
         return False
     if (rate and rate[-1] > rate[0]) or any("reference_moved" in line for line in history):
         return False
-    return all(beta > 0 and abs(value) < UNMOVED * beta for value, beta in zip(kl, coefficient, strict=True))
+    return all(
+        beta > 0 and abs(value) < max(UNMOVED * beta, ROUNDING) for value, beta in zip(kl, coefficient, strict=True)
+    )
 
 
 def _unstable(history: History) -> bool:
@@ -143,8 +147,10 @@ def _of_constant(history: History) -> str:
 
 
 def _of_truncated(history: History) -> str:
+    share = min(_last(history, "truncated_fraction"))
+    share_of = "all completions" if share == 1.0 else f"{share:.0%} or more of the completions"
     return (
-        f"For {RECENT} steps {min(_last(history, 'truncated_fraction')):.0%} or more of the completions have been cut "
+        f"For {RECENT} steps {share_of} have been cut "
         "off at rollout.max_new_tokens: what they were going to answer is never seen. What helps, in this order:\n"
         "  1. read some completions in rollouts/: if they go on after their answer, the model's end token is never "
         "sampled: set rollout.eos_ids or rollout.stop, or check the chat template (data.chat);\n"
@@ -163,10 +169,11 @@ def _of_entropy(history: History) -> str:
 
 
 def _of_unmoved(history: History) -> str:
+    beta = _last(history, "kl_coef")[-1]
+    least = f"{UNMOVED:g} of its coefficient ({beta:g})" if UNMOVED * beta > ROUNDING else "rounding makes"
     return (
         f"After {UNMOVED_STEP} steps the policy has hardly left the reference: the KL is "
-        f"{_last(history, 'kl')[-1]:.1e} nats a token, less than {UNMOVED:g} of its coefficient "
-        f"({_last(history, 'kl_coef')[-1]:g}). The learning rate is too low: raise learner.learning_rate 3 to 10 times."
+        f"{_last(history, 'kl')[-1]:.1e} nats a token, less than {least}. The learning rate is too low: raise learner.learning_rate 3 to 10 times."
     )
 
 
