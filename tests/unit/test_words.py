@@ -1,7 +1,14 @@
 """Other tools' words for our settings: every one leads to a setting that exists, wherever it is written."""
 
+import ast
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
+from oncurve import train
+from oncurve.data import JUDGEMENT_KINDS
 from oncurve.errors import ConfigError
 from oncurve.run.config import RUN
 from oncurve.run.loading import load_config
@@ -68,3 +75,36 @@ def test_a_setting_of_a_class_of_the_users_may_be_called_as_it_likes() -> None:
     assert "did you mean 'coef'" in complaint("kl.coeff=1")
     assert "a setting stands in its section; did you mean rollout.temperature?" in complaint("temperature=1")
     assert "settings have two parts" in complaint("a.b.c=1")
+
+
+@pytest.mark.parametrize("key", ["learner.learning_rate", "rollout.temperature", "kl.coef"])
+def test_a_setting_written_flat_is_answered_with_its_table(key: str) -> None:
+    section, _, name = key.partition(".")
+    with pytest.raises(ConfigError) as caught:
+        load_config("grpo", settings={key: 1})
+    assert f"settings={{'{section}': {{'{name}': ...}}}}" in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", sorted(WORDS))
+def test_what_an_unknown_argument_is_answered_with_is_taken(word: str) -> None:
+    """Every `settings={...}` or `reward={...}` of an answer names a key where the API looks for it."""
+    with pytest.raises(ConfigError) as caught:
+        train(**{word: 1})
+    for table in re.findall(r"settings=(\{.*?\}\})", str(caught.value)):
+        ((section, keys),) = ast.literal_eval(table).items()
+        assert all(RUN.knows(f"{section}.{key}") and "." not in key for key in keys), word
+
+
+@pytest.mark.parametrize("kind", sorted(JUDGEMENT_KINDS))
+def test_a_recipe_of_a_reward_model_is_answered_with_its_command(kind: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "my judge.toml"
+    recipe.write_text(f'[data]\nkind = "{kind}"\npath = "x.jsonl"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe)
+    assert shlex.split(str(caught.value).partition("taken by: ")[2]) == [
+        "oncurve",
+        "reward-model",
+        "train",
+        str(recipe),
+    ]

@@ -115,6 +115,8 @@ def _answer(name: str, known: list[str], of: Mapping[str, str], own: Mapping[str
 
 def _as_settings(key: str) -> str:
     section, _, name = key.partition(".")
+    if section == "rewards":
+        return f"reward={{'kind': ..., {name.partition('.')[2]!r}: ...}}"
     return f"settings={{{section!r}: {{{name!r}: ...}}}}"
 
 

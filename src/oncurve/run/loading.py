@@ -14,7 +14,8 @@ from typing import Any
 
 import tomli_w
 
-from oncurve.errors import ConfigError, shown
+from oncurve.data import JUDGEMENT_KINDS
+from oncurve.errors import ConfigError, command, shown
 from oncurve.paths import working_directory
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.checks import check_config, check_inert
@@ -24,6 +25,9 @@ from oncurve.run.schema import IN_MEMORY, Config, Schema, Section
 from oncurve.spec import Component, component_class, kind_of
 
 __all__ = ["load", "load_config", "merge", "to_tables", "to_toml"]
+
+JUDGEMENT_NAMES = tuple(JUDGEMENT_KINDS)
+"""Kinds of data that a reward model is trained on."""
 
 HEADER = """\
 # The resolved configuration: every setting of the run. `oncurve {command}` takes this file as a recipe.
@@ -63,6 +67,10 @@ def load(
     if settings:
         layers.append(from_mapping(settings, "the arguments", here))
     layers.append(top)
+    said = [assignment for layer in layers for assignment in layer.assignments]
+    if schema is RUN and any(path == ("data", "kind") and kind in JUDGEMENT_NAMES for path, kind in said):
+        does = command("reward-model", "train", recipe or "RECIPE")
+        raise ConfigError(f"{recipe}: a recipe for training a reward model, not a policy; it is taken by: {does}")
     tables = merge(layers, schema)
     try:
         return schema.build(tables), folder, layers

@@ -97,6 +97,9 @@ class Schema(Generic[Config]):
             meant = " or ".join([str(word), *others])
             return f"unknown key; did you mean {meant}?" if word.keys else f"unknown key; {word}"
         owners = self.owners(name)
+        if ".".join([*sections, name]) in owners:
+            table = f"settings={{{sections[0]!r}: {{{name!r}: ...}}}}"
+            return f"one key with a dot in it; a setting stands in its section: [{sections[0]}], in Python {table}"
         if owners:
             return f"a setting stands in its section; did you mean {' or '.join(owners)}?"
         if sections:
