@@ -173,7 +173,8 @@ def _of_unmoved(history: History) -> str:
     least = f"{UNMOVED:g} of its coefficient ({beta:g})" if UNMOVED * beta > ROUNDING else "rounding makes"
     return (
         f"After {UNMOVED_STEP} steps the policy has hardly left the reference: the KL is "
-        f"{_last(history, 'kl')[-1]:.1e} nats a token, less than {least}. The learning rate is too low: raise learner.learning_rate 3 to 10 times."
+        f"{_last(history, 'kl')[-1]:.1e} nats a token, less than {least}. The learning rate is too low: raise "
+        "learner.learning_rate 3 to 10 times."
     )
 
 

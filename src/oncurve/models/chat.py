@@ -58,8 +58,13 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], whose: str, **options: Any) -> Any:
     """What the tokenizer's chat template makes of messages; `whose` it is, in messages.
 
-    Raises ModelError: it refuses the messages, or is not done within `TEMPLATE_SECONDS`.
+    A thread can end a template that loops, but not one operation that computes for hours. Powers are the only ones of
+    such a size in jinja's sandbox, and no chat needs them: they are refused.
+
+    Raises ModelError: it refuses the messages, has powers, or is not done within `TEMPLATE_SECONDS`.
     """
+    if _has_powers(tokenizer.chat_template):
+        raise ModelError(f"{whose} chat template computes powers (**), which could take for ever; take them out of it")
     made: list[Any] = []
     errors: list[BaseException] = []
 
@@ -83,6 +88,21 @@ def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], whose:
     if errors:
         raise ModelError(f"{whose} chat template refuses these messages: {errors[0]}") from errors[0]
     return made[0]
+
+
+def _has_powers(template: Any) -> bool:
+    """Whether one of a tokenizer's templates, a text or texts by name, has the operator `**`."""
+    texts = template.values() if isinstance(template, Mapping) else [template]
+    return any("**" in text and _lexed_power(text) for text in texts if isinstance(text, str))
+
+
+def _lexed_power(text: str) -> bool:
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        return any(kind == "operator" and word == "**" for _, kind, word in Environment().lex(text))
+    except TemplateSyntaxError:
+        return False  # rendering says what is wrong with it
 
 
 class _TooSlow(BaseException):  # not an Exception: nothing on the way may take it for a mistake of the messages

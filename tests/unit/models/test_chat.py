@@ -95,8 +95,6 @@ LOOP = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% en
 
 @pytest.mark.parametrize("template", [LOOP, LOOP.replace("{% endfor %}", "x{% endfor %}", 1), "{{ 1 // 0 }}"])
 def test_a_template_that_never_ends_is_refused_within_its_time(template, monkeypatch):
-    from transformers import AutoTokenizer
-
     before = threading.active_count()
     monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.3)
     tokenizer = AutoTokenizer.from_pretrained(Path(chat.__file__).parent / "tiny")
@@ -107,4 +105,15 @@ def test_a_template_that_never_ends_is_refused_within_its_time(template, monkeyp
             render(tokenizer, [{"role": "user", "content": "2+2="}])
     assert threading.active_count() <= before  # what looped has ended
     tokenizer.chat_template = "{{ messages[0].content }}"
+    assert render(tokenizer, [{"role": "user", "content": "2+2="}])
+
+
+@pytest.mark.parametrize("power", ["{{ 10**(10**9) }}", "{% set x = 2 ** 10 %}{{ messages[0].content }}"])
+def test_a_template_whose_powers_no_thread_could_end_is_refused(power):
+    tokenizer = AutoTokenizer.from_pretrained(Path(chat.__file__).parent / "tiny")
+    for template in (power, {"default": power}):
+        tokenizer.chat_template = template
+        with pytest.raises(ModelError, match=r"chat template computes powers \(\*\*\)"):
+            render(tokenizer, [{"role": "user", "content": "2+2="}])
+    tokenizer.chat_template = "**{{ messages[0].content }}**"  # text, not an operator
     assert render(tokenizer, [{"role": "user", "content": "2+2="}])

@@ -1,7 +1,5 @@
 """The fast path is taken only by what it computes rightly, and the run is told why."""
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -172,12 +170,9 @@ def test_frozen_weights_are_probed_by_value_and_stay_frozen():
     assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
-def test_it_works_under_no_grad_and_is_quick():
-    module = architecture("qwen3")
-    start = time.perf_counter()
+def test_it_works_under_no_grad():
     with torch.no_grad():
-        assert wrap(module).fast
-    assert time.perf_counter() - start < 3.0  # 0.05 s on a quiet machine
+        assert wrap(architecture("qwen3")).fast
 
 
 def test_large_models_are_compared_by_their_norms_and_biases():
