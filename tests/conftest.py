@@ -1,6 +1,7 @@
 """Fixtures that every test may use, and how hypothesis looks for counterexamples."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import oncurve  # noqa: F401 - before any test's first product: see MKL_CBWR the
 # The same examples in every run: a failure that only some runs show is nobody's. No deadline: machines are shared.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

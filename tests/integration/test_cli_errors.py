@@ -1,6 +1,7 @@
 """Wrong input from the outside: one clear message, exit code 2, no traceback, and no run directory left behind."""
 
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -173,7 +174,7 @@ def test_a_place_for_the_run_that_is_taken_or_shut_is_refused_before_the_model_l
     refused(command("train", "recipe.toml", "--out", "data.jsonl"), "data.jsonl is a file")
     refused(command("train", "recipe.toml", "--out", "data.jsonl/inside"), "data.jsonl is a file")
     refused(command("train", "recipe.toml", "--out", "model"), "is not empty", "not a run of oncurve")
-    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda path, mode, **_: not mode & os.W_OK)
     refused(command("train", "recipe.toml", "--out", "out"), "cannot be written to")
 
 

@@ -139,6 +139,7 @@ CONFIGURATIONS: list[dict[str, Any] | str] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CONFIGURATIONS, ids=lambda change: str(change)[:40])
 def test_a_configuration_that_no_model_has_is_refused_by_train_and_plan(
     command: Command, change: dict[str, Any] | str

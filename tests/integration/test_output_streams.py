@@ -14,6 +14,8 @@ import pytest
 
 from fakes.project import lay_out
 
+pytestmark = pytest.mark.slow
+
 RUNNER = """
 import json, os, pty, signal, sys
 from pathlib import Path

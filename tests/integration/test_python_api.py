@@ -76,7 +76,10 @@ REWARDS = {
 }
 
 
-@pytest.mark.parametrize("kind", REWARDS)
+LONG = {"an object", "TRL's signature", "verl's signature"}  # as long as the one whose columns have names: a worker
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in LONG)) for kind in REWARDS])
 def test_every_form_of_reward_trains_and_is_logged_under_its_name(kind: str) -> None:
     reward, name = REWARDS[kind]
     run = train(reward=reward)
@@ -224,6 +227,7 @@ def test_rows_and_a_reward_by_path_make_a_run_that_can_be_resumed(
     assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_reward_was_an_object_says_what_to_write_in_its_place(model_folder: Path, tmp_path: Path) -> None:
     train(model=model_folder, reward=by_columns, out=tmp_path / "out").close()
     with pytest.raises(ConfigError, match=r"put it in a file and write path = 'file.py:by_columns'.*config.toml"):

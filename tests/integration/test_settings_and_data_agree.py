@@ -49,6 +49,7 @@ def run(out: Path, data: DataSettings, **sections: dict) -> None:
     train(model=model, reward=constant, steps=1, out=out, settings=settings).close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Source, Stating])
 def test_evaluation_without_held_out_rows_is_refused_whatever_the_source(kind: type[Source], tmp_path: Path):
     out = tmp_path / "run"
@@ -59,6 +60,7 @@ def test_evaluation_without_held_out_rows_is_refused_whatever_the_source(kind: t
     assert out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", [[VOCABULARY], [2, 10**12], [2**70]])
 def test_an_eos_id_that_is_no_token_is_refused(ids: list[int], tmp_path: Path):
     said = f"0 to {VOCABULARY - 1}|within 64 bits"

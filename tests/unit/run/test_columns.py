@@ -72,6 +72,7 @@ def test_a_row_that_a_reward_cannot_use_is_refused_with_its_place(
         assemble(config, base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", ["math", "python"])
 def test_what_a_worker_needs_is_asked_of_the_worker(reward: str) -> None:
     name = {"python": "reward"}.get(reward, reward)
