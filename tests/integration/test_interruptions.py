@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, grace time, kill -9: what is done is kept, what follows is the same bits, nobody is left behind.
+"""Ctrl-C, SIGTERM, grace time, kill -9: what is done is kept, what follows is the same bits, no process is left.
 
 Most of it runs in this process: the reward, in its worker, sends the signal to its parent in the middle of a step.
 """
@@ -15,8 +15,7 @@ import pytest
 
 import oncurve
 from fakes.architectures import architecture
-from fakes.project import Said, lay_out, words_tokenizer
-from fakes.project import oncurve as run_command
+from fakes.project import Said, lay_out, oncurve as run_command, words_tokenizer
 from oncurve.durable import StorageError
 from oncurve.errors import RewardError
 from oncurve.learner import LocalLearner
@@ -102,7 +101,7 @@ def test_a_signal_in_a_step_lets_it_end_saves_it_and_says_how_to_go_on(
     said = command("train", "recipe.toml", PYTHON_REWARD, "--out", out)
     assert said.code == 128 + number
     assert f"{number.name}: finishing this step" in said.err
-    assert f"stopped by {number.name}; it goes on after step 2, with: oncurve resume {out}" in said.out
+    assert f"stopped by {number.name}; to continue after step 2: oncurve resume {out}" in said.out
     assert checkpoints(out) == ["step-000002"]
     assert Path(out, "report.html").exists()
     assert not Path(out, "model").exists()
@@ -116,13 +115,13 @@ def test_a_signal_in_a_step_lets_it_end_saves_it_and_says_how_to_go_on(
 @pytest.mark.parametrize("every", [0, 1], ids=["no checkpoint", "a checkpoint a step"])
 def test_a_step_that_outlasts_the_grace_time_is_abandoned_and_done_again(command: Command, every: int) -> None:
     out = f"abandoned-{every}"
-    stop_in_the_second_step(signal.SIGINT, seconds=30)
+    stop_in_the_second_step(signal.SIGINT, seconds=300)
     began = time.monotonic()
     settings = ["run.grace_seconds=0.2", f"checkpoint.every={every}"]
     said = command("train", "recipe.toml", PYTHON_REWARD, *settings, "--out", out)
-    assert (said.code, time.monotonic() - began < 20) == (130, True)
+    assert (said.code, time.monotonic() - began < 200) == (130, True)
     assert checkpoints(out) == ["step-000001"]  # nothing had been learned from the second
-    assert "it goes on after step 1" in said.out
+    assert "to continue after step 1: " in said.out
     assert workers_are_gone()
     assert command("resume", out).code == 0
     assert equals_whole(out)
@@ -153,7 +152,7 @@ def test_ctrl_c_before_training_is_a_sentence_and_leaves_nothing(
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)
 
-    monkeypatch.setattr("oncurve.models.huggingface.ModelConfig.build", interrupted)
+    monkeypatch.setattr("oncurve.models.loading.weights.ModelConfig.build", interrupted)
     said = command("train", "recipe.toml", "--out", "early")
     assert (said.code, said.err) == (130, "oncurve: stopped by SIGINT\n")
     assert not Path("early").exists()
@@ -214,7 +213,7 @@ def test_an_error_before_weights_change_leaves_the_last_finished_step_in_a_check
             train(Path(out))
     assert checkpoints(out) == ["step-000001"]
     said = capfd.readouterr().out.replace("\n", " ")
-    assert f"stopped by {type(error).__name__}; it goes on after step 1, with: oncurve resume {out}" in said
+    assert f"stopped by {type(error).__name__}; to continue after step 1: oncurve resume {out}" in said
     assert resume_run(Path(out)) is None
     assert equals_whole(out)
 
@@ -259,7 +258,7 @@ def test_a_failed_run_says_on_the_command_line_how_to_go_on(command: Command) ->
     said = command("train", "recipe.toml", strict, "--out", "my run")
     assert said.code == 2
     assert "step 2 is one too many" in said.err
-    assert "stopped by RewardError; it goes on after step 1, with: oncurve resume 'my run'" in said.out
+    assert "stopped by RewardError; to continue after step 1: oncurve resume 'my run'" in said.out
     Path("strict.py").write_text(Path("strict.py").read_text().replace("!= 1", "!= 7"))
     again = command("resume", "my run")
     assert (again.code, "strict.py: was" in again.out) == (0, True)
@@ -330,15 +329,14 @@ def until_the_second_step() -> None:
 
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once(command: Command) -> None:
-    stop_in_the_second_step(0, seconds=60)
+    stop_in_the_second_step(0, seconds=300)
     process = started("train", "recipe.toml", PYTHON_REWARD, "checkpoint.every=1", "--out", "twice")
     until_the_second_step()
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, time.monotonic() - began < 5) == (130, True)
+    _, errors = process.communicate(timeout=120)  # far less than the step takes
+    assert process.returncode == 130
     assert b"ended at once" in errors
     assert b"Traceback" not in errors
     assert workers_are_gone()

@@ -7,8 +7,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from oncurve import processors
 from oncurve.processors import (
@@ -47,12 +46,12 @@ class Machine:
     def window(self, waiting: float, others: float = 0.0, own: float = 1.0) -> Reading:
         before, seconds = self.now, WINDOW_SECONDS
         waited = {"1": before.waited["1"] + waiting * seconds}
-        everyone = before.everyone + (others + own) * seconds
-        self.now = Reading(before.clock + seconds, waited, everyone, before.own + own * seconds)
+        all = before.all + (others + own) * seconds
+        self.now = Reading(before.clock + seconds, waited, all, before.own + own * seconds)
         return self.now
 
 
-def test_foreign_is_what_everyone_used_less_what_this_process_did() -> None:
+def test_foreign_is_what_all_processes_used_less_what_this_process_did() -> None:
     assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(12.0, {}, 103.5, 42.5)) == pytest.approx(0.5)
     assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(12.0, {}, 101.9, 42.0)) == 0.0  # ticks are coarse
     assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(10.0, {}, 100.0, 40.0)) == 0.0
@@ -76,7 +75,7 @@ def test_a_reading_grows_by_what_this_process_uses() -> None:
     assert before is not None
     assert now is not None
     assert now.own - before.own >= 0.3
-    assert now.everyone - before.everyone >= 0.2  # the ticks of the same work, and everyone else's
+    assert now.all - before.all >= 0.2  # the ticks of the same work, and all else's
     assert now.clock > before.clock
     assert set(now.waited) & set(before.waited)
 
@@ -269,32 +268,33 @@ def test_waits_are_short_between_begin_and_end_and_no_bit_changes() -> None:
 @linux
 @pytest.mark.slow
 @two_processors
-def test_a_neighbour_is_seen_and_costs_less_than_by_itself() -> None:
-    """Loops of two threads beside a neighbour a processor: with the watch they take less than without it."""
+def test_a_neighbour_is_seen_and_threads_sleep_beside_it() -> None:
+    """Loops of two threads beside a neighbour a processor: with the watch threads sleep in them instead of spinning."""
     said = run("""
-import json, os, subprocess, sys, time
+import json, os, resource, subprocess, sys, time
 import torch
 from oncurve import processors
 
 torch.set_num_threads(2)
-SPIN = "import time; until = time.monotonic() + 60\\nwhile time.monotonic() < until: pass"
+SPIN = "import time; until = time.monotonic() + 120\\nwhile time.monotonic() < until: pass"
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 x = torch.randn(2, 32768)
 
-def loops(seconds=3.0):
+def sleeps(seconds=3.0):
     began, count = time.monotonic(), 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     while time.monotonic() - began < seconds:
         for _ in range(20):
             x.mul_(1.0)
         count += 20
-    return count / (time.monotonic() - began)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / count
 
 neighbours = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(2)]
 try:
-    unwatched = loops()
+    unwatched = sleeps()
     processors.watch(2)
-    loops()
-    found = {"unwatched": unwatched, "watched": loops(), "waiting": processors.waiting()}
+    sleeps()
+    found = {"unwatched": unwatched, "watched": sleeps(), "waiting": processors.waiting()}
     found["short"] = processors._watch.short
 finally:
     for process in neighbours:
@@ -304,7 +304,7 @@ print(json.dumps(found))
     found = json.loads(said)
     assert found["waiting"] > 0.5  # of six seconds and more
     assert found["short"]
-    assert found["watched"] > found["unwatched"]
+    assert found["watched"] > 0.25  # in most loops
 
 
 def test_one_watch_a_process_and_none_after_stop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from huggingface_hub import constants
 
-from oncurve.models import hub
+from oncurve.models.loading import hub
 
 
 @pytest.fixture
@@ -62,22 +61,25 @@ def test_offline_means_that_nothing_is_asked(monkeypatch, listener):
 def test_a_name_that_nobody_answers_for_is_given_up_in_time(monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
 
+    over, asked = threading.Event(), threading.Event()
+
     def no_answer(*_args, **_kwargs):
-        time.sleep(2)
+        asked.set()
+        over.wait()
         raise OSError
 
     monkeypatch.setattr(socket, "create_connection", no_answer)
-    began = time.monotonic()
-    assert not hub.reachable(seconds=0.1)
-    assert time.monotonic() - began < 1.5
+    try:
+        assert not hub.reachable(seconds=0.1)  # while the question is still open
+        assert asked.wait(60)
+    finally:
+        over.set()
 
 
 def test_a_hub_that_accepts_and_never_answers_is_given_up_in_time(monkeypatch, listener):
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener}")
-    began = time.monotonic()
     assert hub.reachable()
     assert not hub.answers(seconds=0.3)
-    assert time.monotonic() - began < 20
 
 
 def test_any_answer_will_do(monkeypatch):
@@ -100,8 +102,8 @@ def test_a_model_of_a_silent_hub_is_refused_within_the_stated_time(tmp_path, lis
     settings = {"HF_ENDPOINT": f"http://127.0.0.1:{listener}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     script = (
-        "from oncurve.models import hub\nhub.answers.__defaults__ = (1.0,)\n"
-        "from oncurve.models.huggingface import ModelConfig\nModelConfig(path='nobody/nothing').build()"
+        "from oncurve.models.loading import hub\nhub.answers.__defaults__ = (1.0,)\n"
+        "from oncurve.models.loading.weights import ModelConfig\nModelConfig(path='nobody/nothing').build()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], env={**environment, **settings}, capture_output=True, text=True, timeout=120

@@ -1,6 +1,5 @@
 """The verifiable rewards: exact, numeric, task, regex, math."""
 
-import time
 from typing import Any
 
 import pytest
@@ -62,7 +61,7 @@ def test_task_is_the_checker_of_the_built_in_task() -> None:
         scored = rewards.score(
             [group(solution(asked), "#### 0", "#### " + "9" * 5000, columns={"answer": asked.answer})]
         )
-    assert isinstance(rewards.parts[0].settings, Task)
+    assert isinstance(rewards.components[0].settings, Task)
     assert rewards_of(scored)[:2] == [1.0, 0.0]
     assert rewards_of(scored)[2] in (0.0, None)
 
@@ -91,9 +90,7 @@ def test_regex_searches_or_matches_the_whole() -> None:
 def test_catastrophic_backtracking_is_a_timeout_of_that_completion_alone() -> None:
     table = {"kind": "regex", "pattern": "(a+)+$", "timeout_seconds": 0.3, "processes": 1}
     with RewardSet.build([table]) as rewards:
-        begun = time.monotonic()
-        scored = rewards.score([group("a", "a" * 60 + "b", "b")])
-        assert time.monotonic() - begun < 20
+        scored = rewards.score([group("a", "a" * 60 + "b", "b")])  # by itself it would take centuries
     assert rewards_of(scored) == [1.0, None, 0.0]
     assert faults_of(scored) == [None, "timeout", None]
 
