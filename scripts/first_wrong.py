@@ -1,9 +1,9 @@
-"""A process reward model on traces whose first wrong step is known: does it find it? `--help`: options.
+"""How often a process reward model finds the first wrong step, on traces in which it is known.
 
-The traces (BIG-Bench-Mistake's form: input, steps, mistake_index) are taken in folds by question; a model is trained on
-all folds but one, by `oncurve reward-model train`, and judged on that one. Beside it stands what saying the training
-traces' most frequent place finds. The language model it begins from reads as many tokens as the longest trace has: its
-positions are counted further, which rotary ones allow.
+The traces (in BIG-Bench-Mistake's form: input, steps, mistake_index) are split into folds by question. For each fold a
+model is trained on the others, by `oncurve reward-model train`, and evaluated on it. The baseline predicts the training
+traces' most frequent position. The model's maximum number of positions is raised to the longest trace, which rotary
+embeddings allow.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from oncurve.data.judgements import StepLabels
-from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, judge_first_wrong
-from oncurve.models.judges import load_classifier
+from oncurve.data.reward_examples import StepLabels
+from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, score_first_wrong
+from oncurve.models.classifiers.load import load_classifier
 from oncurve.randomness import permutation
 from oncurve.types import LabelledSteps
 
@@ -40,26 +40,26 @@ schedule = "cosine"
 
 
 def folds_of(rows: list[dict[str, Any]], count: int) -> list[list[dict[str, Any]]]:
-    """The rows in `count` parts; those of one question are in one part."""
+    """The rows in `count` folds; rows of one question are in one fold."""
     questions = sorted({row["input"] for row in rows})
-    place = {
+    fold_of = {
         questions[index]: number % count for number, index in enumerate(permutation(0, 0, len(questions)).tolist())
     }
-    return [[row for row in rows if place[row["input"]] == fold] for fold in range(count)]
+    return [[row for row in rows if fold_of[row["input"]] == fold] for fold in range(count)]
 
 
 def longer(model: Path, into: Path, positions: int) -> None:
-    """A copy of a model that counts `positions`."""
+    """Copy a model, with `positions` as its maximum number of positions."""
     shutil.copytree(model, into)
     config = json.loads((into / "config.json").read_text())
     config["max_position_embeddings"] = max(positions, config["max_position_embeddings"])
     (into / "config.json").write_text(json.dumps(config))
 
 
-def judged(
+def probabilities(
     folder: Path, train: list[dict[str, Any]], test: list[dict[str, Any]], words: list[str]
 ) -> list[list[float]]:
-    """How likely each step of the test traces is right, by a model trained on the others."""
+    """The probability that each step of the test traces is correct, by a model trained on the other traces."""
     for name, rows in (("train", train), ("test", test)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rm.toml").write_text(RECIPE)
@@ -67,7 +67,7 @@ def judged(
     subprocess.run([*command, "--out", str(folder / "rm")], check=True, capture_output=True, text=True)
     classifier = load_classifier(str(folder / "rm" / "model"), "process")
     examples = examples_of(folder / "test.jsonl")
-    return classifier.judge([classifier.encode(each.prompt, each.completion, each.ends) for each in examples])
+    return classifier.score([classifier.encode(each.prompt, each.completion, each.ends) for each in examples])
 
 
 def examples_of(path: Path) -> list[LabelledSteps]:
@@ -78,10 +78,10 @@ def examples_of(path: Path) -> list[LabelledSteps]:
 
 
 def main() -> None:
-    """Train and judge a model a fold, and print what all held-out traces together say."""
+    """Train and evaluate a model per fold, and print the result over all held-out traces."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", type=Path, help="a JSONL file")
-    parser.add_argument("--model", type=Path, required=True, help="the language model to begin from")
+    parser.add_argument("--model", type=Path, required=True, help="the language model to train from")
     parser.add_argument("--positions", type=int, default=2048, help="the longest trace, in tokens")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("words", nargs="*", metavar="SECTION.KEY=VALUE", help="settings of the training")
@@ -95,13 +95,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             longer(arguments.model, folder / "model", arguments.positions)
-            likelihoods = judged(folder, train, test, arguments.words)
+            likelihoods = probabilities(folder, train, test, arguments.words)
             examples = examples_of(folder / "test.jsonl")
         held_out += examples
         right += likelihoods
         hits = sum(find_first_wrong(p) == first_wrong(e.labels) for p, e in zip(likelihoods, examples, strict=True))
         print(f"fold {number}: {hits} of {len(examples)}", flush=True)
-    print(judge_first_wrong(held_out, held_out, right).text())
+    print(score_first_wrong(held_out, held_out, right).text())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The tests whose numbers depend on the processor, under other instruction sets than this one's best.
+"""Runs the tests whose numbers depend on the processor under several instruction sets.
 
     python scripts/instruction_sets.py               all of `SETTINGS`, all of `ROOMS`
     python scripts/instruction_sets.py plain         one of them
     python scripts/instruction_sets.py plain -- PATHS AND OPTIONS OF PYTEST
 
-torch, MKL and oneDNN each take an order from the environment; what a processor cannot do, they do not. Exit code: 0 if
-every run passed. One thread each.
+Environment variables limit the instruction sets of torch, MKL and oneDNN; they do not use one that the processor lacks.
+Each run has one thread. Exit code: 0 if every run passed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROOMS = (
     "tests/unit/models",
     "tests/unit/rewards/test_model_rewards.py",
     "tests/unit/rollout",
-    "tests/unit/run/test_arithmetic.py",
+    "tests/unit/test_arithmetic.py",
     "tests/unit/test_ops.py",
     "tests/unit/trainer",
 )

@@ -6,8 +6,11 @@ python scripts/make_configuration_doc.py --check  exit code 1 where the committe
 
 from __future__ import annotations
 
-import re
+import ast
+import inspect
+import itertools
 import sys
+import textwrap
 import typing
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,14 +18,17 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from oncurve.capabilities import rules_of
+from oncurve.config.layers import PRESETS
+from oncurve.config.rules import IMPOSSIBLE, INERT
+from oncurve.config.sections import SECTIONS, RunConfig
+from oncurve.kl import KL_KINDS
+from oncurve.losses import AGGREGATION_KINDS, KLPenalty
 from oncurve.rewards import REWARD_KINDS
-from oncurve.run.checks import IMPOSSIBLE, INERT
-from oncurve.run.config import SECTIONS, RunConfig
-from oncurve.run.layers import PRESETS
 from oncurve.spec import Component
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
-ENTRY = re.compile(r"^(\w+(?:, \w+)*) {2,}(\S.*)$")
+NAMES_OF = {"estimator": KL_KINDS, "aggregation": AGGREGATION_KINDS}
 
 INTRODUCTION = """\
 # Configuration
@@ -33,7 +39,7 @@ A recipe is a TOML file (YAML is read too) of sections with settings. Every key 
 do without is `model.path`, some data and a reward:
 
 ```toml
-extends = "dr_grpo"                     # a preset, or another recipe, relative to this one
+extends = "dr_grpo"                     # a preset, another recipe (relative to this one), or a list of them
 
 [model]
 path = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -46,14 +52,15 @@ template = "{question}\\nEnd with #### and the number."
 kind = "math"
 ```
 
-Later layers win: class defaults, then what the recipe extends, then the recipe, then the command line. There
+Later layers win: class defaults, then what the recipe extends (of a list, `["dr_grpo", "lora"]`, the later ones), then
+the recipe, then the command line. There
 `section.key=value` takes a TOML value (`learner.learning_rate=2e-6`, `rollout.stop=["\\n\\n"]`, `rewards.0.weight=2`,
 `extends=dr_grpo`), `null` for none, and anything else as a string. A `kind` that holds a colon is a class of yours:
-`"my_lab.credit:MedianBaseline"`, or `"credit.py:MedianBaseline"` relative to the recipe. A layer that changes a
-section's `kind` keeps of the lower layers what the new kind has a key of the same type for.
+`"my_lab.credit:MedianBaseline"`, or `"credit.py:MedianBaseline"` relative to the recipe. When a layer changes a
+section's `kind`, values of lower layers are kept for those keys that the new kind has with the same type.
 
 An unknown key is an error that names the nearest one. `oncurve config show RECIPE` prints the resolved file,
-`oncurve config explain RECIPE` the objective as an equation with the numbers in.
+`oncurve config explain RECIPE` prints the objective as an equation with its numbers filled in.
 """
 
 
@@ -63,12 +70,15 @@ def page() -> str:
     parts = [INTRODUCTION, "Presets:\n\n" + "\n".join(presets) + "\n"]
     for name in RunConfig.model_fields:
         parts.append(_rewards() if name == "rewards" else _section(name))
-    impossible = [f"* {rule.message}." for rule in IMPOSSIBLE]
-    inert = [f"* {', '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}." for rule in INERT]
-    parts.append("## What cannot be together\n\n" + "\n".join(impossible) + "\n")
+    own = [cls for section in SECTIONS.values() for cls in section.kinds.values()]
+    forbidden = dict.fromkeys([*IMPOSSIBLE, *(rule for cls in own for rule in rules_of(cls, "impossible"))])
+    meaningless = dict.fromkeys([*INERT, *(rule for cls in own for rule in rules_of(cls, "inert"))])
+    impossible = [f"* {rule.message}." for rule in forbidden]
+    inert = [f"* {', '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}." for rule in meaningless]
+    parts.append("## Combinations that are refused\n\n" + "\n".join(impossible) + "\n")
     parts.append(
-        "## Keys that other settings make meaningless\n\nAn error where the same layer (a file, the command line) "
-        "sets both; over layers it is none, and the plan says it.\n\n" + "\n".join(inert) + "\n"
+        "## Keys without effect next to other settings\n\nA layer (a file, the command line) that sets both is "
+        "refused. If different layers set them, the plan names the key without effect.\n\n" + "\n".join(inert) + "\n"
     )
     return "\n".join(parts)
 
@@ -133,29 +143,29 @@ def _rows(cls: type[Component], names: list[str]) -> str:
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name in names:
         field = cls.model_fields[name]
-        cells = (f"`{name}`", _default(field), _values(field.annotation), meanings.get(name, ""))
+        values = _names(NAMES_OF[name]) if name in NAMES_OF and cls is KLPenalty else _values(field.annotation)
+        cells = (f"`{name}`", _default(field), values, meanings[name])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def field_meanings(cls: type[Component]) -> dict[str, str]:
-    """What the docstrings of a class and its bases say of each field: `name   meaning`, continued by indentation.
+    """The string under each field of a class, or of the base that declares it last.
 
-    A field without such a line has the sentence that names it, in backticks.
+    Raises SystemExit: a field without one.
     """
-    sentences = re.split(r"(?<=[.;:])\s+", " ".join((cls.__doc__ or "").split()))
-    meanings = {name: said for name in cls.model_fields for said in reversed(sentences) if f"`{name}`" in said}
-    for base in reversed(cls.__mro__):
-        current: tuple[str, ...] = ()
-        for line in (base.__doc__ or "").splitlines():
-            entry = ENTRY.match(line.removeprefix("    "))
-            if entry and set(entry[1].split(", ")) <= cls.model_fields.keys():
-                current = tuple(entry[1].split(", "))
-                meanings |= dict.fromkeys(current, entry[2])
-            elif current and line.startswith(" " * 8) and line.strip():
-                meanings |= {name: f"{meanings[name]} {line.strip()}" for name in current}
-            else:
-                current = ()
+    meanings: dict[str, str] = {}
+    for base in reversed(cls.__mro__[: cls.__mro__.index(Component)]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for field, said in itertools.pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
+            match field, said:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    meanings[name] = " ".join(text.split())
+    missing = ", ".join(cls.model_fields.keys() - meanings.keys())
+    if missing:
+        raise SystemExit(
+            f"{cls.__name__}: a string under each field must say what it means, and there is none: {missing}"
+        )
     return meanings
 
 
@@ -185,6 +195,8 @@ def _values(annotation: Any) -> str:
     if origin in (tuple, list):
         kinds = list(dict.fromkeys(_values(each) for each in inner if each is not Ellipsis))
         return f"list of {' or '.join(kinds)}"
+    if origin is dict:
+        return "table"
     if inner and (origin is typing.Union or str(origin) == "<class 'types.UnionType'>"):
         return " or ".join(_values(each) for each in inner)
     return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())

@@ -16,24 +16,33 @@ PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 HEAD = """\
 # Metrics
 
-Every number that a run writes to `metrics.jsonl`, one line a step. A key that is not here cannot be logged: it is
-declared in `src/oncurve/metrics/` with the way its observations are reduced, and this page is made from there by
-`scripts/make_metrics_doc.py`. When a run looks odd, look at these first:
+Every number that a run writes to `metrics.jsonl`, one line per step. A metric is declared in `src/oncurve/metrics/`
+with the way its observations are reduced; a key that is not declared cannot be logged. `scripts/make_metrics_doc.py`
+makes this page from the declarations. When a run looks odd, look at these first:
 
 | look first at | because |
 |---|---|
-| `reward` | it is what training is to raise |
-| `constant_groups` | a group whose rewards are all the same has no gradient: near 1, nothing is learned |
-| `kl` | how far the policy has gone from where it started |
-| `entropy` | at 0 the policy no longer explores |
-| `completion_length`, `truncated_fraction` | growth without reward, and answers that are cut off |
+| `reward/mean` | it is what training maximises |
+| `groups/constant` | a group whose rewards are all the same has no gradient: near 1, nothing is learned |
+| `policy/kl` | how far the policy has moved from the reference |
+| `policy/entropy` | at 0 the policy no longer explores |
+| `completions/length`, `completions/truncated` | growth without reward, and answers that are cut off |
 
-A run says so itself, once, with the settings to change, where the last 3 steps have `constant_groups` of 0.9 or more,
-`truncated_fraction` of 0.95 or more, an `entropy` below 0.01, after step 40 a `kl` below a thousandth of `kl_coef`, or
-a reward that falls while `kl` jumps. Rewards between 0 and 1 that are mostly 1 are left alone: the task is solved.
+A run prints advice, once per state, with the settings to change, where the last 3 steps have `groups/constant` of 0.9
+or more, `completions/truncated` of 0.95 or more, a `policy/entropy` below 0.01, after step 40 a `policy/kl` below a
+thousandth of `policy/kl_coef`, or a reward that falls while `policy/kl` jumps. Where rewards are between 0 and 1 and
+mostly 1 the task is solved, and a run prints no advice.
 
 Notation: a group has G completions o_i with rewards r_i; t is a completion token; ρ = π_θ/π_old and
 d = log π_θ - log π_ref at a sampled token; Â is the advantage. *Trained tokens* are those with `loss_mask` on.
+
+TRL and verl log the nearest quantity, if they log it, under the names in the table. Definitions differ in detail:
+verl's `critic/rewards/mean` is `critic/score/mean` less the KL penalty, where that is in the reward; its
+`actor/pg_clipfrac` is the sum of `policy/clip_low` and `policy/clip_high`, and `actor/ppo_kl` the mean of -log ρ; its
+`perf/throughput` counts prompt tokens too, per GPU. The names of `reward_model/` are those of TRL's `RewardTrainer`.
+
+| metric | TRL | verl |
+|---|---|---|
 """
 
 SECTION = """
@@ -56,7 +65,10 @@ REDUCTIONS = {
 
 def page(metrics: dict[str, Metric]) -> str:
     """The whole page, in the order of the table."""
-    listed = "\n".join(f"[`{name}`](#{anchor(name)})" + (" ·" if name != list(metrics)[-1] else "") for name in metrics)
+    rows = "".join(
+        f"| [`{name}`](#{anchor(name)}) | {code(metric.trl)} | {code(metric.verl)} |\n"
+        for name, metric in metrics.items()
+    )
     sections = (
         SECTION.format(
             name=name,
@@ -68,12 +80,12 @@ def page(metrics: dict[str, Metric]) -> str:
         )
         for name, metric in metrics.items()
     )
-    return f"{HEAD}\n{listed}\n{''.join(sections)}"
+    return f"{HEAD}{rows}{''.join(sections)}"
 
 
 def code(text: str) -> str:
-    """`text` as inline code, so that neither `|` nor `*` nor `_` in a formula is taken for Markdown."""
-    return f"`{text}`"
+    """`text` as inline code, so that neither `|` nor `*` nor `_` in a formula is taken for Markdown; "" stays."""
+    return f"`{text}`" if text else ""
 
 
 def anchor(name: str) -> str:

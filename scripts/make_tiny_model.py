@@ -52,7 +52,7 @@ EARLY: dict[Style, float] = {"leap": 0.15, "pairs": 0.15, "steps": 0.7}
 LATE: dict[Style, float] = {"leap": 0.37, "pairs": 0.48, "steps": 0.15}
 HASTY = 0.25
 EXAMPLES, BATCH, PEAK_RATE, WARMUP_UPDATES = 98_304, 64, 4e-3, 100
-PRETRAINING_SEED = 1_000_003  # the stream of problems: none of the small seeds that a recipe would take
+PRETRAINING_SEED = 1_000_003  # the sequence of problems: none of the small seeds that a recipe would take
 HELD_OUT, NEW_TOKENS = 512, 72
 
 
@@ -188,7 +188,7 @@ def write_completions(
 
 
 def figures(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """What is told in the README: greedy accuracy on held-out problems, over all and by their number of changes."""
+    """Greedy accuracy on held-out problems for the README, over all and by their number of changes."""
     asked = problems("test", HELD_OUT)
     right = [
         is_correct(text, item) for text, item in zip(write_completions(model, tokenizer, asked), asked, strict=True)
@@ -210,14 +210,14 @@ begins with `<bos>`, which the tokenizer adds; a completion ends with `<eos>`.
 | | |
 |---|---|
 | made by | `python scripts/make_tiny_model.py`: seed {seed}, {threads} thread, torch {torch}, {seconds:.0f} s |
-| data | {examples:,} right solutions of training problems, each step checked, seen once |
+| data | {examples:,} correct solutions of training problems, each step checked, each used once |
 | the first {early_share:.0%} | mostly careful working: {early} |
 | the last {late_share:.0%} | mostly hasty working: {late} |
-| loss at the end | {loss:.4f} nats a token of the completion |
-| right greedily, held out | {accuracy} |
+| loss at the end | {loss:.4f} nats per completion token |
+| greedy accuracy, held out | {accuracy} |
 
-So it can compute, but has taken to computing too much at once. There is no wrong line in the data: what it gets
-wrong it gets wrong by itself. No held-out problem occurs in the data, in whatever order of its numbers.
+So the model can compute, but usually computes too much at once. The data contains no wrong line: the model's errors are
+its own. No held-out problem occurs in the data, in any order of its numbers.
 """
 
 
@@ -240,7 +240,7 @@ def main() -> None:
     seconds = time.perf_counter() - began
     model.eval().save_pretrained(chosen.out)
     tokenizer.save_pretrained(chosen.out)
-    (chosen.out / "model.safetensors").chmod(0o644)  # it is written for its owner alone
+    (chosen.out / "model.safetensors").chmod(0o644)  # save_pretrained makes it readable by its owner alone
     text = README.format(
         **SHAPE,
         parameters=model.num_parameters(),

@@ -1,21 +1,21 @@
 #!/bin/sh
-# Makes $VENV and installs oncurve with pinned dependencies. `setup.sh run` is what the demo needs, `setup.sh dev` adds
-# the test tools. Called by make; says the one line that mends a missing piece.
+# Makes $VENV and installs oncurve with pinned dependencies. `setup.sh run` installs what the demo needs, `setup.sh dev`
+# also the test tools. Called by make; where something is missing, it prints the command that installs it.
 set -eu
 want=${1:-run}
 say() { printf '%s\n' "oncurve: $*" >&2; }
 
 command -v "$PYTHON" >/dev/null 2>&1 || {
-    say "$PYTHON is not here. Mend it with:  sudo apt-get install python3 python3-venv"; exit 2; }
+    say "$PYTHON was not found. Install it with:  sudo apt-get install python3 python3-venv"; exit 2; }
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    say "$("$PYTHON" --version) is too old, 3.11 is the least. Mend it with:  make $(test "$want" = dev && echo test || echo demo) PYTHON=python3.11"; exit 2; }
+    say "$("$PYTHON" --version) is too old: oncurve needs 3.11. Use another with:  make $(test "$want" = dev && echo test || echo demo) PYTHON=python3.11"; exit 2; }
 if ! test -x "$VENV/bin/python" || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
     say "making $VENV"
     rm -rf "$VENV"
     "$PYTHON" -m venv "$VENV" >"${TMPDIR:-/tmp}/oncurve-venv.log" 2>&1 || {
         rm -rf "$VENV"
         if "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then cat "${TMPDIR:-/tmp}/oncurve-venv.log" >&2; exit 2; fi
-        say "this Python cannot make environments. Mend it with:  sudo apt-get install python3-venv"; exit 2; }
+        say "this Python cannot make environments. Install venv with:  sudo apt-get install python3-venv"; exit 2; }
 fi
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 
@@ -29,13 +29,13 @@ if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
     say "installing torch $torch_version ($choice build; make ... TORCH=cpu or TORCH=default chooses)"
     case $choice in
         cpu)
-            # The build may be in the configured index; else it is in PyTorch's own, without the gigabytes of CUDA.
+            # The CPU build, without the gigabytes of CUDA, is in the configured index or in PyTorch's own.
             pip install -q -c constraints.txt "torch==$torch_version+cpu" 2>/dev/null ||
                 pip install -q --no-deps --index-url https://download.pytorch.org/whl/cpu "torch==$torch_version" || {
-                say "no CPU build of torch can be had. Take the default build (several GB) with:  TORCH=default make demo"; exit 2; }
+                say "no CPU build of torch is available. Use the default build (several GB) with:  TORCH=default make demo"; exit 2; }
             ;;
         default) pip install -q -c constraints.txt "torch==$torch_version" ;;
-        *) say "TORCH is '$TORCH'; it can be auto, cpu or default"; exit 2 ;;
+        *) say "TORCH is '$TORCH'; it must be auto, cpu or default"; exit 2 ;;
     esac
 fi
 if test "$want" = dev; then extra='[dev]'; else extra=''; fi

@@ -1,10 +1,11 @@
-"""Outcome and process supervision, and PPO, on the built-in task: steps to a given accuracy. `--help`: options.
+"""Outcome and process supervision, and PPO, on the built-in task: steps to a given accuracy.
 
-`--with process_model` sets a process reward model beside the checker that it learned from: per seed, one is trained on
-what the checker says of the shipped model's own samples, and then judges the training in the checker's place.
+The demo's recipes, which differ in the advantage and the settings that it needs, train the shipped model on the same
+seeds. The script evaluates them greedily on held-out problems every few steps, and compares when they reach an
+accuracy.
 
-The demo's recipes, which differ in the advantage and in what it needs, train the shipped model on the same seeds. They
-are judged greedily on held-out problems every few steps; what is compared is the first time that a run reaches a level.
+`--with process_model` compares a process reward model with the step checker: for each seed a model is trained on the
+checker's labels of the shipped model's samples, and its step rewards replace the checker's.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from oncurve.models import tiny
 DEMO = Path(oncurve.__file__).parent / "demo"
 RECIPES = {"outcome": DEMO / "recipe.toml", "process": DEMO / "process.toml", "ppo": DEMO / "ppo.toml"}
 BASES = {"process": "outcome", "ppo": "outcome", "process_model": "process"}
-"""What each is compared with."""
+"""The baseline of each."""
 
-LEASH = ["learner.learning_rate=5e-5", "kl.coef=0.5"]
-"""For the process reward model and the checker beside it: far from where it learned, a reward model is wrong."""
+CLOSE_TO_REFERENCE = ["learner.learning_rate=5e-5", "kl.coef=0.5"]
+"""For the process reward model and its baseline: a reward model is wrong on samples far from its training data."""
 
 TEMPERATURES = (1.0, 1.5)
 LABELLED_PROMPTS = 1024
@@ -49,17 +50,17 @@ LEVELS = (0.5, 0.8, 0.95)
 METRIC = "eval/accuracy"
 
 
-def curve(kind: str, seed: int, steps: int, every: int, leash: bool) -> dict[int, float]:
+def curve(kind: str, seed: int, steps: int, every: int, close: bool) -> dict[int, float]:
     """Held-out accuracy by step of one run, in a process and a folder of its own."""
     words = [f"run.seed={seed}", f"run.steps={steps}", f"eval.every={every}", "checkpoint.every=0"]
-    words += LEASH if leash else []
-    words.append("learner.schedule=constant")  # so that the number of steps changes nothing but where a run ends
+    words += CLOSE_TO_REFERENCE if close else []
+    words.append("learner.schedule=constant")  # so that the number of steps only decides where a run ends
     with tempfile.TemporaryDirectory() as folder:
         recipe = RECIPES["process" if kind == "process_model" else kind]
         if kind == "process_model":
-            path = learned_judge(seed, Path(folder))
-            judges = f'[{{kind="process_model", path="{path}"}}, {{kind="task", name="truth", weight=0}}]'
-            words += [f"rewards={judges}", "eval.judge=truth"]
+            path = trained_process_model(seed, Path(folder))
+            rewards = f'[{{kind="process_model", path="{path}"}}, {{kind="task", name="truth", weight=0}}]'
+            words += [f"rewards={rewards}", "eval.verifier=truth"]
         oncurve_("train", str(recipe), *words, "--out", f"{folder}/run")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     found = (json.loads(line) for line in lines)
@@ -71,8 +72,8 @@ def oncurve_(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "oncurve", *words], check=True, capture_output=True, text=True)
 
 
-def learned_judge(seed: int, folder: Path) -> Path:
-    """A process reward model trained on what the step checker says of the shipped model's samples."""
+def trained_process_model(seed: int, folder: Path) -> Path:
+    """The folder of a process reward model, trained on the step checker's labels of the shipped model's samples."""
     recipe, model = str(RECIPES["process"]), tiny.path()
     lines = []
     for heat in TEMPERATURES:
@@ -88,33 +89,37 @@ def learned_judge(seed: int, folder: Path) -> Path:
 
 
 def reached(accuracy: dict[int, float], level: float) -> float:
-    """The first judged step at which the level was reached; infinite where it never was."""
+    """The first evaluated step at which the level was reached; infinite if it never was."""
     return min((step for step, value in accuracy.items() if value >= level), default=float("inf"))
 
 
 def interval(values: list[float], draws: int = 10000) -> tuple[float, float]:
-    """Of the mean, 95 %, by drawing the seeds again."""
+    """The 95 % bootstrap interval of the mean, over seeds."""
     chance = random.Random(0)
     means = sorted(statistics.fmean(chance.choices(values, k=len(values))) for _ in range(draws))
     return means[int(0.025 * draws)], means[int(0.975 * draws)]
 
 
 def main() -> None:
-    """Train both on every seed, and print what each level took."""
+    """Train both on every seed, and print the steps to each level."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--every", type=int, default=5, help="steps between judgements")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; each takes one thread")
-    parser.add_argument("--with", dest="other", default="process", choices=list(BASES), help="beside its base")
-    parser.add_argument("--no-leash", action="store_true", help="with process_model: the demo's rate and KL term")
+    parser.add_argument("--every", type=int, default=5, help="steps between evaluations")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs, of one thread each")
+    parser.add_argument(
+        "--with", dest="other", default="process", choices=list(BASES), help="compared with its baseline"
+    )
+    parser.add_argument(
+        "--demo-settings", action="store_true", help="with process_model: the demo's learning rate and KL term"
+    )
     parser.add_argument("--out", type=Path, help="also write the curves as JSON")
     arguments = parser.parse_args()
-    leash = arguments.other == "process_model" and not arguments.no_leash
+    close = arguments.other == "process_model" and not arguments.demo_settings
     curves: dict[str, list[dict[int, float]]] = {}
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for kind in (BASES[arguments.other], arguments.other):
-            run = partial(curve, kind, steps=arguments.steps, every=arguments.every, leash=leash)
+            run = partial(curve, kind, steps=arguments.steps, every=arguments.every, close=close)
             curves[kind] = []
             for seed, found in enumerate(pool.map(run, range(arguments.seeds))):
                 curves[kind].append(found)

@@ -1,4 +1,4 @@
-"""The demo's figures over ten seeds, each in a fresh process, as a table. `--help` tells the options."""
+"""The demo's figures over ten seeds, each in a fresh process, as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def demo(seed: int) -> dict[str, Any]:
-    """The figures of one run, in a process and a folder of its own."""
+    """The figures of one run, in its own process and folder."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "oncurve", "demo", "--seed", str(seed), "--out", f"{folder}/run", "--json"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -21,10 +21,10 @@ def demo(seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the demo once a seed, `--jobs` of them at a time, and print a row each."""
+    """Run the demo once per seed, `--jobs` runs at a time, and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; each takes one thread")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs, of one thread each")
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
     arguments = parser.parse_args()
     rows = []

@@ -2,19 +2,27 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from jaxtyping import config, install_import_hook
 
 import oncurve  # noqa: F401 - before any test's first product: see MKL_CBWR there
+from fakes.shapes import ROOMS
 
-# The same examples in every run: a failure that only some runs show is nobody's. No deadline: machines are shared.
+# The shapes in the signatures of the pure rooms are checked at every call that a test makes, also from other rooms.
+install_import_hook([f"oncurve.{room}" for room in ROOMS], "fakes.shapes.checked")
+
+# The same examples in every run: a failure that only some runs show is hard to trace. No deadline: machines are shared.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what runs in the background with SIGINT ignored, nohup with SIGHUP: runs and their children inherit it.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +37,11 @@ def test_data() -> Path:
     if not path.is_dir():
         pytest.fail(f"ONCURVE_TEST_DATA names {path}, which is not a folder")
     return path
+
+
+@pytest.fixture
+def shapes_unchecked() -> Iterator[None]:
+    """As users run it: shapes in signatures are words, and a function says itself what does not fit."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

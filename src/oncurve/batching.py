@@ -1,7 +1,7 @@
 """Groups to `(B, T)` tensors, and that batch in pieces: minibatches of whole groups, micro-batches by token budget.
 
 Nothing here reads a token's value: masks come from lengths and from what the sampler and the scorer recorded
-(an end token that equals the padding id is an ordinary token). Pieces carry every stream of the batch, their
+(an end token that equals the padding id is an ordinary token). Pieces have every field of the batch, their
 padding is cut to their longest row, and `token_weights` keep the global denominators, so pieces add up to the whole.
 """
 
@@ -14,12 +14,11 @@ from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from oncurve.randomness import permutation
-from oncurve.types import Completion, Group, TrainBatch, axes_of
-
-__all__ = ["collate", "concat", "micro_batches", "minibatches", "select_groups", "select_rows", "token_rewards"]
+from oncurve.types import Group, Score, TrainBatch, axes_of
 
 _PASSES_LIMIT = 1 << 20
 
@@ -29,13 +28,14 @@ Batch = TypeVar("Batch", bound=TrainBatch)
 def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncated: bool = False) -> TrainBatch:
     """Scored groups as one batch; rows of a group are adjacent, in order; group i of the sequence has id i.
 
-    T is the longest completion (`pad_length`, where it is given). `loss_mask` is on for every token that exists,
-    except in completions without a valid score and, with `mask_truncated`, in those that `ended == "length"`: these
-    keep their place in the group's statistics, but are not trained. Recorded log-probs and rewards are kept in float64,
-    exactly as recorded. Step rewards are carried where any score has them; `token_rewards` are made of both.
+    T is the longest completion (`pad_length`, where it is given). `loss_mask` is on for every token that the policy
+    wrote (`Completion.trained`), except in completions without a valid score and, with `mask_truncated`, in those that
+    `ended == "length"`: these stay in the group's statistics, but are not trained. Recorded log-probs and rewards are
+    kept in float64, exactly as recorded. Step rewards are carried where any score has them; `token_rewards` are made of
+    both. Single rewards are carried where their weights are known.
 
-    Raises ValueError: no groups, a group without completions, scores or log-probs that do not match the completions
-    one to one, a non-finite valid reward, a completion longer than `pad_length`.
+    Raises ValueError: no groups, a group without completions, scores, log-probs or `trained` that do not match the
+    completions one to one, a non-finite valid reward, a completion longer than `pad_length`.
     """
     if not groups:
         raise ValueError("collate needs at least one group")
@@ -60,20 +60,46 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
     batch = TrainBatch(
         completion_ids=_pad([completion.ids for completion in completions], torch.int64, width),
         lengths=lengths,
-        loss_mask=(torch.arange(width)[None, :] < lengths[:, None]) & trained[:, None],
+        loss_mask=_pad([c.trained or (True,) * len(c.ids) for c in completions], torch.bool, width) & trained[:, None],
         valid=valid,
         group_ids=torch.tensor([index for index, group in enumerate(groups) for _ in group.completions]),
         prompts=tuple(torch.tensor(group.prompt.ids, dtype=torch.int64) for group in groups),
+        teacher_prompts=_teacher_prompts(groups),
         rewards=torch.tensor([score.reward if score.valid else 0.0 for _, score in rows], dtype=torch.float64),
         truncated=truncated,
         policy_versions=torch.tensor([completion.policy_version for completion in completions]),
         rollout_logprobs=_pad([completion.logprobs for completion in completions], torch.float64, width),
         **steps,
+        **_components([score for _, score in rows]),
     )
     return replace(batch, token_rewards=token_rewards(batch))
 
 
-def token_rewards(batch: TrainBatch) -> Tensor:
+def _components(scores: Sequence[Score]) -> dict[str, Tensor]:
+    """The single rewards and their weights, `(B, K)` float64 each; none where parts have no weights.
+
+    The reward of a score without parts is its only one, of weight 1.
+    """
+    parts = [tuple(score.parts.values()) or (score.reward,) for score in scores]
+    weights = [score.weights if score.parts else (1.0,) for score in scores]
+    if len({*map(len, parts), *map(len, weights)}) > 1:
+        return {}
+    values = [[math.nan if value is None else value for value in row] for row in parts]
+    return {
+        "component_rewards": torch.tensor(values, dtype=torch.float64),
+        "component_weights": torch.tensor(weights, dtype=torch.float64),
+    }
+
+
+def _teacher_prompts(groups: Sequence[Group]) -> tuple[Tensor, ...] | None:
+    """The prompts as a teacher reads them; None where it reads all of them as the policy does."""
+    if all(group.prompt.teacher_ids is None for group in groups):
+        return None
+    read = [group.prompt.ids if group.prompt.teacher_ids is None else group.prompt.teacher_ids for group in groups]
+    return tuple(torch.tensor(ids, dtype=torch.int64) for ids in read)
+
+
+def token_rewards(batch: TrainBatch) -> Float[Tensor, "B T"]:
     """r_t `(B, T)` float64 of the batch's `rewards` and steps: an outcome at the last token, steps at their ends.
 
     Σ_t r_t is the completion's reward, exactly; where its steps were scored it is the sum of theirs. 0 where not valid.
@@ -102,16 +128,16 @@ def _check(group: Group) -> None:
     for completion, score in zip(group.completions, group.scores, strict=True):
         if len(completion.logprobs) != len(completion.ids):
             raise ValueError(f"{name}: {len(completion.ids)} tokens but {len(completion.logprobs)} log-probs")
+        if completion.trained is not None and len(completion.trained) != len(completion.ids):
+            raise ValueError(f"{name}: {len(completion.ids)} tokens but {len(completion.trained)} entries in `trained`")
         if score.valid and not math.isfinite(score.reward):
-            raise ValueError(f"{name}: reward {score.reward} is not finite; a score like that must not be valid")
+            raise ValueError(f"{name}: reward {score.reward} is not finite, so its score cannot be valid")
         if len(score.step_ends) != len(score.step_rewards):
             raise ValueError(f"{name}: {len(score.step_ends)} step ends but {len(score.step_rewards)} step rewards")
-        _check_step_ends(completion, score.step_ends, name)
-
-
-def _check_step_ends(completion: Completion, step_ends: Sequence[int], name: str) -> None:
-    if any(not 0 <= end < len(completion.ids) for end in step_ends):
-        raise ValueError(f"{name}: step ends {tuple(step_ends)} in a completion of {len(completion.ids)} tokens")
+        if score.weights and len(score.weights) != len(score.parts):
+            raise ValueError(f"{name}: {len(score.parts)} single rewards but {len(score.weights)} weights")
+        if any(not 0 <= end < len(completion.ids) for end in score.step_ends):
+            raise ValueError(f"{name}: step ends {score.step_ends} in a completion of {len(completion.ids)} tokens")
 
 
 def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype, width: int | None = None) -> Tensor:
@@ -135,7 +161,7 @@ def select_groups(batch: Batch, groups: Sequence[int]) -> Batch:
     return _take(batch, order[renumbered[order] >= 0], groups)
 
 
-def select_rows(batch: Batch, rows: Tensor) -> Batch:
+def select_rows(batch: Batch, rows: Int[Tensor, "k"]) -> Batch:
     """The batch of the given rows `(k,)` int64, in the given order; padding cut to the longest of them.
 
     Groups are renumbered from 0 in the order in which they appear; one without a row left is not in the result. Rows
@@ -172,19 +198,17 @@ def _take(batch: Batch, rows: Tensor, groups: Sequence[int]) -> Batch:
 
 
 def _flat_rows(lengths: Tensor, rows: Tensor) -> Tensor:
-    """Where the tokens of `rows` stand when all rows' tokens are laid one after another: `(Σ lengths[rows],)`."""
+    """The positions of the tokens of `rows` in the concatenation of all rows' tokens: `(Σ lengths[rows],)`."""
     starts = lengths.cumsum(0) - lengths
     counts = lengths[rows]
-    offsets = torch.arange(int(counts.sum()), device=rows.device) - torch.repeat_interleave(
-        counts.cumsum(0) - counts, counts
-    )
-    return torch.repeat_interleave(starts[rows], counts) + offsets
+    shifts = starts[rows] - (counts.cumsum(0) - counts)  # from a token's place in the result to that among all tokens
+    return torch.arange(int(counts.sum()), device=rows.device) + shifts.repeat_interleave(counts)
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
     """The batches one after another, group ids shifted, padded to the longest.
 
-    Raises ValueError: no batches, ones of different kinds, or a stream that some of them have and others do not.
+    Raises ValueError: no batches, ones of different kinds, or a field that only some of them have.
     """
     if not batches or any(type(batch) is not type(batches[0]) for batch in batches):
         kinds = ", ".join(dict.fromkeys(type(batch).__name__ for batch in batches)) or "none"
@@ -214,8 +238,8 @@ def concat(batches: Sequence[Batch]) -> Batch:
 def minibatches(batch: Batch, count: int, seed: int, step: int, pass_index: int) -> list[Batch]:
     """The batch in `count` minibatches of whole groups, one optimizer update each; as many as groups if they are fewer.
 
-    Which groups go together is a function of `(seed, step, pass_index)`, so it needs no state to resume; sizes differ
-    by one group at most, and within a minibatch groups keep the batch's order.
+    The division is a function of `(seed, step, pass_index)`, so a resumed run needs no state for it. Sizes differ by
+    one group at most, and the groups of a minibatch keep the batch's order.
 
     Raises ValueError: `count` < 1, or a `pass_index` outside 0..2²⁰-1.
     """
@@ -233,9 +257,9 @@ def minibatches(batch: Batch, count: int, seed: int, step: int, pass_index: int)
 def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[Batch]:
     """The batch in pieces that fit one forward pass; every row in exactly one, in the batch's order.
 
-    A piece costs `Σ_groups (P_g + Σ_rows |o_i|)`: a prompt is computed once for the rows it has in the piece. A group
-    that fits in a piece of its own is not split; one that does not is, its prompt repeated. A single row
-    above the budget goes alone. Rows that train nothing are carried too.
+    A piece costs `Σ_groups (P_g + Σ_rows |o_i|)`: a prompt is computed once for its rows in the piece. A group that
+    fits in a piece of its own is not split; a larger one is, and its prompt repeated. A single row above the budget is
+    a piece of its own. Rows without a trained token are in the pieces too.
 
     Raises ValueError where `tokens_per_micro_batch` < 1.
     """
@@ -247,7 +271,7 @@ def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[Batch]:
 
 
 def _plan(lengths: list[int], group_of: list[int], prompt_lengths: list[int], budget: int) -> Iterator[list[int]]:
-    """Row numbers of each piece: greedy, in order, starting anew before a group that only fits whole in a new piece."""
+    """Row numbers of each piece: greedy, in order; a group that fits whole only into a new piece starts one."""
     whole = list(prompt_lengths)
     for length, group in zip(lengths, group_of, strict=True):
         whole[group] += length

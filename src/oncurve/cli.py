@@ -1,6 +1,6 @@
-"""The `oncurve` command: parse, dispatch, print. What it does lives in the rooms below.
+"""The `oncurve` command: it parses, dispatches and prints; the rooms below do the work.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 129, 130 or 143 stopped by SIGHUP, Ctrl-C or SIGTERM.
+Exit codes: 0 success, 1 the run failed, 2 bad input, 129, 130 or 143 stopped by SIGHUP, Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from typer.core import TyperGroup
 from oncurve.errors import OncurveError, UserError
 from oncurve.output import complain, installed, own_process, say
 
-__all__ = ["app", "main"]
-
 
 class _Interrupted(Exception):  # noqa: N818 - it is no error
-    """Ctrl-C outside of training: Typer would end the process without a word."""
+    """Ctrl-C outside of training; Typer would end the process without a message."""
 
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. A Ctrl-C comes out as `_Interrupted`."""
+        """Run a command. Raises _Interrupted on Ctrl-C."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -37,25 +35,23 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="oncurve",
     cls=_Commands,
-    help="Train language models with GRPO. `oncurve demo` shows it in minutes; `oncurve train RECIPE.toml` is yours.",
+    help="Train language models with GRPO. Start with `oncurve demo`; `oncurve train RECIPE` trains your model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain text: usage errors quote what was typed
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(
-    no_args_is_help=True, help="Look at a configuration: the resolved file, or the objective in words."
-)
+config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configuration.")
 app.add_typer(config_app, name="config")
-reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make the data it learns from.")
+reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")
 app.add_typer(reward_model_app, name="reward-model")
 
 Recipe = Annotated[
     str, typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped recipe or preset.", metavar="RECIPE")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings to change: section.key=value ...", metavar="SECTION.KEY=VALUE")
+    list[str] | None, typer.Argument(help="Settings that override the recipe's.", metavar="SECTION.KEY=VALUE")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one last line of JSON.")]
 
@@ -79,9 +75,9 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
 ) -> None:
-    """Train a model as RECIPE says, into a run directory."""
-    from oncurve.run.loading import load_config
-    from oncurve.run.session import train_recipe
+    """Train a model by a recipe, into a new run directory."""
+    from oncurve.config import load_config
+    from oncurve.run import train_recipe
 
     config, base = load_config(recipe, overrides or [])
     _exit_with(train_recipe(config, base, out))
@@ -91,11 +87,11 @@ def train(
 def resume(
     directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
     changed: Annotated[
-        bool, typer.Option("--changed", help="Go on although settings or data have changed: not exact.")
+        bool, typer.Option("--changed", help="Accept changed settings or data; the resume is then not exact.")
     ] = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, exactly where it was."""
-    from oncurve.run.resuming import resume_any
+    """Continue a stopped or killed run, exactly where it was."""
+    from oncurve.run import resume_any
 
     _exit_with(resume_any(directory, changed))
 
@@ -105,14 +101,17 @@ def evaluate_command(
     target: Annotated[str, typer.Argument(help="A run's folder, or a model (folder or hub id).", metavar="DIR|MODEL")],
     overrides: Overrides = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Prompts and rewards for a bare MODEL (or other ones for a run).")
+        str | None, typer.Option("--recipe", help="Take prompts and rewards from this recipe (needed for a MODEL).")
     ] = None,
-    n: Annotated[int, typer.Option("--n", help="Sampled completions a prompt, for pass@k and maj@k.", min=1)] = 8,
-    limit: Annotated[int | None, typer.Option("--limit", help="Use this many prompts at most.", min=1)] = None,
+    n: Annotated[int, typer.Option("--n", help="Sampled completions per prompt, for pass@k and maj@k.", min=1)] = 8,
+    limit: Annotated[int | None, typer.Option("--limit", help="Evaluate at most this many prompts.", min=1)] = None,
     as_json: Json = False,
 ) -> None:
-    """Greedy accuracy, unbiased pass@k, maj@k and mean reward, with 95 % intervals."""
-    from oncurve.run.evaluation import evaluate_target
+    """Measure accuracy, pass@k, maj@k and mean reward.
+
+    Accuracy is greedy, pass@k unbiased; each figure has a 95 % interval.
+    """
+    from oncurve.run import evaluate_target
 
     evaluation = evaluate_target(target, overrides or [], recipe=recipe, n=n, limit=limit)
     say(evaluation.text())
@@ -122,18 +121,20 @@ def evaluate_command(
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option("--seed", help="Another seed, another run.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="The seed of the run.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
-    process: Annotated[bool, typer.Option("--process", help="Grade every line of working by itself.")] = False,
-    ppo: Annotated[bool, typer.Option("--ppo", help="With a critic in the place of the group's mean.")] = False,
+    process: Annotated[
+        bool, typer.Option("--process", help="Use process supervision: a reward for every line.")
+    ] = False,
+    ppo: Annotated[bool, typer.Option("--ppo", help="Use PPO: a critic instead of the group's mean.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch GRPO teach the shipped tiny model to reason, in minutes, on this machine."""
+    """Train the shipped tiny model to reason, in minutes."""
     from oncurve.demo import run_demo
     from oncurve.errors import ConfigError
 
     if process and ppo:
-        raise ConfigError("--process and --ppo are two demos; ask for one of them")
+        raise ConfigError("--process and --ppo are two demos: give one of them")
     kind = "process" if process else "ppo" if ppo else "recipe"
     _exit_with(run_demo(seed=seed, out=out, as_json=as_json, kind=kind))
 
@@ -141,25 +142,33 @@ def demo(
 @app.command("plan")
 def plan_command(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe, or the name of one or of a preset.", metavar="RECIPE")
+        str | None,
+        typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped recipe or preset.", metavar="RECIPE"),
     ] = None,
     overrides: Overrides = None,
-    model: Annotated[str | None, typer.Option("--model", help="A shape by name, or a model's folder or id.")] = None,
-    parameters: Annotated[str | None, typer.Option("--parameters", help="A usual shape of that size: 7B.")] = None,
-    prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts a step.")] = None,
-    group_size: Annotated[int | None, typer.Option("--group-size", help="Completions a prompt.")] = None,
-    prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens of a prompt.")] = None,
-    completion_tokens: Annotated[
-        int | None, typer.Option("--completion-tokens", help="Tokens of a completion; as a rule the most it may have.")
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model: the name of a known shape, a folder or a hub id.")
     ] = None,
-    machine: Annotated[str | None, typer.Option("--machine", help="A card by name, in place of this machine.")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="Its memory: 80GiB.")] = None,
-    tflops: Annotated[float | None, typer.Option("--tflops", help="Its rate of bf16 products: 790.")] = None,
-    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory's speed: 4300GB/s.")] = None,
+    parameters: Annotated[
+        str | None, typer.Option("--parameters", help="Number of parameters, for a typical shape of that size: 7B.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts per step.")] = None,
+    group_size: Annotated[int | None, typer.Option("--group-size", help="Completions per prompt.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens per prompt.")] = None,
+    completion_tokens: Annotated[
+        int | None, typer.Option("--completion-tokens", help="Tokens per completion (default: the maximum).")
+    ] = None,
+    machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Memory of the machine: 80GiB.")] = None,
+    tflops: Annotated[float | None, typer.Option("--tflops", help="Its bf16 TFLOP/s in matrix products: 790.")] = None,
+    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory bandwidth: 4300GB/s.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a run will hold and how long a step takes, before anything is loaded; exit code 1: it does not fit."""
-    from oncurve.run.forecasting import Sizes, forecast_command
+    """Predict a run's memory and the time of a step.
+
+    The model is not loaded. Exit code 1: the run does not fit into memory.
+    """
+    from oncurve.forecast import Sizes, forecast_command
 
     sizes = Sizes(prompts, group_size, prompt_tokens, completion_tokens)
     named = (machine, memory, tflops, bandwidth)
@@ -176,7 +185,7 @@ def plan_command(
 @config_app.command("show")
 def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
     """Print the resolved configuration as TOML."""
-    from oncurve.run.loading import load_config, to_toml
+    from oncurve.config import load_config, to_toml
 
     config, _ = load_config(recipe, overrides or [])
     say(to_toml(config))
@@ -187,9 +196,8 @@ def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
 
 @config_app.command("explain")
 def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Print the objective as an equation with the numbers in, and what a step does, in words."""
-    from oncurve.run.explain import explain, plan
-    from oncurve.run.loading import load_config
+    """Print the objective as an equation, and the plan in words."""
+    from oncurve.config import explain, load_config, plan
 
     config, _ = load_config(recipe, overrides or [])
     say(explain(config))
@@ -204,8 +212,8 @@ def reward_model_train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
 ) -> None:
-    """Train a reward model on preference pairs or labelled steps, into a run directory."""
-    from oncurve.run.reward_models import load_reward_recipe, train_reward_model
+    """Train a reward model on pairs or labelled steps."""
+    from oncurve.run import load_reward_recipe, train_reward_model
 
     config, base = load_reward_recipe(recipe, overrides or [])
     _exit_with(train_reward_model(config, base, out))
@@ -216,30 +224,37 @@ def reward_model_label(
     recipe: Recipe,
     out: Annotated[Path, typer.Option("--out", help="The file to write; it must not exist yet.")],
     overrides: Overrides = None,
-    kind: Annotated[str, typer.Option("--kind", help="What to make: preferences (pairs), or steps.")] = "preferences",
-    prompts: Annotated[int, typer.Option("--prompts", help="Prompts to sample completions of.", min=1)] = 256,
-    judge: Annotated[str | None, typer.Option("--judge", help="The reward whose word counts, by name.")] = None,
-    roll_outs: Annotated[
-        int, typer.Option("--roll-outs", help="Completions from each step's end; 0: the judge judges steps.", min=0)
+    kind: Annotated[
+        str, typer.Option("--kind", help="preferences (pairs of completions), or steps (labelled).")
+    ] = "preferences",
+    prompts: Annotated[
+        int, typer.Option("--prompts", help="Number of prompts to sample completions for.", min=1)
+    ] = 256,
+    verifier: Annotated[str | None, typer.Option("--verifier", help="The name of the reward that labels.")] = None,
+    continuations: Annotated[
+        int,
+        typer.Option(
+            "--continuations", help="Continuations from each step's end; 0: the verifier scores steps.", min=0
+        ),
     ] = 0,
 ) -> None:
-    """Judge a policy's own samples: what a reward model can learn from, as a JSONL file."""
+    """Label a policy's samples, as training data (JSONL)."""
     from oncurve.errors import ConfigError
-    from oncurve.run.reward_labels import label_samples
+    from oncurve.run import label_samples
 
     if kind not in ("preferences", "steps"):
         raise ConfigError(f'--kind: expected "preferences" or "steps", got {kind!r}')
-    label_samples(recipe, overrides or [], out, kind, prompts, judge, roll_outs)  # type: ignore[arg-type]
+    label_samples(recipe, overrides or [], out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
 
 
 def _exit_with(stopped_by: str | None) -> None:
-    """A run that a signal ended early exits as shells expect: 128 + the signal's number."""
+    """Exit with 128 + the signal's number, as shells expect, if a signal ended the run."""
     if stopped_by is not None:
         raise typer.Exit(128 + signal.Signals[stopped_by])
 
 
 def main() -> None:
-    """The command's entry: errors of ours are messages, not tracebacks, and what is printed goes through `output`."""
+    """Run the command. Errors of oncurve are printed as messages, without tracebacks."""
     with installed(), own_process():
         try:
             app()
@@ -250,5 +265,5 @@ def main() -> None:
             complain("oncurve: stopped by SIGINT")
             sys.exit(128 + signal.SIGINT)
         except Exception:
-            complain(traceback.format_exc().rstrip())  # a defect of ours, whose message may quote anything
+            complain(traceback.format_exc().rstrip())  # a defect of oncurve; its message may quote anything
             sys.exit(1)

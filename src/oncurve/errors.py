@@ -1,26 +1,13 @@
-"""What can go wrong, by whose hand. Every message says what, where, and how to mend it.
+"""The exceptions. Every message says what is wrong, where, and how to fix it.
 
-A `UserError` is the user's to mend: the command line prints its message without a traceback and exits
-with code 2. Anything else that escapes is a defect of oncurve and keeps its traceback.
+A `UserError` is an error of input: the command line prints its message without a traceback and exits with
+code 2. A `CheckpointError` or `TrainingError` is printed likewise, with exit code 1. Any other exception that
+escapes is a defect of oncurve and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import shlex
-
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "ModelError",
-    "OncurveError",
-    "RewardError",
-    "RunDirectoryError",
-    "TrainingError",
-    "UserError",
-    "command",
-    "shown",
-]
 
 
 class OncurveError(Exception):
@@ -32,7 +19,7 @@ class UserError(OncurveError):
 
 
 class ConfigError(UserError):
-    """A setting is unknown, impossible, or made meaningless by the others."""
+    """A setting is unknown, impossible, or without effect next to the others."""
 
 
 class DataError(UserError):
@@ -40,7 +27,7 @@ class DataError(UserError):
 
 
 class ModelError(UserError):
-    """A model or tokenizer cannot be loaded or used as asked."""
+    """A model or tokenizer cannot be loaded, or not used as the settings say."""
 
 
 class RewardError(UserError):
@@ -56,11 +43,11 @@ class CheckpointError(OncurveError):
 
 
 class TrainingError(OncurveError):
-    """Training stopped itself: non-finite updates in a row, or a whole step without a valid reward."""
+    """Training cannot continue: consecutive non-finite updates, or a whole step without a valid reward."""
 
 
 def command(*words: object) -> str:
-    """`oncurve` with these words, quoted where a shell would read them otherwise: what a message asks the user to run.
+    """The command line `oncurve` with these words, quoted for a shell: for messages that suggest a command.
 
     Example: `command("eval", "my run")` is `oncurve eval 'my run'`.
     """
@@ -68,7 +55,7 @@ def command(*words: object) -> str:
 
 
 def shown(value: object) -> str:
-    """`repr(value)`, cut where it would fill the screen; also of a number too long to be written out."""
+    """`repr(value)`, shortened where it is long or unprintable; a value too large for `repr` is named by its type."""
     try:
         text = repr(value[:200] if isinstance(value, str) else value)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Tensor functions every room shares: log-probabilities, entropy, means under a mask, ratios, sums over groups.
+"""Tensor functions that all rooms share: log-probabilities, entropy, means under a mask, ratios, sums over groups.
 
 All are pure, differentiable unless said otherwise, and compute in float32 at least: bfloat16 and float16 inputs are
 raised to float32, float64 stays float64.
@@ -9,40 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = [
-    "EXPONENT_LIMIT",
-    "at_least_float32",
-    "clamped_ratio",
-    "entropy",
-    "entropy_of_logprobs",
-    "masked_mean",
-    "masked_var",
-    "scaled_log_softmax",
-    "segment_count",
-    "segment_max",
-    "segment_mean",
-    "segment_min",
-    "segment_sum",
-    "token_logprobs",
-    "token_logprobs_and_table",
-]
-
 EXPONENT_LIMIT = 20.0
-"""Log-ratios are clamped to ±20 before `exp`: e²⁰ ≈ 4.9e8 is finite in every dtype but float16, and no honest ratio."""
+"""Log-ratios are clamped to ±20 before `exp`: e²⁰ ≈ 4.9e8 is finite in every dtype but float16."""
 
 
-def at_least_float32(x: Tensor) -> Tensor:
+def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """`x` in float32, or as it is where it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def scaled_log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
+def scaled_log_softmax(logits: Float[Tensor, "*shape V"], temperature: float = 1.0) -> Float[Tensor, "*shape V"]:
     """Log-probabilities of the tempered distribution, `log softmax(z / τ)`. Shapes `(..., V)` to `(..., V)`.
 
-    The sampler draws from exactly this distribution, so sampler and learner log-probs are equal by construction.
+    The sampler draws from this distribution, so the log-probs of sampler and learner are equal by construction.
     Raises ValueError where `temperature` is not positive (greedy decoding has no density to train on).
     """
     if not temperature > 0:
@@ -51,7 +34,9 @@ def scaled_log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return torch.log_softmax(scaled if temperature == 1.0 else scaled / temperature, dim=-1)
 
 
-def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+def token_logprobs(
+    logits: Float[Tensor, "*shape V"], ids: Int[Tensor, "*shape"], temperature: float = 1.0
+) -> Float[Tensor, "*shape"]:
     """Log-probability of each given token, `log π(id) = z_id/τ - log Σ_v exp(z_v/τ)`.
 
     logits (..., V)   ids (...) int64   returns (...)
@@ -63,9 +48,9 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Ten
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """`token_logprobs`, with the table `(n, V)` they were read from; the gradient is formed in one buffer.
+    """`token_logprobs`, with the table `(n, V)` that they are read from; the gradient is made in one buffer.
 
-    ∂ log π(id) / ∂z_v = ([v = id] - π(v)) / τ. Autograd makes three `(n, V)` tensors of this, where one does.
+    ∂ log π(id) / ∂z_v = ([v = id] - π(v)) / τ. Autograd makes three `(n, V)` tensors of this; one is enough.
     """
 
     @staticmethod
@@ -84,11 +69,13 @@ class _TokenLogprobs(torch.autograd.Function):
         return table.exp().mul_(-scaled).scatter_add_(-1, ids.unsqueeze(-1), scaled), None, None
 
 
-def token_logprobs_and_table(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def token_logprobs_and_table(
+    logits: Float[Tensor, "N V"], ids: Int[Tensor, "N"], temperature: float = 1.0
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N V"]]:
     """`token_logprobs` of `(n, V)` logits, and the log-probabilities `(n, V)` of all tokens, which have no gradient.
 
     Values are the same bits as those of `token_logprobs`; the gradient is equal to rounding and needs a third of the
-    memory. It can be taken once (no second derivatives). The table is for statistics: reading it costs nothing.
+    memory. It can be taken once (no second derivatives). The table is for statistics, without another pass.
 
     Raises ValueError: `temperature` <= 0, or shapes that do not fit.
     """
@@ -103,7 +90,7 @@ def _check_ids(logits: Tensor, ids: Tensor) -> None:
         raise ValueError(f"logits {tuple(logits.shape)} need ids {tuple(logits.shape[:-1])}, got {tuple(ids.shape)}")
 
 
-def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+def entropy(logits: Float[Tensor, "*shape V"], temperature: float = 1.0) -> Float[Tensor, "*shape"]:
     """Entropy in nats of the tempered distribution, `H = -Σ_v π(v) log π(v)`. Shapes `(..., V)` to `(...)`.
 
     A token ruled out by a logit of -inf contributes 0 (the limit of p log p), in value and in gradient.
@@ -111,25 +98,26 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return entropy_of_logprobs(scaled_log_softmax(logits, temperature))
 
 
-def entropy_of_logprobs(logprobs: Tensor) -> Tensor:
-    """`entropy`, where the log-probabilities `(..., V)` of all tokens are there already."""
+def entropy_of_logprobs(logprobs: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape"]:
+    """`entropy` from the log-probabilities `(..., V)` of all tokens, where they are known already."""
     finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # 0 · -inf would be NaN
     return -(logprobs.exp() * finite).sum(-1)
 
 
-def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+def masked_mean(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None
+) -> Float[Tensor, "..."]:
     """Mean of the elements where `mask`, `Σ m·x / Σ m`, over `dim` (all dimensions when None); 0 where none is.
 
     What stands where `mask` is False, NaN included, changes neither value nor gradient.
     """
     kept = mask.bool()
-    total = torch.where(kept, x, torch.zeros_like(x))
-    if dim is None:
-        return total.sum() / kept.sum().clamp(min=1)
-    return total.sum(dim) / kept.sum(dim).clamp(min=1)
+    return torch.where(kept, x, torch.zeros_like(x)).sum(dim) / kept.sum(dim).clamp(min=1)
 
 
-def masked_var(x: Tensor, mask: Tensor, dim: int | None = None, ddof: int = 1) -> Tensor:
+def masked_var(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None, ddof: int = 1
+) -> Float[Tensor, "..."]:
     """Variance of the elements where `mask`, `Σ m·(x - mean)² / (Σ m - ddof)`; two passes, never E[x²] - E[x]².
 
     Shapes as in `masked_mean`. Fewer than `ddof + 1` elements have variance 0 here.
@@ -137,43 +125,43 @@ def masked_var(x: Tensor, mask: Tensor, dim: int | None = None, ddof: int = 1) -
     kept = mask.bool()
     mean = masked_mean(x, kept, dim)
     centred = torch.where(kept, x - (mean if dim is None else mean.unsqueeze(dim)), torch.zeros_like(x))
-    if dim is None:
-        return centred.square().sum() / (kept.sum() - ddof).clamp(min=1)
     return centred.square().sum(dim) / (kept.sum(dim) - ddof).clamp(min=1)
 
 
-def clamped_ratio(log_ratio: Tensor) -> Tensor:
+def clamped_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Probability ratio `ρ = exp(clamp(log ρ, ±20))`, whose gradient is `ρ` on both sides of the clamp.
 
-    Only the *value* is clamped. With the gradient of a plain clamp, a ratio that ran away to e²¹ under a negative
-    advantage would be pulled back by nothing at all: a clamp must never zero the gradient of a guard.
+    Only the *value* is clamped. A plain clamp has gradient 0 beyond its bounds, so nothing would pull back a ratio that
+    has grown to e²¹ under a negative advantage.
     """
     clamped = log_ratio.detach().clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
     return (clamped + (log_ratio - log_ratio.detach())).exp()
 
 
-def segment_sum(values: Tensor, group_ids: Tensor, groups: int) -> Tensor:
+def segment_sum(values: Num[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Num[Tensor, "{groups}"]:
     """Sum of the rows of each group: `(B,)` values with group ids in `0..groups-1` to `(groups,)`; 0 for no rows."""
     return values.new_zeros(groups).index_add(0, group_ids, values)
 
 
-def segment_count(mask: Tensor, group_ids: Tensor, groups: int) -> Tensor:
+def segment_count(mask: Bool[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Int[Tensor, "{groups}"]:
     """How many rows of each group are True in `mask` `(B,)`: `(groups,)` int64."""
     return segment_sum(mask.to(torch.int64), group_ids, groups)
 
 
-def segment_mean(values: Tensor, group_ids: Tensor, groups: int, mask: Tensor | None = None) -> Tensor:
+def segment_mean(
+    values: Float[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int, mask: Bool[Tensor, "B"] | None = None
+) -> Float[Tensor, "{groups}"]:
     """Mean of the (masked) rows of each group, `(B,)` to `(groups,)`; 0 for a group with no such row."""
     kept = torch.ones_like(group_ids, dtype=torch.bool) if mask is None else mask
     total = segment_sum(torch.where(kept, values, torch.zeros_like(values)), group_ids, groups)
     return total / segment_count(kept, group_ids, groups).clamp(min=1)
 
 
-def segment_max(values: Tensor, group_ids: Tensor, groups: int) -> Tensor:
+def segment_max(values: Float[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Float[Tensor, "{groups}"]:
     """Largest of each group's `(B,)` values, `(groups,)`; -inf for no rows. Floating point only."""
     return values.new_full((groups,), -torch.inf).scatter_reduce(0, group_ids, values, "amax")
 
 
-def segment_min(values: Tensor, group_ids: Tensor, groups: int) -> Tensor:
+def segment_min(values: Float[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Float[Tensor, "{groups}"]:
     """Smallest of each group's `(B,)` values, `(groups,)`; +inf for no rows. Floating point only."""
     return values.new_full((groups,), torch.inf).scatter_reduce(0, group_ids, values, "amin")

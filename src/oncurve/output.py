@@ -1,12 +1,12 @@
-"""The one door through which oncurve's words leave the process: they cannot steer a terminal, and cannot end a run.
+"""All output of the command: it cannot steer a terminal, and cannot end a run.
 
-A message may quote anything: a column's name, a model's text, what a reward raised. `visible` writes control characters
+A message may quote anything: a column's name, a model's text, a reward's exception. `visible` writes control characters
 and marks of direction as escapes, so that no quotation clears the screen, sets the title or fills the clipboard. And
-the reader may be gone (`| head`, a full disk, a terminal that hung up): a stream that refuses is silent from then on.
+the reader may be gone (`| head`, a full disk, a closed terminal): a stream that fails writes nothing from then on.
 
-What is covered: everything that goes through `sys.stdout` and `sys.stderr` of the command (`installed`), what workers
-print (`worker_stderr`), what `oncurve.display.Screen` draws, what signal handlers say (`urgent`). What is not: what
-user code or a library writes to the file descriptors of this process itself.
+Covered: `sys.stdout` and `sys.stderr` of the command (`installed`), the output of workers (`worker_stderr`), the
+display of `oncurve.display.Screen`, and lines of signal handlers (`urgent`). Not covered: user code or a library that
+writes to the file descriptors of this process itself.
 """
 
 from __future__ import annotations
@@ -21,25 +21,10 @@ import signal
 import sys
 import threading
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-
-__all__ = [
-    "Plain",
-    "Terminal",
-    "complain",
-    "installed",
-    "live",
-    "make_visible",
-    "own_process",
-    "process_is_own",
-    "say",
-    "urgent",
-    "visible",
-    "warn",
-    "worker_stderr",
-]
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHOW_CURSOR = "\x1b[?25h"
@@ -48,7 +33,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 def visible(text: str) -> str:
     r"""`text` with control characters (C0, C1), marks of direction and lone surrogates as escapes; newline, tab stay.
 
-    Example: `visible("\x1b[2J")` is `"\\x1b[2J"`, with a backslash. What is visible already is not changed again.
+    Example: `visible("\x1b[2J")` is `"\\x1b[2J"`, with a backslash. Visible text is unchanged.
     """
     return _STEERING.sub(_escape, text)
 
@@ -69,7 +54,7 @@ def complain(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """A warning of Python's, of the caller's caller."""
+    """A Python warning, located at the caller's caller."""
     warnings.warn(visible(text), stacklevel=3)
 
 
@@ -84,7 +69,7 @@ def _line(stream: Any, text: str) -> None:
 
 
 def _target(stream: Any) -> Any:
-    """The stream below our wrappers, and below the one that a live display puts in the stream's place."""
+    """The stream below our wrappers, and below the proxy of a live display."""
     while True:
         below = stream.below if isinstance(stream, _Forgiving) else getattr(stream, "rich_proxied_file", None)
         if below is None:
@@ -93,20 +78,20 @@ def _target(stream: Any) -> Any:
 
 
 class _Forgiving(io.TextIOBase):
-    """A text stream whose writes do not fail: once the stream below refuses, what is written is dropped."""
+    """A text stream whose writes do not fail: after an error of the stream below, later text is dropped."""
 
     @property
+    @abstractmethod
     def below(self) -> Any:
-        """The stream that is written to; None where the process was started without one."""
-        raise NotImplementedError
+        """The stream below; None where the process was started without one."""
 
     def write(self, text: str) -> int:
-        """Write and flush; returns the length of `text`, whether it got out or not."""
+        """Write and flush; returns the length of `text`, also where the write failed."""
         self._try(lambda below: below.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush what is below."""
+        """Flush the stream below."""
         self._try(lambda below: None)
 
     def _try(self, act: Callable[[Any], object]) -> None:
@@ -117,9 +102,9 @@ class _Forgiving(io.TextIOBase):
             act(below)
             below.flush()
         except BlockingIOError:
-            pass  # a pipe that is full for the moment
+            pass  # a full pipe
         except RuntimeError:
-            pass  # a signal's handler came in the middle of a write
+            pass  # a signal handler interrupted a write
         except UnicodeError:
             act(_AsAscii(below))
         except (OSError, ValueError):
@@ -149,12 +134,12 @@ class _Forgiving(io.TextIOBase):
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        """How the stream below treats what it cannot encode."""
+        """The error handler of the stream below for text that it cannot encode."""
         return str(getattr(self.below, "errors", None) or "strict")
 
 
 class _AsAscii:
-    """A stream whose encoding cannot write a text gets it with question marks."""
+    """Writes text with question marks, to a stream whose encoding cannot hold it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -165,23 +150,23 @@ class _AsAscii:
 
 
 class Terminal(_Forgiving):
-    """Standard output as it is at each write, escape sequences included: for a display that draws on it."""
+    """The current `sys.stdout` at each write, with escape sequences: for a display that draws on it."""
 
     @property
     def below(self) -> Any:
-        """Whatever `sys.stdout` is by now."""
+        """The current `sys.stdout`, without wrappers."""
         return _target(sys.stdout)
 
 
 class Plain(_Forgiving):
-    """A stream that shows text and obeys none of it. It says that it is no terminal, so no library colours for it."""
+    """A stream that shows text without interpreting it. It is no terminal, so libraries write no colours to it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     @property
     def below(self) -> Any:
-        """The stream it was made for."""
+        """The wrapped stream."""
         return self._stream
 
     def write(self, text: str) -> int:
@@ -198,7 +183,7 @@ class Plain(_Forgiving):
 
 
 def _silence(stream: Any) -> None:
-    """Send a standard stream that refuses to nowhere: what waits in its buffers would fail again at exit."""
+    """Redirect a standard stream that failed to the null device: its buffers would fail again at exit."""
     if stream in (sys.__stdout__, sys.__stderr__):
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -208,10 +193,10 @@ def _silence(stream: Any) -> None:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Inside, `sys.stdout` and `sys.stderr` are `Plain`. For the command, whose process is its own.
+    """A context in which `sys.stdout` and `sys.stderr` are `Plain`. For the command, which owns its process.
 
-    Descriptors 0 to 2 that the process was started without are opened to nowhere first: else the next file that is
-    opened, a log or a checkpoint, would take the number and be written to by what prints.
+    Missing descriptors 0 to 2 are opened on the null device first. Else the next file, such as a log or a checkpoint,
+    would take the number and receive the output.
     """
     for number in (0, 1, 2):
         try:
@@ -236,9 +221,9 @@ _own = False
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """Inside, this process is the command's own, and may be ended. Python code that calls oncurve keeps its process.
+    """A context in which the command owns this process and may end it. Python code that calls oncurve keeps its own.
 
-    A reader that is gone is an error of a write from here on, not the end of the process.
+    A missing reader is from now on an error of a write, not the end of the process.
     """
     global _own
     if threading.current_thread() is threading.main_thread():
@@ -260,7 +245,7 @@ _displays: list[Callable[[str], None]] = []
 
 @contextmanager
 def live(show: Callable[[str], None]) -> Iterator[None]:
-    """Inside, what is urgent goes to `show`: a live display would draw over what is written past it."""
+    """A context in which urgent lines go to `show`, because a live display would overwrite other output."""
     _displays.append(show)
     try:
         yield
@@ -269,9 +254,9 @@ def live(show: Callable[[str], None]) -> Iterator[None]:
 
 
 def urgent(text: str, *, last: bool = False) -> None:
-    """A line from a signal's handler, past Python's buffers: it may interrupt one that is being written to.
+    """A line of a signal handler, written without Python's buffers, because it may interrupt a write to one.
 
-    `last`: nothing else will be shown; the cursor, which a live display has hidden, is shown again.
+    `last`: this is the last output; the cursor, which a live display has hidden, is shown again.
     """
     if _displays and not last:
         _displays[-1](text)
@@ -290,9 +275,9 @@ _relay: int | None = None
 
 
 def worker_stderr() -> int:
-    """The descriptor for the standard error of worker processes; what they print comes out of `complain`'s door.
+    """The descriptor for the standard error of worker processes, whose output goes to standard error as `Plain` text.
 
-    One pipe for all of them, read by a thread: a worker's print can then neither fail nor steer the terminal.
+    All workers share one pipe, which a thread reads: a worker's print can neither fail nor steer the terminal.
     """
     global _relay
     with _relay_lock:

@@ -1,4 +1,4 @@
-"""What can be a path: names and files that a file system can hold and that reading comes to an end of."""
+"""Checks of paths: valid names, permissions, and files that can be read to an end."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from pathlib import Path
 
 from oncurve.errors import ConfigError, shown
 
-__all__ = ["not_a_file", "path_component", "usable_path", "working_directory"]
-
 LONGEST_PATH, LONGEST_NAME = 4000, 255
-"""Bytes of a path and of one name in it, beyond which file systems refuse to look."""
+"""Bytes of a path and of one name in it; file systems refuse longer ones."""
 
 
 def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
-    """`path` with `~` filled in. `where` is the option or setting that holds it; it is relative to `base`, or to the
-    working directory.
+    """`path` with `~` expanded. `where` names its option or setting; it is relative to `base`, or to the working
+    directory.
 
-    Raises ConfigError for what no file system can hold: NUL, names or paths that are too long, an unknown `~user`;
-    and for what this user may not look at.
+    Raises ConfigError for an invalid path (NUL, too long, an unknown `~user`), and for one that this user may not read.
     """
     text = str(path)
     try:
@@ -46,17 +43,17 @@ def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
 
 
 def _closed(path: Path) -> bool:
-    """Whether permissions hide whether anything lies at `path`, or what lies in that folder."""
+    """Whether permissions prevent access to `path`, or to the entries of that folder."""
     try:
         return stat.S_ISDIR(path.stat().st_mode) and not os.access(path, os.R_OK | os.X_OK)
     except PermissionError:
         return True
-    except OSError:  # it is not there, or leads nowhere: what uses it says so
+    except OSError:  # it does not exist: its reader reports that
         return False
 
 
 def working_directory() -> Path:
-    """Where relative paths start. Raises ConfigError where that folder was deleted."""
+    """The working directory. Raises ConfigError where it was deleted."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -64,10 +61,10 @@ def working_directory() -> Path:
 
 
 def not_a_file(path: Path) -> str | None:
-    """ "a pipe", "a device" or "a socket": what reading could wait for, or never end at; None: it is none of these."""
+    """ "a pipe", "a device" or "a socket", which reading could wait for, or never end; None: it is none of these."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # it is not there, or cannot be reached: reading says which
+    except OSError:  # missing or not accessible: its reader reports that
         return None
     kinds = (
         (stat.S_ISFIFO, "a pipe"),
@@ -83,7 +80,7 @@ def path_component(name: str) -> str:
     if any(character in "/\\" or not character.isprintable() for character in name):
         raise ValueError("a name has no slash, backslash or unprintable character: it may become the name of a folder")
     if not name.strip() or name != name.strip() or name.startswith("."):
-        raise ValueError("a name is not empty and does not begin with a dot, nor begin or end with a space")
+        raise ValueError("a name must not be empty, begin with a dot, or begin or end with a space")
     if len(name.encode("utf-8", "replace")) > 100:
         raise ValueError("a name has at most 100 bytes")
     return name

@@ -1,15 +1,15 @@
-"""Processors that other processes use too: threads that wait for one another sleep while that is so.
+"""Shared processors: threads that wait for one another sleep while other processes use the processors too.
 
 The threads of a parallel loop wait at its end for the last of them. GNU's OpenMP (libgomp, which PyTorch brings on
-Linux) lets them spin for up to 300,000 rounds, some milliseconds, because the next loop mostly begins before that.
-Where another process uses one of their processors, spinning does harm: a thread keeps its processor busy while the
-thread that it waits for, and that could run there, is in the queue of the other one. Every loop then takes a time slice
-of the scheduler instead of microseconds, and a training step ten to forty times as long.
+Linux) lets them spin for up to 300,000 rounds, some milliseconds, because the next loop usually begins before that.
+Where another process uses one of their processors, spinning is harmful: a thread keeps its processor busy while the
+thread that it waits for, which could run there, is queued on the other one. Every loop then takes a time slice of the
+scheduler instead of microseconds, and a training step ten to forty times as long.
 
 libgomp spins 100 rounds instead of 300,000 while there are more OpenMP threads than processors (libgomp's manual, under
-`GOMP_SPINCOUNT`). `ShortWaits` brings that about with an idle team of threads, and ends it; `watch` does so while this
-process's threads wait for processors, which the kernel counts for each of them. Processes that only take what is left
-over make no thread wait, and change nothing. The number of threads stays, and with it every bit.
+`GOMP_SPINCOUNT`). `ShortWaits` creates and ends an idle team of threads for that; `watch` does so while this process's
+threads wait for processors, which the kernel counts for each of them. Processes of low priority make no thread wait,
+and change nothing. The number of threads is constant, and with it every bit.
 
 Covered: libgomp on Linux, loaded before or after this module; any number of threads above one. Not covered: other
 OpenMP libraries, where nothing is changed and the notice names the setting that helps; other systems; a control group's
@@ -26,25 +26,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "Contention",
-    "Reading",
-    "ShortWaits",
-    "Watch",
-    "foreign",
-    "notice",
-    "read",
-    "seconds_waiting",
-    "stop",
-    "waiting",
-    "watch",
-]
-
 WINDOW_SECONDS = 0.25
-ENTER, LEAVE = 0.3, 0.2  # threads without a processor: beside a busy process 0.7 to 1 that spin, 0.35 that sleep
-NOISE = 0.005  # the same for each thread of a quiet machine
-ENTER_WINDOWS, LEAVE_WINDOWS = 2, 8  # half a second of it begins contention, two seconds without it end it
-NOTICE_WINDOWS = 40  # ten seconds of contention, more than without it, are worth a line
+ENTER, LEAVE = 0.3, 0.2  # threads without a processor: next to a busy process 0.7 to 1 that spin, 0.35 that sleep
+NOISE = 0.005  # the same per thread of a quiet machine
+ENTER_WINDOWS, LEAVE_WINDOWS = 2, 8  # half a second begins contention, two seconds end it
+NOTICE_WINDOWS = 40  # ten seconds more with contention than without give a notice
 
 
 @dataclass(frozen=True)
@@ -52,18 +38,18 @@ class Reading:
     """Seconds counted up to `clock` (monotonic seconds).
 
     waited     by each thread of this process, while it was ready to run and had no processor
-    everyone   of processor time used by all processes on the processors that this one may use, or taken by a hypervisor
+    all        of processor time used by all processes on the processors that this one may use, or taken by a hypervisor
     own        of processor time used by all threads of this process
     """
 
     clock: float
     waited: Mapping[str, float]
-    everyone: float
+    all: float
     own: float
 
 
 def read() -> Reading | None:
-    """What has been counted up to now; None where the system does not say (other than Linux)."""
+    """The counts up to now; None where the system has none (other than Linux)."""
     try:
         names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
@@ -97,21 +83,21 @@ def seconds_waiting(before: Reading, after: Reading) -> float:
 
 
 def foreign(before: Reading, after: Reading) -> float:
-    """Processors that other processes kept busy between two readings, on average: Δ(everyone - own) / Δclock, >= 0.
+    """Processors that other processes kept busy between two readings, on average: Δ(all - own) / Δclock, >= 0.
 
     The processes that compute this run's rewards are among them.
     """
     seconds = after.clock - before.clock
-    used = after.everyone - before.everyone - after.own + before.own
+    used = after.all - before.all - after.own + before.own
     return max(0.0, used / seconds) if seconds > 0 else 0.0
 
 
 @dataclass
 class Contention:
-    """Whether this process's threads are short of processors: `present`, and `windows` with it less those without.
+    """Whether this process's threads lack processors (`present`), and `windows` with contention minus those without.
 
     It begins after two windows in which `ENTER` threads or more waited on average, and ends after eight with fewer than
-    `LEAVE`: short bursts change nothing.
+    `LEAVE`, so that short bursts change nothing.
     """
 
     threads: int
@@ -120,7 +106,7 @@ class Contention:
     _turning: int = 0
 
     def take(self, waiting: float) -> bool:
-        """Go on by a window in which so many threads waited; whether there is contention now."""
+        """Take the next window, in which this many threads waited; returns whether there is contention now."""
         beyond = waiting - NOISE * self.threads
         turns = beyond < LEAVE if self.present else beyond >= ENTER
         self._turning = self._turning + 1 if turns and self.threads > 1 else 0
@@ -131,9 +117,9 @@ class Contention:
 
 
 class ShortWaits:
-    """Short waits of libgomp's threads while begun. An idle team makes more OpenMP threads than processors.
+    """Short waits of libgomp's threads, by an idle team that makes more OpenMP threads than processors.
 
-    The team belongs to a thread of its own, at whose end libgomp dissolves it. `team` is its size with that thread.
+    The team belongs to a thread of its own, at whose end libgomp ends it. `team` is its size with that thread.
     """
 
     def __init__(self, team: int) -> None:
@@ -142,7 +128,7 @@ class ShortWaits:
         self._holder: threading.Thread | None = None
 
     def begin(self) -> bool:
-        """Make waits short; whether that could be done, which is so where libgomp is loaded."""
+        """Make waits short; returns whether that is possible: libgomp is loaded."""
         libraries = _libgomp()
         if libraries and self._holder is None:
             ready, self._over = threading.Event(), threading.Event()
@@ -153,14 +139,14 @@ class ShortWaits:
         return bool(libraries)
 
     def end(self) -> None:
-        """Have libgomp wait as it does by itself."""
+        """Let libgomp wait as by default."""
         if self._holder is not None and self._over is not None:
             self._over.set()
             self._holder.join()
         self._holder = self._over = None
 
     def _hold(self, libraries: list[ctypes.CDLL], ready: threading.Event, over: threading.Event) -> None:
-        nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # of NULL: the team has no more to do
+        nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # of NULL: the team does nothing
         for library in libraries:
             library.GOMP_parallel(nothing, None, self.team, 0)
         ready.set()
@@ -179,9 +165,9 @@ def _libgomp() -> list[ctypes.CDLL]:
 
 
 class Watch:
-    """Looks at this process four times a second, in a thread of its own, and makes waits short while it must.
+    """Reads the counts four times a second, in a thread of its own, and makes waits short during contention.
 
-    `observe` is what it does with a reading. `read` can be another source of them (for tests).
+    `read` is the source of the readings, each of which `observe` takes.
     """
 
     def __init__(self, threads: int, processors: int, read: Callable[[], Reading | None]) -> None:
@@ -197,12 +183,12 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="oncurve-processors", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, where there is something to see and more than one thread to wait."""
+        """Begin, where the system has counts and there is more than one thread."""
         if self._last is not None and self.contention.threads > 1:
             self._thread.start()
 
     def stop(self) -> None:
-        """Look no more, and leave libgomp as it was."""
+        """End the thread, and restore libgomp."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -215,7 +201,7 @@ class Watch:
                 self.observe(reading)
 
     def observe(self, reading: Reading) -> None:
-        """Go on by the window between the last reading and this one."""
+        """Take the window between the last reading and this one."""
         before, self._last = self._last, reading
         if before is None or reading.clock <= before.clock:
             return
@@ -232,19 +218,19 @@ class Watch:
             self._notice = notice_text(self.contention.threads, self.processors, others, self.short)
 
     def waiting(self) -> float | None:
-        """Seconds that threads waited for a processor since the last call; None: the system does not say."""
+        """Seconds that threads waited for a processor since the last call; None: the system does not count them."""
         before, now = self._asked, self._read()
         self._asked = now
         return None if before is None or now is None else seconds_waiting(before, now)
 
     def notice(self) -> str | None:
-        """The line about contention that lasts: once, then None."""
+        """The notice of lasting contention: once, then None."""
         text, self._notice = self._notice, None
         return text
 
 
 def notice_text(threads: int, processors: int, others: float, short: bool) -> str:
-    """The line about contention that lasts. `short`: whether waits could be made short."""
+    """The notice of lasting contention. `short`: whether waits could be made short."""
     fewer = max(1, min(threads - 1, processors - max(1, round(others))))
     busy = (
         f"Other processes (reward workers among them) keep {others:.1f} of {processors} processors busy, and the "
@@ -266,7 +252,7 @@ _watch: Watch | None = None
 
 
 def watch(threads: int) -> None:
-    """Watch the processors from now on, for a process that computes with so many threads. One watch a process."""
+    """Begin to watch the processors, for a process with this number of threads. A process has one watch."""
     global _watch
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with _lock:
@@ -277,7 +263,7 @@ def watch(threads: int) -> None:
 
 
 def stop() -> None:
-    """Watch no more, and leave libgomp as it was."""
+    """End the watch, and restore libgomp."""
     global _watch
     with _lock:
         if _watch is not None:
@@ -288,11 +274,11 @@ def stop() -> None:
 def waiting() -> float | None:
     """Seconds that threads of this process were ready and had no processor, since this was last called.
 
-    The first call counts from the beginning of the watch. None: there is no watch, or the system does not say.
+    The first call counts from the beginning of the watch. None: there is no watch, or the system does not count them.
     """
     return None if _watch is None else _watch.waiting()
 
 
 def notice() -> str | None:
-    """What to tell the person at the terminal about contention that lasts: once a watch, then None."""
+    """The notice of lasting contention for the terminal: once per watch, then None."""
     return None if _watch is None else _watch.notice()

@@ -9,15 +9,13 @@ The hash takes the coordinates in one after another, `h ← mix(h ⊕ v·γ)`, w
 is the 64-bit finaliser of SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA
 2014, with Stafford's constants, variant 13).
 
-Covered: statistical quality for sampling and shuffling. Not covered: cryptography; anyone can invert this.
+Covered: statistical quality for sampling and shuffling. Not covered: cryptography; the hash is easy to invert.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-__all__ = ["permutation", "rounding_key", "rounding_table", "row_keys", "uniform", "uniform_at"]
 
 
 def _signed(value: int) -> int:
@@ -29,10 +27,11 @@ _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
 
-# Where each family of numbers starts, so that no shuffle shares a hash with a token.
+# The start of each family of numbers, so that no shuffle has the hash of a token.
 _TOKENS = 1
 _SHUFFLES = 2
 _ROUNDINGS = 3
+_WEIGHTS = 4
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -61,7 +60,7 @@ def _start(family: int, *coordinates: int) -> Tensor:
 
 
 def row_keys(seed: int, draw: int, prompt_ids: Tensor, sample_index: Tensor) -> Tensor:
-    """A completion's key `(n,)` int64, from which `uniform_at` makes the number of each of its positions.
+    """The keys `(n,)` int64 of completions, from which `uniform_at` computes the number of each position.
 
     `seed` and `draw` are any integers (taken modulo 2⁶⁴); `prompt_ids` and `sample_index` are `(n,)` int64.
     """
@@ -98,11 +97,16 @@ def permutation(seed: int, epoch: int, n: int) -> Tensor:
 
 
 def rounding_table(n: int, device: torch.device) -> Tensor:
-    """Hashes `(n,)` int32 of 0 to n - 1: what makes neighbours round differently."""
+    """Hashes `(n,)` int32 of 0 to n - 1, so that neighbours round differently."""
     hashed = _absorb(_start(_ROUNDINGS), torch.arange(n))
     return (hashed >> 32).to(torch.int32).to(device)
 
 
 def rounding_key(step: int, index: int) -> int:
-    """A 64-bit hash >= 0 of an update and of a slice of its parameters: what makes each round differently."""
+    """A 64-bit hash >= 0 of an update and of a slice of its parameters, so that each rounds differently."""
     return int(_start(_ROUNDINGS, step, index)) % 2**64
+
+
+def weight_uniforms(seed: int, index: int, n: int) -> Tensor:
+    """The uniforms `(n,)` float64 in (0, 1) from which the tensor number `index` of a new part of a model is made."""
+    return uniform_at(_start(_WEIGHTS, seed, index), torch.arange(n))

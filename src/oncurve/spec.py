@@ -1,11 +1,11 @@
-"""How settings become objects.
+"""The base of all settings, and the functions that build objects from them.
 
 A *component* is its settings: a frozen pydantic model whose fields are the configuration's keys. `build` turns
-a table such as `{"kind": "clipped", "clip_high": 0.28}` into one, `locate` imports what a path names, and
-`explain_validation` says what is wrong with a table in words a user can act on.
+a table such as `{"kind": "clipped", "clip_high": 0.28}` into one, `locate` imports code by its path, and
+`explain_validation` turns validation errors into messages for the user.
 
 Covered: strict keys, near names, no silent coercion (`true` is not 1, `"5"` is not 5), paths to code.
-Not covered: files, layers and presets (`oncurve.run.loading`).
+Not covered: files, layers and presets (`oncurve.config.loading`).
 """
 
 from __future__ import annotations
@@ -23,26 +23,13 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from oncurve.errors import ConfigError, shown
 from oncurve.paths import not_a_file, usable_path, working_directory
-from oncurve.words import word_for
-
-__all__ = [
-    "Component",
-    "build",
-    "component_class",
-    "explain_validation",
-    "kind_of",
-    "locate",
-    "misstated",
-    "nearest",
-    "suggest",
-    "validated",
-]
+from oncurve.words import kind_for, word_for
 
 Settings = TypeVar("Settings", bound="Component")
 
@@ -50,10 +37,12 @@ Settings = TypeVar("Settings", bound="Component")
 class Component(BaseModel):
     """Base of all settings: frozen, unknown keys refused, numbers never made from strings or booleans.
 
-    Two conversions are made on purpose. YAML 1.1 reads `1e-6` (no dot) as a string, so a string is taken for a number
-    where only a number can be meant and the string is one in exponent notation. And TOML has no null, so `"none"` is
-    None where a number or nothing can be meant.
+    There are two exceptions. YAML 1.1 reads `1e-6` (no dot) as a string, so a string in exponent notation becomes a
+    number where only a number is allowed. And TOML has no null, so `"none"` becomes None where a number or None is
+    allowed. `nested` are the keys whose tables are components of the same kinds, which `build` makes.
     """
+
+    nested: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -83,7 +72,7 @@ LARGEST, SMALLEST = 1e38, 1e-38
 
 
 def _checked(value: Any, allowed: set[Any]) -> Any:
-    """`value` if no scalar in it would change its type on the way in; ValueError (pydantic reports it) otherwise."""
+    """`value` if pydantic would not change the type of a scalar in it. Raises ValueError, which pydantic reports."""
     if isinstance(value, (list, tuple)):
         return type(value)(_checked(item, allowed) for item in value) if type(value) in (list, tuple) else value
     if allowed & {int, float, bool, str}:
@@ -103,8 +92,8 @@ def _checked(value: Any, allowed: set[Any]) -> Any:
 
 
 def _refuse_extremes(value: Any) -> None:
-    """Raises ValueError for what no setting means and the machine cannot hold: numbers beyond 64 bits or float32, NUL
-    and halves of characters in strings."""
+    """Raises ValueError for values that the machine cannot hold: numbers beyond 64 bits or float32, and strings with
+    NUL or lone surrogates."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("should be a whole number within 64 bits")
     if isinstance(value, float) and math.isfinite(value) and value and not SMALLEST <= abs(value) <= LARGEST:
@@ -117,7 +106,7 @@ def _refuse_extremes(value: Any) -> None:
 
 
 def _number_in_disguise(text: str, allowed: set[Any]) -> float | None:
-    """The number YAML took for a string (`1e-6`), or None for `"none"`, which TOML has no word for; nothing else."""
+    """The number that YAML reads as a string (`1e-6`), or None for `"none"`. Raises ValueError for anything else."""
     if text == "none" and type(None) in allowed:
         return None
     try:
@@ -150,7 +139,16 @@ def build(
         raise ConfigError(f"{where}: expected a table of settings, got {shown(settings)}")
     values = dict(settings)
     kind = values.pop("kind", default_kind or (next(iter(kinds)) if len(kinds) == 1 else None))
-    return validated(component_class(kind, kinds, where, base), values, where)
+    cls = component_class(kind, kinds, where, base)
+    for key in (key for key in cls.nested if values.get(key) is not None):
+        inner = {"kind": values[key]} if isinstance(values[key], str) else values[key]
+        values[key] = build(inner, kinds, f"{where}.{key}", base=base)
+    return validated(cls, values, where)
+
+
+def nested_in(component: object) -> list[Component]:
+    """The components that a component has under its `nested` keys."""
+    return [part for key in getattr(component, "nested", ()) if (part := getattr(component, key)) is not None]
 
 
 def component_class(
@@ -164,7 +162,7 @@ def component_class(
         raise ConfigError(f"{where}.kind: expected a name, got {shown(kind)}; choose one of: {names}")
     if ":" not in kind:
         if kind not in kinds:
-            near = suggest(kind, kinds) or ";"
+            near = kind_for(where, kind) or suggest(kind, kinds) or ";"
             raise ConfigError(
                 f"{where}.kind: unknown kind {shown(kind)}{near} choose one of: {names}, or 'module:Name'"
             )
@@ -179,19 +177,19 @@ def component_class(
 
 
 def validated(cls: type[Settings], values: Mapping[str, Any], where: str) -> Settings:
-    """`cls(**values)`, with what is wrong said as one ConfigError. `where` is "" for a whole file."""
+    """`cls(**values)`, with all validation errors as one ConfigError. `where` is "" for a whole file."""
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(explain_validation(error, where, cls)) from error
 
 
-def kind_of(component: Component, kinds: Mapping[str, type[Component]]) -> str:
+def kind_of(component: object, kinds: Mapping[str, type[Component]]) -> str:
     """The `kind` that `build` would need to make this component again: a name of `kinds`, or a path to its class."""
-    for name, cls in kinds.items():
-        if type(component) is cls:
-            return name
     cls = type(component)
+    for name, kind in kinds.items():
+        if kind is cls:
+            return name
     module = sys.modules.get(cls.__module__)
     if cls.__module__.startswith(_FILE_MODULE) and module is not None:
         return f"{module.__file__}:{cls.__qualname__}"
@@ -202,7 +200,7 @@ _FILE_MODULE = "oncurve_file_"
 
 
 def locate(path: str, base: Path | None = None) -> Any:
-    """What `"package.module:Name"` or `"file.py:name"` names. A relative file is looked for in `base` (else here).
+    """The object at `"package.module:Name"` or `"file.py:name"`. A relative file is found in `base` (else here).
 
     A file is imported once in a process, whatever the spelling of its path; its folder is importable while it
     loads. Raises ConfigError: no such module, file or attribute (with the nearest name), or the import failed.
@@ -225,11 +223,11 @@ def _import_module(name: str) -> types.ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            mend = "for a file write 'path/to/file.py:name'; a package must be installed where oncurve runs"
-            raise ConfigError(f"there is no module {name!r}; {mend}") from error
-        raise ConfigError(f"importing {name} failed: {_last_words(error)}") from error
+            fix = "for a file write 'path/to/file.py:name'; a package must be installed where oncurve runs"
+            raise ConfigError(f"there is no module {name!r}; {fix}") from error
+        raise ConfigError(f"importing {name} failed: {_reason(error)}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"importing {name} failed: {_last_words(error)}") from error
+        raise ConfigError(f"importing {name} failed: {_reason(error)}") from error
 
 
 def _import_file(source: str, base: Path | None) -> types.ModuleType:
@@ -252,13 +250,13 @@ def _import_file(source: str, base: Path | None) -> types.ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"importing {file} failed: {_last_words(error)}") from error
+        raise ConfigError(f"importing {file} failed: {_reason(error)}") from error
     finally:
         sys.path.remove(str(file.parent))
     return module
 
 
-def _last_words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -267,7 +265,7 @@ def _last_words(error: BaseException) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option most like `word`, if one is near enough to be meant."""
+    """The option most like `word`, if one is similar enough."""
     names = list(options)
     word = word[:100]
     close = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1, cutoff=0.6)
@@ -293,11 +291,11 @@ def misstated(what: str, stated: object, known: frozenset[str]) -> str | None:
 
 
 def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] | None = None) -> str:
-    """What is wrong, a line a key: `section.key: what is wrong, what was given`; unknown keys with the nearest name."""
+    """The errors, one line per key: `section.key: error, value`; unknown keys with the nearest name."""
     lines: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
         *above, last = detail["loc"] or ("",)
-        typed = detail["type"] == "extra_forbidden"  # a key that was typed may look like anything
+        typed = detail["type"] == "extra_forbidden"  # an unknown key may look like anything
         names = [str(part) for part in above if not _is_union_branch(part)]
         names += [str(last)] if detail["loc"] and (typed or not _is_union_branch(last)) else []
         place = ".".join(([where] if where else []) + names) or "settings"
@@ -309,7 +307,7 @@ _SUBJECT = re.compile(r"^(Input|String|Tuple|List|Dictionary|Value|Data) (?=shou
 
 
 def _is_union_branch(part: Any) -> bool:
-    """Pydantic names the branch of a union in an error's place (`int`, `list[str]`); no key of ours looks so."""
+    """Pydantic names the branch of a union in an error's location (`int`, `list[str]`); no key has such a name."""
     return isinstance(part, str) and (part in {"int", "float", "str", "bool", "callable", "none"} or "[" in part)
 
 
@@ -333,7 +331,7 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None, place
 
 
 def _other_tools_word(place: str, keys: list[str]) -> str:
-    """What another tool's name at `place` is here, in the same table where that has such a key; `""` if none's."""
+    """The setting here for another tool's name at `place`, in the same table if that has such a key; else `""`."""
     word = word_for(place)
     if word is None:
         return ""
@@ -344,7 +342,7 @@ def _other_tools_word(place: str, keys: list[str]) -> str:
 
 
 def _keys_at(cls: type[BaseModel] | None, names: list[str]) -> list[str]:
-    """The keys of the table that `names` leads to from `cls`, as far as nested models say."""
+    """The keys of the table at `names` below `cls`, by its nested models."""
     for name in names:
         field = cls.model_fields.get(name) if cls is not None else None
         leaves = _leaf_types(field.annotation) if field is not None else set()

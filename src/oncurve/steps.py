@@ -1,15 +1,16 @@
 """Steps of a text: where each ends, as characters and as tokens.
 
-A *step* is a stretch of a completion that is judged by itself. A splitter says where steps end, as offsets in the text
-just behind each step; a step that holds nothing but white space is none. White space between two steps belongs to the
-one before it, so steps cover the text from its beginning to the end of the last one.
+A *step* is a part of a completion with a reward of its own. A splitter gives the ends of steps, as offsets in the text
+just after each step. White space alone is no step; white space between two steps belongs to the first, so steps cover
+the text from its beginning to the end of the last one.
 
-Text only: this is loaded in reward workers, which have no tensors.
+This module handles text only, because reward workers, which have no tensors, import it.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,33 +18,31 @@ from typing import Any
 from oncurve.errors import ConfigError
 from oncurve.spec import locate
 
-__all__ = ["Splitter", "lines", "pieces", "splitter_of", "token_ends"]
-
-_CONTEXT_TOKENS = 6  # enough of them to tell how the next token reads behind them, as for a prompt and its completion
+_CONTEXT_TOKENS = 6  # context that decides the text of the next token, as for a prompt and its completion
 
 Splitter = Callable[[str], list[int]]
-"""Text -> the offset just behind each step, ascending."""
+"""Text -> the offset just after each step, ascending."""
 
 
 def lines(text: str) -> list[int]:
-    """A step a line. Example: `"7*8=56\\n\\n56+31=87"` ends its steps at 8 and 16."""
+    """One step per line. Example: `"7*8=56\\n\\n56+31=87"` ends its steps at 8 and 16."""
     return _ends(text, [start + len(line) for start, line in _with_starts(text.splitlines(keepends=True))])
 
 
 def pieces(text: str, ends: Sequence[int]) -> list[str]:
-    """The texts of the steps that end at `ends`, one after another."""
+    """The texts of the steps that end at `ends`, in order."""
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def splitter_of(split: str, base: Path | None = None) -> Splitter:
     r"""The splitter that a setting names.
 
-    "newline"         a step a line
-    "/pattern/"       a step ends behind each match of a pattern of Python's `re`: "/\n\n+/", "/(?<=[.!?])\s/"
+    "newline"         one step per line
+    "/pattern/"       a step ends after each match of a pattern of Python's `re`: "/\n\n+/", "/(?<=[.!?])\s/"
     "file.py:name"    a function of the text (or "module:name"), that returns the steps' texts in their order, or the
-                      offsets just behind them
+                      offsets just after them
 
-    Raises ConfigError for anything else, and for a pattern or a function that cannot be had.
+    Raises ConfigError for anything else, for an invalid pattern and for a function that cannot be imported.
     """
     if split == "newline":
         return lines
@@ -72,9 +71,9 @@ def _with_starts(parts: Iterable[str]) -> Iterable[tuple[int, str]]:
 
 
 def _ends(text: str, candidates: Iterable[int]) -> list[int]:
-    """The candidates that end a step: one of the text's end too, and none where nothing but white space was added.
+    """The candidates, and the end of the text, that end a step with more than white space in it.
 
-    White space behind a step, up to the next candidate, moves its end.
+    White space after a step, up to the next candidate, belongs to the step.
     """
     ends: list[int] = []
     start = 0
@@ -87,9 +86,9 @@ def _ends(text: str, candidates: Iterable[int]) -> list[int]:
     return ends
 
 
-def _ends_of(text: str, said: Any) -> list[int]:
-    """What a function of the user's returned, as offsets. Raises ValueError, with what is wrong about it."""
-    given = list(said)
+def _ends_of(text: str, returned: Any) -> list[int]:
+    """The result of a user's function, as offsets. Raises ValueError where it is invalid."""
+    given = list(returned)
     if all(isinstance(step, str) for step in given):
         ends, place = [], 0
         for step in given:
@@ -100,7 +99,7 @@ def _ends_of(text: str, said: Any) -> list[int]:
             ends.append(place)
         return ends
     if not all(isinstance(end, int) and not isinstance(end, bool) for end in given):
-        raise ValueError(f"the splitter returned {given!r:.60}; it is to return texts, or offsets")
+        raise ValueError(f"the splitter returned {given!r:.60}; it must return texts, or offsets")
     if given != sorted(set(given)) or (given and not 0 < given[0] <= given[-1] <= len(text)):
         raise ValueError(f"the splitter returned the offsets {given!r:.60} for a text of {len(text)} characters")
     return given
@@ -111,13 +110,13 @@ def token_ends(
 ) -> tuple[int, ...]:
     """The index of the token that writes the last character of each step.
 
-    ends      offsets just behind the steps, ascending, in `text`
-    text      of the completion, without what ended it
-    ids       its tokens, at least one, with those that ended it
-    text_of   the text of some tokens of it, one behind another
+    ends      offsets just after the steps, ascending, in `text`
+    text      of the completion, without EOS or stop string
+    ids       its tokens, at least one, with those of EOS or stop string
+    text_of   from consecutive tokens of it to their text
 
-    A step with only white space behind it ends with the completion's last token: what ends a completion (an EOS, a stop
-    string) is part of its last step, and judged with it. A token that holds the ends of two steps ends both.
+    A step with only white space after it ends with the completion's last token: EOS or a stop string is part of the
+    last step, and scored with it. A token that holds the ends of two steps ends both.
 
     Time: O(n log n) tokens are turned into text, however many steps there are: each search starts at the step before.
     """
@@ -131,29 +130,21 @@ def token_ends(
         low, stride = prefixes.start, 1
         while low + stride < last and prefixes.length(low + stride) < end:
             low, stride = low + stride, stride * 2
-        high = min(low + stride, last)
-        while low < high:
-            middle = (low + high) // 2
-            if prefixes.length(middle) >= end:
-                high = middle
-            else:
-                low = middle + 1
+        low = bisect_left(range(min(low + stride, last)), end, low, key=prefixes.length)
         found.append(low)
         prefixes.begin_at(low)
     return tuple(found)
 
 
 class _Prefixes:
-    """How long the text of the first tokens is. What is asked for lies at or behind `start`, which only moves on."""
+    """The lengths of the texts of prefixes, for tokens from `start` on, which only increases."""
 
     def __init__(self, ids: Sequence[int], text_of: Callable[[Sequence[int]], str]) -> None:
         self.start = 0
         self._ids = ids
         self._text_of = text_of
         self._known: dict[int, int] = {}
-        self._before = (
-            ""  # the text of the tokens from `_first` to `start`, whose whole prefix has `_passed` characters
-        )
+        self._before = ""  # text of the tokens from `_first` to `start`; their whole prefix has `_passed` characters
         self._first = self._passed = 0
 
     def length(self, token: int) -> int:
@@ -167,11 +158,11 @@ class _Prefixes:
         return self._known[token]
 
     def begin_at(self, token: int) -> None:
-        """From now on nothing before `token` is asked for: it is read from a few tokens before it."""
+        """Set `start` to `token`: later texts are decoded from a few tokens before it."""
         passed = self.length(token)
         first = max(0, token + 1 - _CONTEXT_TOKENS)
         before = self._text_of(self._ids[first : token + 1])
-        if before and not before.endswith("\ufffd"):  # half a character reads otherwise once the rest has come
+        if before and not before.endswith("\ufffd"):  # half a character changes with the next token
             self._first, self._before, self._passed = first, before, passed
         self.start = token
         self._known = {token: passed}

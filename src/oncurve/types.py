@@ -1,9 +1,33 @@
-"""The nouns of oncurve, and the one batch a learner sees.
+"""The nouns of oncurve, and the batch that a learner sees.
 
-A *prompt* is asked; the policy writes *completions*; the completions of one prompt are a *group*; each gets a
-*score*; groups are collated into a `TrainBatch` of `(B, T)` tensors over completion tokens only.
+The glossary (CONTRIBUTING.md has the same one):
 
-A worked example, two completions of one prompt:
+    prompt                  the text that the policy continues; never "query" or "question"
+    completion              the tokens that follow a prompt; `trained` marks those that the policy wrote
+    group                   the completions of one prompt: the unit of rollout, reward and advantage
+    reward, score           a number for a completion; the reward with its steps, its parts and whether it is valid
+    verifier                a reward that decides whether a completion is right
+    step                    of the trainer: one rollout with its updates; of a completion: a line or another part that
+                            has its own reward
+    update                  one step of the optimizer, on one minibatch
+    rollout                 sampling the groups of one step; a rollout engine does it
+    continuation            a completion sampled from the end of a reasoning step, to estimate whether that step is
+                            right
+    policy version          the number of updates of the weights that sampled a completion
+    batch, row              the groups of a step as `(B, T)` tensors; a row is one completion
+    minibatch, micro-batch  the whole groups of one update; the rows of one forward pass
+    loss_mask               `(B, T)`, True where a token is trained; all denominators count these tokens only
+    logprobs                of the policy in training; `old_`: before this step's updates; `rollout_`: as the engine
+                            recorded; `ref_`: of the reference; `teacher_`: of a teacher
+    token statistics        per-token numbers of one forward pass: log-prob, entropy, exact KL, value (`TokenStats`)
+    advantage               `(B, T)`, by how much a token is worth more than was expected
+    return, value           `(B, T)`, the discounted reward to come; a critic's estimate of it
+    objective               the policy's loss per token, from log-probs and advantages
+    KL estimator            the KL penalty per token, between policy and reference
+    aggregation             one weight per token (`token_weights`); the loss is the sum of weight times token loss
+    learner, trainer        owns weights and optimizer and makes updates; runs the loop
+
+An example, two completions of one prompt:
 
     prompt = Prompt(id=7, text="2+2=", ids=(5, 9, 5, 3), columns={"answer": "4"})
     right  = Completion(ids=(6, 2), text="4", logprobs=(-0.3, -0.1), ended="eos", sample_index=0, policy_version=0)
@@ -24,25 +48,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-__all__ = [
-    "Axes",
-    "Completion",
-    "Ending",
-    "Graded",
-    "Group",
-    "LabelledSteps",
-    "Messages",
-    "PreferencePair",
-    "Prompt",
-    "Score",
-    "Streams",
-    "TokenLoss",
-    "TokenWeights",
-    "TrainBatch",
-    "axes_of",
-]
 
 Ending = Literal["eos", "stop", "length"]
 
@@ -52,10 +59,11 @@ Messages = str | tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is asked.
+    """A prompt: its text, and its tokens `ids` as the policy reads them.
 
     `id` is the row's number in its data source: a part of the randomness key, stable over epochs and restarts.
     `columns` are the row's other columns and reach the reward by name; `messages` is the chat, if it was one.
+    `teacher_ids` are its tokens as a teacher reads it; None: as the policy does.
     """
 
     id: int
@@ -63,14 +71,17 @@ class Prompt:
     ids: tuple[int, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] | None = None
+    teacher_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the policy wrote: `ids` include the ending EOS or stop tokens, `text` does not.
+    """What follows a prompt: `ids` include the ending EOS or stop tokens, `text` does not.
 
-    `logprobs[t]` is the log-probability of `ids[t]` under the distribution it was sampled from (temperature
-    applied). `ended` is recorded by the sampler, never guessed: `"length"` is a truncated completion.
+    `logprobs[t]` is the log-probability of `ids[t]` under the distribution it was sampled from (temperature applied).
+    The sampler records `ended`, so it is never guessed: `"length"` is a truncated completion.
+    `trained[t]` False: the policy did not write this token (a tool did); the policy reads it and is not trained on it,
+    and its entry in `logprobs` has no meaning (0 by convention). None: the policy wrote all tokens.
     """
 
     ids: tuple[int, ...]
@@ -79,17 +90,19 @@ class Completion:
     ended: Ending
     sample_index: int
     policy_version: int
+    trained: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Score:
-    """The reward of one completion. Where not `valid` it takes no part in statistics or loss, and `fault` says why.
+    """The reward of one completion. If not `valid`, it is in no statistic and no loss, and `fault` says why.
 
-    `parts` are the weighted rewards' raw values by name (None: did not apply). `step_ends[j]` is the index of
-    the last token of step j, `step_rewards[j]` its reward, `step_offsets[j]` where in the text it ends (the offset
-    just behind it; for people, and empty where nobody knows). `extras` is what the rewards noted about the completion
-    beside their value, as JSON can hold it, by "part/name". `part_steps` are the (offset, reward) of the steps that a
-    part judged, by its name, before any weight.
+    `parts` are the raw values of the weighted rewards by name (None: did not apply), `weights` their weights, in the
+    same order (empty where unknown). `step_ends[j]` is the index of the
+    last token of step j, `step_rewards[j]` its reward, `step_offsets[j]` the offset in the text just after it (for
+    display; empty where unknown). `extras` is what the rewards noted about the completion in addition to their value,
+    as JSON can hold it, by "part/name". `part_steps` are the (offset, reward) of the steps that a part scored, by its
+    name, before any weight.
     """
 
     reward: float
@@ -101,11 +114,12 @@ class Score:
     extras: Mapping[str, Any] = field(default_factory=dict)
     step_offsets: tuple[int, ...] = ()
     part_steps: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one prompt, and their scores once a scorer has seen them (`()` before)."""
+    """The completions of one prompt, and their scores (`()` until they are scored)."""
 
     prompt: Prompt
     completions: tuple[Completion, ...]
@@ -114,13 +128,13 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Streams:
-    """What one forward pass gives the losses: `(b, T)` each, 0 where there is no token; absent unless asked for."""
+class TokenStats:
+    """Per-token numbers of one forward pass, 0 where there is no token; None unless asked for."""
 
-    logprobs: Tensor
-    entropy: Tensor | None = None
-    full_kl: Tensor | None = None
-    values: Tensor | None = None
+    logprobs: Float[Tensor, "b T"]
+    entropy: Float[Tensor, "b T"] | None = None
+    full_kl: Float[Tensor, "b T"] | None = None
+    values: Float[Tensor, "b T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,15 +144,15 @@ class TokenLoss:
     `kl` is the part of the loss that the batch's `kl_weights` weigh; None where `loss` holds all of it.
     """
 
-    loss: Tensor
-    stats: Mapping[str, Tensor] = field(default_factory=dict)
-    kl: Tensor | None = None
+    loss: Float[Tensor, "b T"]
+    stats: Mapping[str, Float[Tensor, "b T"]] = field(default_factory=dict)
+    kl: Float[Tensor, "b T"] | None = None
 
     def __add__(self, other: TokenLoss) -> TokenLoss:
         kl = other.kl if self.kl is None else self.kl if other.kl is None else self.kl + other.kl
         return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats}, kl)
 
-    def weighted(self, batch: TrainBatch) -> Tensor:
+    def weighted(self, batch: TrainBatch) -> Float[Tensor, ""]:
         """`Σ_it token_weights_it · loss_it + Σ_it kl_weights_it · kl_it`, `()`. Raises ValueError without weights."""
         if batch.token_weights is None:
             raise ValueError("a loss needs the batch's token_weights: batch.with_weights(aggregation(batch)) first")
@@ -154,21 +168,22 @@ class TokenLoss:
 class TokenWeights:
     """Weights `(B, T)` of a batch's token losses, where the KL term has an aggregation of its own."""
 
-    policy: Tensor
-    kl: Tensor
+    policy: Float[Tensor, "B T"]
+    kl: Float[Tensor, "B T"]
 
 
 @dataclass(frozen=True)
-class Graded:
+class AdvantagesAndReturns:
     """Advantages `(B, T)`, and the returns `(B, T)` that a critic's values are trained towards."""
 
-    advantages: Tensor
-    returns: Tensor
+    advantages: Float[Tensor, "B T"]
+    returns: Float[Tensor, "B T"]
 
 
-Axes = Literal["BT", "B", "BS", "G", "NH"]
-"""The axes of a batch's field: completions and tokens; completions; completions and steps; groups (a tuple with one
-tensor of any length per group); or the tokens of all completions, one row of the tensor after another."""
+Axes = Literal["BT", "B", "BS", "BK", "G", "NH"]
+"""The axes of a batch's field: completions and tokens; completions; completions and steps; completions and rewards;
+groups (a tuple with one tensor of any length per group); or the tokens of all completions, one row of the tensor after
+another."""
 
 
 def _axes(axes: Axes) -> dict[str, Axes]:
@@ -177,55 +192,69 @@ def _axes(axes: Axes) -> dict[str, Axes]:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """Everything a learner needs and nothing else. Shapes: `(B, T)` over completion tokens, padded on the right.
+    """Everything that a learner needs. `(B, T)` is over completion tokens only, padded on the right.
 
     completion_ids (B, T) int64     0 beyond `lengths`
     lengths        (B,)   int64     tokens of the completion, its ending token included
-    loss_mask      (B, T) bool      True: this token exists and is trained
+    loss_mask      (B, T) bool      True: this token exists and is trained; elsewhere no field is read
     valid          (B,)   bool      False: no usable reward; loss_mask is off for the whole row
     group_ids      (B,)   int64     index into `prompts`; rows of a group are adjacent
-    prompts        tuple of (P_g,) int64, one a group
+    prompts        tuple of (P_g,) int64, one per group
+    teacher_prompts   likewise, as a teacher reads them; absent where it reads `prompts`
     rewards        (B,)   float64   the completion's reward, with its KL where that is in the reward; 0 if not valid
     token_rewards  (B, T) float64   the same by token: an outcome at the last token, steps at their ends, the KL at each
     truncated      (B,)   bool      the completion was cut off at the limit
     policy_versions (B,)  int64     the version of the policy that sampled it
-    rollout_logprobs, old_logprobs, ref_logprobs, values, advantages, returns, token_weights   (B, T) or absent
+    rollout_logprobs, old_logprobs, ref_logprobs, teacher_logprobs, values, advantages, returns, token_weights
+                   (B, T)           or absent
+    entropy_coef   (B,)             α of the entropy bonus, where it is adapted to a target
     kl_weights     (B, T)           of the KL term, where `kl.aggregation` gives it weights of its own
-    values_beyond  (B,)             V after the last token
+    policy_weights (B, T)           what the objective's loss is multiplied by; absent: 1
+    entropy        (B, T)           of the old policy's next-token distribution, where a filter reads it
+    bootstrap_values  (B,)          V after the last token
     ref_hidden     (N, H)           reference hidden states of all completion tokens, row after row (`full` KL only)
     step_ends, step_rewards (B, S), step_counts (B,)   or absent
+    component_rewards (B, K)        values of the K single rewards, before their weights; NaN: one does not apply
+    component_weights (B, K)        their weights, the same in every row; both absent where the scores do not have them
 
     Every field states its axes in its metadata, a subclass's too. Selecting, cutting, joining, moving and recording
-    follow from them (`axes_of`), so a field cannot be lost on the way:
+    derive from them (`axes_of`), so none of them can lose a field:
 
         @dataclass(frozen=True)
-        class WithTeacher(TrainBatch):
-            teacher_logprobs: Tensor | None = field(default=None, metadata={"axes": "BT"})
+        class WithUncertainty(TrainBatch):
+            uncertainty: Tensor | None = field(default=None, metadata={"axes": "BT"})
     """
 
-    completion_ids: Tensor = field(metadata=_axes("BT"))
-    lengths: Tensor = field(metadata=_axes("B"))
-    loss_mask: Tensor = field(metadata=_axes("BT"))
-    valid: Tensor = field(metadata=_axes("B"))
-    group_ids: Tensor = field(metadata=_axes("B"))
-    prompts: tuple[Tensor, ...] = field(metadata=_axes("G"))
-    rewards: Tensor = field(metadata=_axes("B"))
-    rollout_logprobs: Tensor | None = field(default=None, metadata=_axes("BT"))
-    old_logprobs: Tensor | None = field(default=None, metadata=_axes("BT"))
-    ref_logprobs: Tensor | None = field(default=None, metadata=_axes("BT"))
-    ref_hidden: Tensor | None = field(default=None, metadata=_axes("NH"))
-    values: Tensor | None = field(default=None, metadata=_axes("BT"))
-    advantages: Tensor | None = field(default=None, metadata=_axes("BT"))
-    returns: Tensor | None = field(default=None, metadata=_axes("BT"))
-    token_weights: Tensor | None = field(default=None, metadata=_axes("BT"))
-    kl_weights: Tensor | None = field(default=None, metadata=_axes("BT"))
-    step_ends: Tensor | None = field(default=None, metadata=_axes("BS"))
-    step_rewards: Tensor | None = field(default=None, metadata=_axes("BS"))
-    step_counts: Tensor | None = field(default=None, metadata=_axes("B"))
-    truncated: Tensor | None = field(default=None, metadata=_axes("B"))
-    token_rewards: Tensor | None = field(default=None, metadata=_axes("BT"))
-    policy_versions: Tensor | None = field(default=None, metadata=_axes("B"))
-    values_beyond: Tensor | None = field(default=None, metadata=_axes("B"))
+    completion_ids: Int[Tensor, "B T"] = field(metadata=_axes("BT"))
+    lengths: Int[Tensor, "B"] = field(metadata=_axes("B"))
+    loss_mask: Bool[Tensor, "B T"] = field(metadata=_axes("BT"))
+    valid: Bool[Tensor, "B"] = field(metadata=_axes("B"))
+    group_ids: Int[Tensor, "B"] = field(metadata=_axes("B"))
+    prompts: tuple[Int[Tensor, "_"], ...] = field(metadata=_axes("G"))
+    rewards: Float[Tensor, "B"] = field(metadata=_axes("B"))
+    rollout_logprobs: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    old_logprobs: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    ref_logprobs: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    ref_hidden: Float[Tensor, "N H"] | None = field(default=None, metadata=_axes("NH"))
+    values: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    advantages: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    returns: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    token_weights: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    kl_weights: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    policy_weights: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    entropy: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    step_ends: Int[Tensor, "B S"] | None = field(default=None, metadata=_axes("BS"))
+    step_rewards: Float[Tensor, "B S"] | None = field(default=None, metadata=_axes("BS"))
+    step_counts: Int[Tensor, "B"] | None = field(default=None, metadata=_axes("B"))
+    truncated: Bool[Tensor, "B"] | None = field(default=None, metadata=_axes("B"))
+    token_rewards: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
+    policy_versions: Int[Tensor, "B"] | None = field(default=None, metadata=_axes("B"))
+    bootstrap_values: Float[Tensor, "B"] | None = field(default=None, metadata=_axes("B"))
+    entropy_coef: Float[Tensor, "B"] | None = field(default=None, metadata=_axes("B"))
+    component_rewards: Float[Tensor, "B K"] | None = field(default=None, metadata=_axes("BK"))
+    component_weights: Float[Tensor, "B K"] | None = field(default=None, metadata=_axes("BK"))
+    teacher_prompts: tuple[Int[Tensor, "_"], ...] | None = field(default=None, metadata=_axes("G"))
+    teacher_logprobs: Float[Tensor, "B T"] | None = field(default=None, metadata=_axes("BT"))
 
     @property
     def size(self) -> int:
@@ -237,28 +266,28 @@ class TrainBatch:
         """Tokens that are trained: the number of True in `loss_mask`."""
         return int(self.loss_mask.sum())
 
-    def having(self, **streams: Any) -> Self:
+    def having(self, **fields: Any) -> Self:
         """This batch with the named fields replaced."""
-        return replace(self, **streams)
+        return replace(self, **fields)
 
-    def with_advantages(self, advantages: Tensor | Graded) -> Self:
+    def with_advantages(self, advantages: Float[Tensor, "B T"] | AdvantagesAndReturns) -> Self:
         """This batch with `advantages` `(B, T)`, and with `returns` where they come with them."""
-        if isinstance(advantages, Graded):
+        if isinstance(advantages, AdvantagesAndReturns):
             return replace(self, advantages=advantages.advantages, returns=advantages.returns)
         return replace(self, advantages=advantages)
 
-    def with_weights(self, weights: Tensor | TokenWeights) -> Self:
+    def with_weights(self, weights: Float[Tensor, "B T"] | TokenWeights) -> Self:
         """This batch with `token_weights` `(B, T)`, which hold the global denominators, and `kl_weights` if given."""
         if isinstance(weights, TokenWeights):
             return replace(self, token_weights=weights.policy, kl_weights=weights.kl)
         return replace(self, token_weights=weights)
 
     def to(self, device: torch.device) -> Self:
-        """This batch with its tensors on `device`; what is ragged (the prompts) stays, and models move it."""
+        """This batch with its tensors on `device`, except ragged ones (the prompts), which models move."""
         tensors = {name: getattr(self, name) for name, axes in axes_of(self).items() if axes != "G"}
         return replace(self, **{name: value.to(device) for name, value in tensors.items() if value is not None})
 
-    def existing(self) -> Tensor:
+    def existing(self) -> Bool[Tensor, "B T"]:
         """`(B, T)` bool: this token exists (trained or not)."""
         positions = torch.arange(self.completion_ids.shape[1], device=self.lengths.device)
         return positions[None, :] < self.lengths[:, None]
@@ -267,7 +296,7 @@ class TrainBatch:
 def axes_of(batch: TrainBatch) -> dict[str, Axes]:
     """The axes of every field of a batch, also of the fields that a subclass adds, in their order.
 
-    Raises TypeError: a field states none, or ones that there are not.
+    Raises TypeError: a field states no axes, or unknown ones.
     """
     found: dict[str, Axes] = {}
     for entry in fields(batch):
@@ -284,9 +313,9 @@ def axes_of(batch: TrainBatch) -> dict[str, Axes]:
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """Two completions of one prompt, of which one is the better: what an outcome reward model learns from.
+    """Two completions of one prompt, the better one first: what an outcome reward model learns from.
 
-    Example: `PreferencePair("2+2=", "4", "5")`. `margin`: by how much it should win.
+    Example: `PreferencePair("2+2=", "4", "5")`. `margin`: by how much the reward of `chosen` should be higher.
     """
 
     prompt: Messages
@@ -297,10 +326,10 @@ class PreferencePair:
 
 @dataclass(frozen=True)
 class LabelledSteps:
-    """A completion and what is known of its steps: what a process reward model learns from.
+    """A completion with labelled steps: what a process reward model learns from.
 
-    `ends[j]` is the offset in `completion` just behind step j, `labels[j]` in 0 ... 1 says whether the step is right,
-    or what share of the ways on from it are; None: nobody said.
+    `ends[j]` is the offset in `completion` just after step j. `labels[j]` in 0 ... 1 says whether step j is right, or
+    which share of its continuations is; None: unknown.
 
     Example: `LabelledSteps("2+2+1=", "4+1\\n6", (4, 5), (1.0, 0.0))`.
     """

@@ -7,7 +7,8 @@ import torch
 
 from fakes.scripted import ByteTokenizer, TableModel
 from oncurve.errors import DataError
-from oncurve.rollout import InProcessEngine, Policy, RolloutEngine, Sampling
+from oncurve.models import LocalWeights
+from oncurve.rollout import InProcessEngine, RolloutEngine, Sampling
 from oncurve.types import Prompt
 
 SAMPLING = Sampling(group_size=3, max_new_tokens=10, temperature=0.8, stop=("ca",))
@@ -33,7 +34,7 @@ ENGINES = {"in_process": in_process}
 def make_engine(request):
     def make(seed: int = 0, version: int = 0) -> RolloutEngine:
         engine = request.param(seed)
-        engine.follow(Policy(model(), version))
+        engine.follow(LocalWeights(model(), version))
         return engine
 
     return make
@@ -97,6 +98,29 @@ def test_the_same_call_gives_the_same_groups_and_another_draw_or_seed_does_not(m
     assert make_engine(seed=1).generate(PROMPTS, draw=0) != first
 
 
+def test_a_prompt_gets_the_samples_that_the_caller_counted_wherever_it_is_decoded(make_engine):
+    one, other = PROMPTS[:2]
+    together = make_engine().generate([one, other, one], draw=2)
+    apart = make_engine().generate([one], draw=2, first_samples=[3])
+    assert apart == together[2:]
+    assert together == make_engine().generate([one, other, one], draw=2, first_samples=[0, 0, 3])
+    assert [completion.sample_index for completion in apart[0].completions] == [3, 4, 5]
+    assert [c.ids for c in together[2].completions] != [c.ids for c in together[0].completions]
+
+
+def test_a_closed_engine_may_be_closed_again_and_begins_again_when_it_is_followed(make_engine):
+    engine = make_engine()
+    before = engine.generate(PROMPTS, draw=0)
+    engine.close()
+    engine.close()
+    engine.follow(LocalWeights(model(), 0))
+    assert engine.generate(PROMPTS, draw=0) == before
+
+
+def test_every_engine_states_whether_it_is_exact(make_engine):
+    assert make_engine().exact is True
+
+
 def test_greedy_sampling_gives_every_sample_alike_and_leaves_the_engines_settings_alone(make_engine):
     engine = make_engine()
     before = engine.generate(PROMPTS, draw=0)
@@ -141,9 +165,9 @@ def test_rows_end_at_their_own_limits():
 
     sampling = Sampling(group_size=3, max_new_tokens=8)
     engine = InProcessEngine(sampling, None, seed=0, limits=limit)
-    engine.follow(Policy(model(), 0))
+    engine.follow(LocalWeights(model(), 0))
     free = InProcessEngine(sampling, None, seed=0)
-    free.follow(Policy(model(), 0))
+    free.follow(LocalWeights(model(), 0))
     for group, whole in zip(engine.generate(PROMPTS, 0), free.generate(PROMPTS, 0), strict=True):
         for index, (cut, full) in enumerate(zip(group.completions, whole.completions, strict=True)):
             length = min(8, limit(group.prompt.id, index))

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from oncurve.models import tiny
-from oncurve.models.classifier import Classifier, HeadKind
-from oncurve.models.judges import load_classifier
+from oncurve.models.classifiers.classifier import Classifier, HeadKind
+from oncurve.models.classifiers.load import load_classifier
 
 LONGEST = 96
 """Tokens that they read."""

@@ -54,11 +54,11 @@ def compare(first: Path, second: Path, steps: int) -> None:
     """Bit for bit: every checkpoint, the logs but for times, the samples, and both models."""
     for step in range(1, steps + 1):
         name = f"checkpoints/step-{step:06d}"
-        for file in ("learner.safetensors", "outer.safetensors"):
+        for file in ("learner.safetensors", "reward_model.safetensors"):
             one, two = (durable.read_tensors(out / name / file) for out in (first, second))
             assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, (step, file)
         one, two = (durable.read_json(out / name / "state.json") for out in (first, second))
-        assert one["reference"] == two["reference"]
+        assert one["learner"] == two["learner"]
         assert one["outer"] == two["outer"]
     lines = [
         [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in path.read_text().splitlines()]

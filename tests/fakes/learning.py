@@ -1,5 +1,7 @@
 """A learner, a finished batch and its gradient in one line each, for the tests that compare gradients."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 from fakes.tiny_policy import tiny_model
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
-from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.learner import Learner, LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, PolicyAndKL, Regularizer
 from oncurve.types import Group, TrainBatch
 
@@ -49,7 +51,7 @@ def finished(
     kl_aggregation: str | None = None,
 ) -> TrainBatch:
     """The batch of `groups` as it comes to an update; with `old`, the recorded log-probs are the old policy's."""
-    batch = learner.reference_streams(collate(groups))
+    batch = with_reference(learner, collate(groups))
     if old:
         batch = batch.having(old_logprobs=batch.rollout_logprobs)
     batch = batch.with_advantages(GroupAdvantage()(batch))
@@ -57,6 +59,25 @@ def finished(
     return batch.with_weights(
         (policy if kl_aggregation is None else PolicyAndKL(policy, weigher(kl_aggregation)))(batch)
     )
+
+
+def with_reference(learner: Learner, batch: TrainBatch) -> TrainBatch:
+    """The batch with what reference and critic say of it."""
+    return learner.score(batch, frozenset({"reference", "values"}))
+
+
+def old_logprobs(learner: Learner, batch: TrainBatch) -> Tensor:
+    """Log-probs `(B, T)` of the batch under the learner's weights."""
+    return learner.score(batch, frozenset({"old"})).old_logprobs
+
+
+def carried_over(given: Any, taken: Any, folder: Path) -> Any:
+    """Loads into `taken` what `given` saves, by way of files and JSON; the record."""
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir(exist_ok=True)
+    record = json.loads(json.dumps(given.save(checkpoint)))
+    taken.load(checkpoint, record)
+    return record
 
 
 def weigher(aggregation: str) -> Any:

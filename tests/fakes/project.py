@@ -38,6 +38,7 @@ max_new_tokens = 6
 [[rewards]]
 kind = "regex"
 pattern = "w1"
+processes = 1
 
 [learner]
 learning_rate = 1e-3
@@ -80,3 +81,14 @@ def oncurve(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: py
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return Said(code, *capfd.readouterr())
+
+
+def refused(said: Said, *words: str) -> None:
+    """Asserts one message with these words, exit code 2, no traceback, and neither `out` nor `runs` left behind."""
+    assert said.code == 2, said
+    assert said.err.startswith("oncurve: "), said.err
+    assert "Traceback" not in said.err + said.out
+    for word in words:
+        assert word in said.err, said.err
+    assert not Path("out").exists()
+    assert not Path("runs").exists()

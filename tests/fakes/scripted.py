@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from oncurve.models.decode import HostLoop
+
 
 class TableModel:
     """A bigram model: the last token alone decides the next one's logits, a row of `table (V, V)`.
@@ -41,6 +43,9 @@ class TableModel:
     def head(self):
         return self.logits
 
+    def token_loop(self) -> HostLoop:
+        return HostLoop(self.decoder, torch.device("cpu"))
+
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "TableDecoder":
         return TableDecoder(self, prompts, copies, max_new_tokens)
 
@@ -52,6 +57,7 @@ class TableDecoder:
         self, model: TableModel, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int
     ) -> None:
         self._model, self._limit = model, max_new_tokens
+        self.logits = model.raw_logits
         self.groups = self._steps = torch.empty(0, dtype=torch.long)
         self._group_count = 0
         self.first_hidden = self.join(prompts, copies)
@@ -89,14 +95,15 @@ class ScriptedModel(TableModel):
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> "ScriptedDecoder":
         assert sum(copies) == len(self.script)
-        return ScriptedDecoder(self.script, torch.tensor(list(copies)))
+        return ScriptedDecoder(self, torch.tensor(list(copies)))
 
 
 class ScriptedDecoder:
-    def __init__(self, script: Tensor, copies: Tensor) -> None:
+    def __init__(self, model: ScriptedModel, copies: Tensor) -> None:
         assert (copies == 1).all()
-        self._script, self._position = script, 0
-        self.first_hidden = script[:, :1].double()
+        self._script, self._position = model.script, 0
+        self.logits = model.raw_logits
+        self.first_hidden = self._script[:, :1].double()
         self.groups = torch.arange(len(copies))
 
     def step(self, ids: Tensor) -> Tensor:

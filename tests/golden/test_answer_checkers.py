@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.rewards import Exact, Numeric, Regex
-from oncurve.rewards.answers import boxed, final_answer, numeric_answer
+from oncurve.rewards.answers import boxed, final_answer, marked_number
 from oncurve.rewards.math import Checker
 from oncurve.rewards.verify import Matcher
 
@@ -114,8 +114,8 @@ def verdict(case: dict[str, Any]) -> Any:
         same = checker().check(text or "", case["expected"]) == 1.0  # we compare instead of normalising
         return case["expected"] if same else f"not equal to {case['expected']}"
     if kind in ("to_float", "last_int"):
-        number = numeric_answer(text or "")
-        return None if number is None else float(number)
+        number = marked_number(text or "")
+        return None if number is None else float(number.value)
     if kind == "gsm8k_final":
         return final_answer(text or "")
     assert kind in ("boxed_content", "last_boxed")

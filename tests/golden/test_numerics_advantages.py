@@ -108,6 +108,7 @@ def test_what_cannot_be_meant_is_refused(rewards: list[float], settings: dict[st
         of_one_group(rewards, **settings)
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match="one shape"):
         group_advantages(torch.ones(1), torch.ones(2, dtype=torch.bool), torch.tensor([0, 0]))
@@ -128,4 +129,4 @@ def test_the_component_spreads_the_advantage_over_the_tokens_that_exist() -> Non
     a = 0.5 / (0.5**0.5 + 1e-6)
     expected = torch.tensor([[a, a, 0], [-a, -a, -a]], dtype=torch.float64)
     torch.testing.assert_close(GroupAdvantage()(batch), expected)
-    assert ADVANTAGE_KINDS["grpo"]().least_valid == 2
+    assert ADVANTAGE_KINDS["grpo"]().min_valid_completions == 2

@@ -190,8 +190,8 @@ def test_k3_is_exact_near_zero_in_float32() -> None:
     assert near == pytest.approx(5e-9, rel=0.25)
 
 
-def test_only_k1_is_warned_of() -> None:
-    assert [name for name, estimator in KL_KINDS.items() if estimator.warning] == ["k1"]
+def test_the_plan_has_something_to_say_of_k1_and_full() -> None:
+    assert [name for name, estimator in KL_KINDS.items() if estimator.note] == ["k1", "full"]
 
 
 def test_what_is_missing_is_said() -> None:

@@ -77,6 +77,7 @@ def test_a_temperature_without_a_density_is_refused(temperature: float) -> None:
         ops.entropy(LOGITS, temperature)
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_ids_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="need ids"):
         ops.token_logprobs(LOGITS.expand(4, 3), torch.arange(3))

@@ -8,13 +8,29 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from oncurve.kl import KL_KINDS
-from oncurve.losses import OBJECTIVE_KINDS, Clipped, KLPenalty, Objective, Regularizer, Reinforce, Sequence
+from oncurve.losses import (
+    OBJECTIVE_KINDS,
+    Cispo,
+    Clipped,
+    Dppo,
+    KLPenalty,
+    Objective,
+    Regularizer,
+    Reinforce,
+    SequenceProduct,
+)
 from oncurve.metrics import Metrics
-from oncurve.types import Streams, TokenLoss, TrainBatch
+from oncurve.types import TokenLoss, TokenStats, TrainBatch
 from oracles.finite_differences import autograd_gradient, finite_difference_gradient
 
 
-def batch_of(old: Tensor | None, advantages: Tensor | None, mask: Tensor, ref: Tensor | None = None) -> TrainBatch:
+def batch_of(
+    old: Tensor | None,
+    advantages: Tensor | None,
+    mask: Tensor,
+    ref: Tensor | None = None,
+    sampler: Tensor | None = None,
+) -> TrainBatch:
     rows, width = mask.shape
     return TrainBatch(
         completion_ids=torch.zeros(rows, width, dtype=torch.int64),
@@ -25,6 +41,7 @@ def batch_of(old: Tensor | None, advantages: Tensor | None, mask: Tensor, ref: T
         prompts=(torch.tensor([1]),),
         rewards=torch.zeros(rows, dtype=torch.float64),
         old_logprobs=old,
+        rollout_logprobs=old if sampler is None else sampler,
         ref_logprobs=ref,
         advantages=advantages,
     )
@@ -35,12 +52,12 @@ def one_token(objective: Objective, advantage: float, ratio: float) -> tuple[flo
     old = torch.tensor([[-1.0]], dtype=torch.float64)
     at = (old + math.log(ratio)).requires_grad_()
     batch = batch_of(old, torch.tensor([[advantage]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool))
-    loss = objective(Streams(at), batch).loss
+    loss = objective(TokenStats(at), batch).loss
     (gradient,) = torch.autograd.grad(loss.sum(), at)
     return loss.item(), gradient.item()
 
 
-@pytest.mark.parametrize("kind", [Clipped, Sequence])
+@pytest.mark.parametrize("kind", [Clipped, SequenceProduct])
 @pytest.mark.parametrize(
     ("advantage", "ratio", "settings", "loss", "gradient"),
     [
@@ -62,7 +79,7 @@ def one_token(objective: Objective, advantage: float, ratio: float) -> tuple[flo
     ],
 )
 def test_clipped_surrogate(
-    kind: type[Clipped | Sequence],
+    kind: type[Clipped | SequenceProduct],
     advantage: float,
     ratio: float,
     settings: dict[str, float],
@@ -77,8 +94,8 @@ def test_at_ratio_one_the_gradient_is_whole_however_narrow_the_clip() -> None:
     assert one_token(Clipped(clip_low=0.0, clip_high=0.0), 1.0, 1.0) == (-1, -1)
 
 
-@pytest.mark.parametrize("kind", [Clipped, Sequence])
-def test_a_ratio_that_ran_away_is_finite_and_still_pulled_back(kind: type[Clipped | Sequence]) -> None:
+@pytest.mark.parametrize("kind", [Clipped, SequenceProduct])
+def test_a_ratio_that_ran_away_is_finite_and_still_pulled_back(kind: type[Clipped | SequenceProduct]) -> None:
     """log ρ = 30 under a negative advantage: the value is clamped at e²⁰, the gradient is not taken away."""
     loss, gradient = one_token(kind(), -1.0, math.exp(30))
     assert loss == pytest.approx(math.exp(20))
@@ -91,13 +108,13 @@ def test_sequence_takes_the_product_of_the_trained_tokens_ratios() -> None:
     log_ratios = torch.tensor([[0.1, -0.2, 0.3, 9.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, True, False]])
     batch = batch_of(torch.zeros(1, 4), torch.ones(1, 4), mask)
-    token = Sequence(clip_high=0.3)(Streams(log_ratios), batch)
+    token = SequenceProduct(clip_high=0.3)(TokenStats(log_ratios), batch)
     assert math.exp(0.2) == pytest.approx(1.22140276)
     assert token.loss.tolist()[0] == pytest.approx([-1.22140276 / 3] * 3 + [0])
-    assert token.stats["ratio"][0, :3].tolist() == pytest.approx([1.22140276] * 3)
-    clipped = Sequence()(Streams(log_ratios), batch)
+    assert token.stats["policy/ratio"][0, :3].tolist() == pytest.approx([1.22140276] * 3)
+    clipped = SequenceProduct()(TokenStats(log_ratios), batch)
     assert clipped.loss.sum().item() == pytest.approx(-1.2)
-    assert clipped.stats["clip_fraction_high"][0, :3].tolist() == [1, 1, 1]
+    assert clipped.stats["policy/clip_high"][0, :3].tolist() == [1, 1, 1]
 
 
 def test_sequence_losses_spread_over_tokens_so_that_row_sums_are_the_completions_losses() -> None:
@@ -106,7 +123,7 @@ def test_sequence_losses_spread_over_tokens_so_that_row_sums_are_the_completions
     mask = torch.rand(3, 5, generator=generator) < 0.7
     rewards = [1.0, -2.0, 0.5]
     batch = batch_of(old, torch.tensor(rewards, dtype=torch.float64)[:, None].expand(3, 5), mask)
-    loss = Sequence()(Streams(logprobs), batch).loss
+    loss = SequenceProduct()(TokenStats(logprobs), batch).loss
     for row, advantage in enumerate(rewards):
         ratio = math.exp(sum((logprobs[row, t] - old[row, t]).item() for t in range(5) if mask[row, t]))
         expected = max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.2))
@@ -116,7 +133,7 @@ def test_sequence_losses_spread_over_tokens_so_that_row_sums_are_the_completions
 def test_reinforce() -> None:
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     batch = batch_of(None, torch.tensor([[0.5, -1.0]]), torch.ones(1, 2, dtype=torch.bool))
-    loss = Reinforce()(Streams(logprobs), batch).loss
+    loss = Reinforce()(TokenStats(logprobs), batch).loss
     assert loss.tolist() == [[0.5, -2.0]]
     loss.sum().backward()
     assert logprobs.grad is not None
@@ -129,21 +146,23 @@ def test_two_armed_softmax() -> None:
     logprobs = torch.log_softmax(z, 0)[torch.tensor([0, 0, 1, 1])][:, None]
     advantages = torch.tensor([1, 1, -1, -1], dtype=torch.float64)[:, None] * 0.8660239
     batch = batch_of(None, advantages, torch.ones(4, 1, dtype=torch.bool))
-    for objective in (Clipped(), Sequence(), Reinforce()):
-        (gradient,) = torch.autograd.grad(objective(Streams(logprobs), batch).loss.mean(), z, retain_graph=True)
+    batch = batch.having(rollout_logprobs=logprobs.detach())
+    for objective in (kind() for kind in OBJECTIVE_KINDS.values()):
+        (gradient,) = torch.autograd.grad(objective(TokenStats(logprobs), batch).loss.mean(), z, retain_graph=True)
         assert gradient.tolist() == pytest.approx([-0.43301195, 0.43301195], abs=1e-7)
 
 
 @pytest.mark.parametrize("kind", OBJECTIVE_KINDS)
 def test_without_old_logprobs_the_ratio_is_one_and_its_gradient_alive(kind: str) -> None:
     logprobs = torch.tensor([[-1.0, -3.0]], requires_grad=True)
-    batch = batch_of(None, torch.tensor([[1.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool))
-    token = OBJECTIVE_KINDS[kind]()(Streams(logprobs), batch)
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    batch = batch_of(None, torch.tensor([[1.0, 1.0]]), mask, sampler=logprobs.detach())
+    token = OBJECTIVE_KINDS[kind]()(TokenStats(logprobs), batch)
     token.loss.sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [[-1, -1]]
-    if "ratio" in token.stats:
-        assert token.stats["ratio"].tolist() == [[1, 1]]
+    if "policy/ratio" in token.stats:
+        assert token.stats["policy/ratio"].tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize("rubbish", [torch.nan, torch.inf, -torch.inf, 1e30])
@@ -153,35 +172,74 @@ def test_masked_places_have_zero_loss_and_zero_gradient_whatever_stands_there(
     kind: str, estimator: str, rubbish: float
 ) -> None:
     mask = torch.tensor([[True, False, True], [False, False, False]])
-    streams = {
+    stats = {
         name: torch.where(mask, torch.full((2, 3), value), rubbish).requires_grad_()
         for name, value in (("logprobs", -1.0), ("entropy", 0.5), ("full_kl", 0.1))
     }
     old, advantages, ref = (torch.where(mask, value, rubbish) for value in (-1.1, 1.0, -1.3))
     batch = batch_of(old, advantages, mask, ref)
-    given = Streams(**streams)
+    given = TokenStats(**stats)
     token = OBJECTIVE_KINDS[kind]()(given, batch) + Regularizer(KLPenalty(estimator=estimator), 0.01)(given, batch)
     token.loss.sum().backward()
     assert token.loss[~mask].tolist() == [0] * 4
     assert token.loss[mask].isfinite().all()
-    for stream in streams.values():
+    for stream in stats.values():
         if stream.grad is not None:
             assert stream.grad[~mask].tolist() == [0] * 4
             assert stream.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", OBJECTIVE_KINDS)
-def test_gradients_agree_with_finite_differences(kind: str) -> None:
+def random_batch() -> tuple[Tensor, TrainBatch]:
+    """Log-probs in float64, and a batch whose old policy, reference and sampler are others."""
     generator = torch.Generator().manual_seed(0)
     x, old, advantages, ref = (torch.randn(3, 4, generator=generator, dtype=torch.float64) / 3 for _ in range(4))
-    batch = batch_of(old, advantages, torch.rand(3, 4, generator=generator) < 0.8, ref)
+    mask = torch.rand(3, 4, generator=generator) < 0.8
+    sampler = old + torch.randn(3, 4, generator=generator, dtype=torch.float64) / 3
+    return x - 2, batch_of(old - 2, advantages, mask, ref - 2, sampler - 2)
+
+
+DETACHED = {"cispo", "dppo"}
+"""Objectives with a detached weight: their gradient is not the slope of their value."""
+
+
+@pytest.mark.parametrize("kind", sorted(OBJECTIVE_KINDS.keys() - DETACHED))
+def test_gradients_agree_with_finite_differences(kind: str) -> None:
+    x, batch = random_batch()
     objective, regularizer = OBJECTIVE_KINDS[kind](), Regularizer(KLPenalty(estimator="ratio_k3", coef=0.3), 0.1)
 
     def total(z: Tensor) -> Tensor:
-        streams = Streams(z, entropy=z.square())
-        return (objective(streams, batch) + regularizer(streams, batch)).loss.sum()
+        stats = TokenStats(z, entropy=z.square())
+        return (objective(stats, batch) + regularizer(stats, batch)).loss.sum()
 
     torch.testing.assert_close(autograd_gradient(total, x), finite_difference_gradient(total, x), atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "low", "high"),
+    [(Cispo(), 0.8, 1.2), (Dppo(max_ratio=1.2), 0.0, 1.2), (Dppo(divergence="kl", delta=0.05), 0.0, 20.0)],
+)
+def test_the_gradient_of_a_detached_weight_is_the_slope_of_its_integral(
+    objective: Objective, low: float, high: float
+) -> None:
+    """∂/∂log ρ of W(ρ) is clip(ρ, low, high): W is ρ in between, and beyond a bound b it is b (1 + log(ρ/b))."""
+    x, batch = random_batch()
+    before = batch.rollout_logprobs if isinstance(objective, Dppo) else batch.old_logprobs
+    assert before is not None
+    assert batch.advantages is not None
+    kept = objective(TokenStats(x), batch).stats.get("policy/dropped", torch.zeros_like(x)) == 0
+    assert (kept & batch.loss_mask).sum() > 0
+
+    def integral(z: Tensor) -> Tensor:
+        ratio = (z - before).exp()
+        clipped = ratio.clamp(low, high)
+        whole = clipped + clipped * (ratio.log() - clipped.log())
+        return torch.where(batch.loss_mask & kept, -batch.advantages * whole, 0.0).sum()
+
+    def total(z: Tensor) -> Tensor:
+        return objective(TokenStats(z), batch).loss.sum()
+
+    found = autograd_gradient(total, x)
+    torch.testing.assert_close(found, finite_difference_gradient(integral, x), atol=1e-8, rtol=1e-6)
 
 
 def test_statistics_are_declared_detached_and_right() -> None:
@@ -190,34 +248,34 @@ def test_statistics_are_declared_detached_and_right() -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     logprobs = ratios.log().requires_grad_()
     batch = batch_of(torch.zeros(2, 3), advantages, mask, torch.zeros(2, 3))
-    streams = Streams(logprobs, entropy=torch.ones(2, 3))
-    token: TokenLoss = Clipped(dual_clip=3.0)(streams, batch) + Regularizer(KLPenalty(), 0.1)(streams, batch)
+    stats = TokenStats(logprobs, entropy=torch.ones(2, 3))
+    token: TokenLoss = Clipped(dual_clip=3.0)(stats, batch) + Regularizer(KLPenalty(), 0.1)(stats, batch)
     metrics = Metrics()
     for key, values in token.stats.items():
         assert not values.requires_grad
         metrics.add(key, values, mask)
     result = metrics.result()
-    assert result["clip_fraction_high"] == pytest.approx(1 / 6)
-    assert result["clip_fraction_low"] == pytest.approx(1 / 6)
-    assert result["dual_clip_fraction"] == pytest.approx(1 / 6)
-    assert result["ratio"] == pytest.approx(14 / 6)
-    assert result["ratio_max"] == pytest.approx(9)
-    assert result["entropy"] == 1
+    assert result["policy/clip_high"] == pytest.approx(1 / 6)
+    assert result["policy/clip_low"] == pytest.approx(1 / 6)
+    assert result["policy/clip_dual"] == pytest.approx(1 / 6)
+    assert result["policy/ratio"] == pytest.approx(14 / 6)
+    assert result["policy/ratio_max"] == pytest.approx(9)
+    assert result["policy/entropy"] == 1
     expected = sum(r - 1 - math.log(r) for r in ratios.flatten().tolist()) / 6
-    assert result["approx_kl_old"] == pytest.approx(expected)
-    assert result["kl"] == pytest.approx(sum(1 / r + math.log(r) - 1 for r in ratios.flatten().tolist()) / 6)
-    assert result["policy_loss"] == pytest.approx((-1.2 - 0.5 - 1 + 1.5 + 0.8 + 3) / 6)
+    assert result["policy/kl_old"] == pytest.approx(expected)
+    assert result["policy/kl"] == pytest.approx(sum(1 / r + math.log(r) - 1 for r in ratios.flatten().tolist()) / 6)
+    assert result["policy/objective_loss"] == pytest.approx((-1.2 - 0.5 - 1 + 1.5 + 0.8 + 3) / 6)
 
 
 def test_the_regularizer_is_coef_times_kl_less_the_entropy_bonus() -> None:
     mask = torch.ones(1, 1, dtype=torch.bool)
     batch = batch_of(None, None, mask, torch.tensor([[-1.5]], dtype=torch.float64))
-    streams = Streams(torch.tensor([[-1.0]], dtype=torch.float64), entropy=torch.tensor([[2.0]], dtype=torch.float64))
-    token = Regularizer(KLPenalty(coef=0.1), 0.01)(streams, batch)
+    stats = TokenStats(torch.tensor([[-1.0]], dtype=torch.float64), entropy=torch.tensor([[2.0]], dtype=torch.float64))
+    token = Regularizer(KLPenalty(coef=0.1), 0.01)(stats, batch)
     assert token.loss.item() == pytest.approx(0.1 * 0.10653066 - 0.02)
-    off = Regularizer(KLPenalty(coef=0.0))(streams, batch)
+    off = Regularizer(KLPenalty(coef=0.0))(stats, batch)
     assert off.loss.item() == 0
-    assert off.stats["kl"].item() == pytest.approx(0.10653066)
+    assert off.stats["policy/kl"].item() == pytest.approx(0.10653066)
 
 
 def test_without_coefficients_neither_reference_nor_streams_are_needed() -> None:
@@ -225,23 +283,23 @@ def test_without_coefficients_neither_reference_nor_streams_are_needed() -> None
     assert off.needs == frozenset()
     assert not off.kl.needs_reference
     batch = batch_of(None, None, torch.ones(1, 1, dtype=torch.bool))
-    assert off(Streams(torch.zeros(1, 1)), batch).stats == {}
+    assert off(TokenStats(torch.zeros(1, 1)), batch).stats == {}
     assert Regularizer(KLPenalty(estimator="full"), 0.1).needs == {"full_kl", "entropy"}
     assert KLPenalty().needs_reference
 
 
 def test_what_is_missing_is_said() -> None:
     batch = batch_of(None, None, torch.ones(1, 1, dtype=torch.bool))
-    streams = Streams(torch.zeros(1, 1))
+    stats = TokenStats(torch.zeros(1, 1))
     for kind in OBJECTIVE_KINDS.values():
         with pytest.raises(ValueError, match="advantages"):
-            kind()(streams, batch)
+            kind()(stats, batch)
     with pytest.raises(ValueError, match="ref_logprobs"):
-        Regularizer(KLPenalty())(streams, batch)
+        Regularizer(KLPenalty())(stats, batch)
     with pytest.raises(ValueError, match="full_kl"):
-        Regularizer(KLPenalty(estimator="full"))(streams, batch)
+        Regularizer(KLPenalty(estimator="full"))(stats, batch)
     with pytest.raises(ValueError, match="entropy"):
-        Regularizer(KLPenalty(coef=0.0), 0.1)(streams, batch)
+        Regularizer(KLPenalty(coef=0.0), 0.1)(stats, batch)
 
 
 @pytest.mark.parametrize(

@@ -57,23 +57,25 @@ def test_returns_of_other_projects_tests(
     assert returns[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def batch_of(reward: float, logprobs: list[float], **streams: Tensor) -> TrainBatch:
+def batch_of(reward: float, logprobs: list[float], **stats: Tensor) -> TrainBatch:
     completion = Completion(tuple(range(len(logprobs))), "", tuple(logprobs), "eos", 0, 0)
-    return collate([Group(Prompt(0, "", (1,)), (completion,), (Score(reward),))]).having(**streams)
+    return collate([Group(Prompt(0, "", (1,)), (completion,), (Score(reward),))]).having(**stats)
 
 
 def test_the_kl_in_the_reward_adds_up_to_that_of_the_completion() -> None:
     old, reference, beta = [-1.0, -2.0, -0.5], one([-1.5, -1.0, -0.25]), 0.1
     batch = batch_of(2.0, old, ref_logprobs=reference)
     control, metrics = KLControl(KLPenalty(where="reward", coef=beta)), Metrics()
-    penalised = control.penalise(batch, None, metrics)
+    penalised = control.add_kl_to_rewards(batch, None, metrics)
     r = penalised.token_rewards
     assert r is not None
     assert r[0].tolist() == pytest.approx([-0.05, 0.1, 2.025], abs=1e-12)
     assert float(r.sum()) == pytest.approx(2.0 - beta * (sum(old) - float(reference.sum())), abs=1e-12)
     assert float(penalised.rewards) == pytest.approx(float(r.sum()), abs=1e-12)
     k1 = (0.5 - 1.0 - 0.25) / 3
-    assert metrics.result() == pytest.approx({"kl_coef": beta, "kl": k1, "kl_controller": k1}, abs=1e-12)
+    assert metrics.result() == pytest.approx(
+        {"policy/kl_coef": beta, "policy/kl": k1, "policy/kl_completion_mean": k1}, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.05, 0.00097952), (0.11, 0.00101024), (0.1, 0.001), (5.0, 0.00102048)])
@@ -97,7 +99,7 @@ def test_whitening_nothing_or_one_value_gives_exactly_0() -> None:
 
 
 def test_a_truncated_completion_may_be_worth_what_the_critic_says() -> None:
-    batch = batch_of(0.0, [-1.0, -1.0], values=one([0.5, 0.4]), values_beyond=torch.tensor([0.3]))
+    batch = batch_of(0.0, [-1.0, -1.0], values=one([0.5, 0.4]), bootstrap_values=torch.tensor([0.3]))
     ended, cut = batch.having(truncated=torch.tensor([False])), batch.having(truncated=torch.tensor([True]))
     settings = GAEAdvantage(lam=1.0, scale="none", bootstrap=True)
     assert settings(ended).advantages[0].tolist() == pytest.approx([-0.5, -0.4])

@@ -58,9 +58,9 @@ def test_one_step_a_completion_is_outcome_supervision_exactly(
 ) -> None:
     completions = tuple(Completion((1,) * (n + 1), "", (0.0,) * (n + 1), "eos", n, 0) for n in range(len(rewards)))
     whole = tuple(Score(reward) for reward in rewards)
-    judged = tuple(Score(0.0, step_ends=(n,), step_rewards=(reward,)) for n, reward in enumerate(rewards))
+    stepwise = tuple(Score(0.0, step_ends=(n,), step_rewards=(reward,)) for n, reward in enumerate(rewards))
     outcome = GroupAdvantage(**settings)(collate([Group(Prompt(0, "", (1,)), completions, whole)]))
-    for scores in (whole, judged):
+    for scores in (whole, stepwise):
         batch = collate([Group(Prompt(0, "", (1,)), completions, scores)])
         assert torch.equal(ProcessAdvantage(**settings)(batch), outcome)
 

@@ -13,12 +13,27 @@ from torch import Tensor
 
 from oncurve import ops
 from oncurve.advantages import gae, whiten
+from oncurve.batching import token_rewards
 from oncurve.kl import kl_value
-from oncurve.losses import Clipped, KLPenalty, Objective, Reinforce, SeqMeanTokenMean, TokenMean
+from oncurve.losses import (
+    Cispo,
+    Clipped,
+    Gspo,
+    KLPenalty,
+    Objective,
+    Reinforce,
+    SeqMeanTokenMean,
+    TokenMean,
+    Truncated,
+    objective_loss,
+    off_policy,
+    top_entropy,
+)
 from oncurve.metrics import Metrics
+from oncurve.rewards import Overlong
 from oncurve.spec import Component
 from oncurve.trainer import KLControl
-from oncurve.types import Streams, TrainBatch
+from oncurve.types import TokenStats, TrainBatch
 
 Case = dict[str, Any]
 
@@ -46,7 +61,7 @@ def losses(objective: Objective, logprobs: Tensor, old: Tensor | None, advantage
     """Token losses of one completion, `(T,)`."""
     mask = torch.ones(1, len(logprobs), dtype=torch.bool)
     return objective(
-        Streams(logprobs[None]), batch_of(mask, None if old is None else old[None], advantages[None])
+        TokenStats(logprobs[None]), batch_of(mask, None if old is None else old[None], advantages[None])
     ).loss[0]
 
 
@@ -71,33 +86,73 @@ def kl(case: Case) -> Tensor:
 def dual_clip(case: Case) -> Tensor:
     given, clip = case["inputs"], case["params"]["clip"]
     objective = Clipped(clip_low=clip, clip_high=clip, dual_clip=case["params"]["c"])
-    streams = [tensor(given[name]) for name in ("logprobs", "old_logprobs", "advantages")]
-    return losses(objective, *streams).sum()
+    stats = [tensor(given[name]) for name in ("logprobs", "old_logprobs", "advantages")]
+    return losses(objective, *stats).sum()
 
 
 def importance_weighted_clipped(case: Case) -> Tensor:
-    """Sampler/learner weights are detached factors of the token loss, applied here from outside the objective."""
+    """With a threshold of 0.8, which the component refuses: equal log-probs would not have the weight 1."""
+    given, clip = case["inputs"], case["params"]["clip"]
+    current, old, advantages = (tensor(given[n])[None] for n in ("curr_logprobs", "prev_logprobs", "advantages"))
+    mask = torch.ones_like(old).bool()
+    correction = Truncated.model_construct(threshold=case["params"].get("cap", 1e9))
+    weights = correction(old - tensor(given["generation_logprobs"]), mask).used
+    batch = batch_of(mask, old, advantages).having(policy_weights=weights)
+    return objective_loss(Clipped(clip_low=clip, clip_high=clip), TokenStats(current), batch).loss.mean()
+
+
+def high_entropy(case: Case) -> Tensor:
+    """TRL's quantile is the share of tokens that are left out. At least one is kept."""
+    mask, share = tensor(case["inputs"]["mask"]).bool(), max(1 - case["params"]["quantile"], 1e-9)
+    return top_entropy(tensor(case["inputs"]["entropies"]), mask, share).double()
+
+
+def off_policy_rows(case: Case) -> Tensor:
+    gap = tensor(case["inputs"]["old_minus_new"])
+    advantages = tensor(case["inputs"]["advantages"])[:, None].expand_as(gap)
+    threshold = case["params"]["threshold"]
+    dropped = off_policy(torch.zeros_like(gap), gap, advantages, torch.ones_like(gap).bool(), threshold)
+    assert torch.equal(dropped.all(1), dropped.any(1))
+    return (~dropped.any(1)).double()
+
+
+def gspo(case: Case) -> Tensor:
+    """The advantages differ between the tokens of one completion: ours is their mean."""
     given, clip = case["inputs"], case["params"]["clip"]
     current, old, advantages = (tensor(given[n]) for n in ("curr_logprobs", "prev_logprobs", "advantages"))
-    weights = ops.clamped_ratio(old - tensor(given["generation_logprobs"]))
-    if "cap" in case["params"]:
-        weights = weights.clamp(max=case["params"]["cap"])
-    return (weights * losses(Clipped(clip_low=clip, clip_high=clip), current, old, advantages)).mean()
+    loss = losses(Gspo(clip_low=clip, clip_high=clip), current, old, advantages).mean()
+    if "generation_logprobs" not in given:
+        return loss
+    weight = (old - tensor(given["generation_logprobs"])).sum().exp()
+    return weight.clamp(max=case["params"].get("cap", torch.inf)) * loss
+
+
+def cispo_sum(case: Case) -> Tensor:
+    given, clip = case["inputs"], case["params"]["clip"]
+    stats = [tensor(given[name]) for name in ("logprobs", "old_logprobs", "advantages")]
+    return losses(Cispo(clip_low=clip, clip_high=clip), *stats).sum()
+
+
+def cispo_per_token(case: Case) -> Tensor:
+    given, params = case["inputs"], case["params"]
+    logprobs = tensor(given["logprobs"])
+    objective = Cispo(clip_low=params["eps_low"], clip_high=params["eps_high"])
+    return losses(objective, logprobs, logprobs - tensor(given["ratios"]).log(), tensor(given["advantages"]))
 
 
 def masked_nll(case: Case) -> Tensor:
     given = case["inputs"]
     mask = tensor(given["weights"]).bool()[None]
     batch = batch_of(mask, advantages=torch.ones_like(mask, dtype=torch.float64))
-    return Reinforce()(Streams(tensor(given["logprobs"])[None]), batch).loss.sum() / case["params"]["ce_scale"]
+    return Reinforce()(TokenStats(tensor(given["logprobs"])[None]), batch).loss.sum() / case["params"]["ce_scale"]
 
 
 def masked_mean(case: Case) -> Tensor:
-    return ops.masked_mean(tensor(case["inputs"]["x"]), tensor(case["inputs"]["mask"]), dim=1)
+    return ops.masked_mean(tensor(case["inputs"]["x"]), tensor(case["inputs"]["mask"]).bool(), dim=1)
 
 
 def masked_var(case: Case) -> Tensor:
-    return ops.masked_var(tensor(case["inputs"]["x"]), tensor(case["inputs"]["mask"]))
+    return ops.masked_var(tensor(case["inputs"]["x"]), tensor(case["inputs"]["mask"]).bool())
 
 
 def aggregated(aggregation: Component) -> Any:
@@ -159,9 +214,15 @@ def kl_rewards(case: Case) -> Tensor:
     batch = batch_of(torch.ones_like(old, dtype=torch.bool), old).having(
         ref_logprobs=tensor(given["ref_logprobs"]), rewards=tensor(given["scores"])
     )
-    rewards = KLControl(KLPenalty(where="reward", coef=coef)).penalise(batch, None, Metrics()).token_rewards
+    batch = batch.having(token_rewards=token_rewards(batch))
+    rewards = KLControl(KLPenalty(where="reward", coef=coef)).add_kl_to_rewards(batch, None, Metrics()).token_rewards
     assert rewards is not None
     return rewards
+
+
+def overlong(case: Case) -> Tensor:
+    params = case["params"]
+    return tensor(Overlong(buffer=params["cache"], max_length=params["max_len"])(case["inputs"]["length"]))
 
 
 RUN = {
@@ -181,27 +242,27 @@ RUN = {
     "kl_k3": kl,
     "tis_token_uncapped": importance_weighted_clipped,
     "tis_token_cap0.8": importance_weighted_clipped,
+    "high_entropy_q0.0": high_entropy,
+    "high_entropy_q1.0": high_entropy,
+    "off_policy_mask": off_policy_rows,
     "dual_clip_sum": dual_clip,
+    "gspo_mean": gspo,
+    "gspo_tis_cap0.8": gspo,
+    "gspo_is": gspo,
+    "cispo_sum": cispo_sum,
+    "cispo_ppo_band": cispo_per_token,
     "masked_mean": masked_mean,
     "masked_var": masked_var,
     "agg_token_mean": aggregated(TokenMean()),
     "agg_seq_mean_token_mean": aggregated(SeqMeanTokenMean()),
     "agg_excludes_empty": aggregated(SeqMeanTokenMean()),
     "ce_component": masked_nll,
+    "soft_overlong_110": overlong,
 }
 
-_GSPO = "the length-normalised sequence ratio (gspo) is not among the objectives yet"
-_CISPO = "cispo is not among the objectives yet"
-_SHAPING = "length and repetition shaping are not among the rewards yet"
-_ENTROPY = "training only the tokens of highest entropy is not offered yet"
+_SHAPING = "shaping by a cosine of the length or by repeated n-grams is left to a function of the user's"
 
 NOT_RUN = {
-    "gspo_mean": _GSPO,
-    "gspo_tis_cap0.8": _GSPO,
-    "gspo_is": _GSPO,
-    "cispo_sum": _CISPO,
-    "cispo_ppo_band": _CISPO,
-    "soft_overlong_110": _SHAPING,
     "cosine_len50_correct1": _SHAPING,
     "cosine_len0_correct0": _SHAPING,
     "cosine_len200_correct1": _SHAPING,
@@ -210,10 +271,7 @@ NOT_RUN = {
     "repetition_72": _SHAPING,
     "repetition_75": _SHAPING,
     "repetition_76": _SHAPING,
-    "high_entropy_q0.0": _ENTROPY,
-    "high_entropy_q1.0": _ENTROPY,
     "kl_k2_clamped": "clamps the value at 10, which takes the pull away from the tokens that need it most",
-    "off_policy_mask": "dropping completions that are too far off-policy is not offered yet",
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import oncurve
-from fakes.project import ROWS, Said, lay_out
-from fakes.project import oncurve as run_command
+from fakes.project import ROWS, Said, lay_out, oncurve as run_command
+from oncurve.trainer import FORMAT
 
 Command = Callable[..., Said]
 REWARD = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
@@ -92,11 +92,13 @@ def test_a_change_that_decides_the_numbers_is_refused_by_name(
     change, words = REFUSED[what]
     change()
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
-    monkeypatch.setattr("oncurve.models.huggingface.ModelConfig.build", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("the model was loaded")
+    )
     said = command("resume", "run")
     assert said.code == 2
     assert "Traceback" not in said.err
-    for word in (*words, "cannot go on exactly", "oncurve resume run --changed"):
+    for word in (*words, "cannot be resumed exactly", "oncurve resume run --changed"):
         assert word in said.err
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
@@ -180,12 +182,15 @@ def test_a_missing_identity_is_taken_from_the_checkpoint(command: Command, damag
 def test_an_older_format_is_refused_in_one_line(command: Command) -> None:
     path = Path("run/checkpoints/step-000001/state.json")
     now, manifest = path.read_bytes(), path.with_name("manifest.json")
-    path.write_bytes(now.replace(b'"format": 2', b'"format": 1'))
+    path.write_bytes(now.replace(b'"format": %d' % FORMAT, b'"format": %d' % (FORMAT - 1)))
     digests = [hashlib.sha256(each).hexdigest() for each in (now, path.read_bytes())]
     manifest.write_text(manifest.read_text().replace(*digests))
     said = command("resume", "run")
     assert said.code == 1
-    assert said.err == "oncurve: the checkpoints in run have format 1, and this oncurve reads format 2\n"
+    assert said.err == (
+        f"oncurve: the checkpoints in run have format {FORMAT - 1}, and this oncurve reads format {FORMAT} alone: "
+        "resume the run with the version that wrote it\n"
+    )
 
 
 @pytest.mark.parametrize("damage", [b'{"run": 5}', b'{"format": 1}', b"[]", b"\xff"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes.project import RECIPE, Said, lay_out, oncurve
-from oncurve.models import hub
+from fakes.project import RECIPE, Said, lay_out, oncurve, refused
+from oncurve.models.loading import hub
 
 Command = Callable[..., Said]
 
@@ -25,24 +25,12 @@ def project(laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "reachable", lambda: False)
-    monkeypatch.setattr("oncurve.models.huggingface.reachable", lambda: False)
     return tmp_path
 
 
 @pytest.fixture
 def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
-
-
-def refused(said: Said, *words: str) -> None:
-    """One message with these words, exit code 2, no traceback, nothing left behind."""
-    assert said.code == 2, said
-    assert said.err.startswith("oncurve: "), said.err
-    assert "Traceback" not in said.err + said.out
-    for word in words:
-        assert word in said.err
-    assert not Path("out").exists()
-    assert not Path("runs").exists()
 
 
 SETTINGS = {
@@ -83,7 +71,7 @@ REWARDS = {
     "a syntax error": ("def length(:", "reward.py failed: line 1: invalid syntax"),
     "a package that is missing": ("import nowhere_at_all", "No module named 'nowhere_at_all' (reward.py line 1)"),
     "an import that ends the process": ("import sys; sys.exit(3)", "SystemExit: 3 (reward.py line 1)"),
-    "no parameters": ("def length(): return 1", "takes nothing; it is given columns by name"),
+    "no parameters": ("def length(): return 1", "has no parameters; columns are passed by name"),
     "parameters without names": ("def length(a, /): return 1", "parameter a cannot be given by name"),
     "no function": ("length = 3", "is a int, not a function"),
     "a column that is not there": ("def length(completion, anwser): return 1", "did you mean 'answer'?"),
@@ -95,7 +83,9 @@ def test_a_reward_that_cannot_be_called_is_refused_before_the_model_loads(
     command: Command, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, words = REWARDS[fault]
-    monkeypatch.setattr("oncurve.models.huggingface.ModelConfig.build", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("the model was loaded")
+    )
     Path("reward.py").unlink() if source is None else Path("reward.py").write_text(source)
     reward = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
     refused(command("train", "recipe.toml", reward, "--out", "out"), "reward ", words)
@@ -170,7 +160,9 @@ def test_cut_off_weights_are_refused(command: Command) -> None:
 def test_a_place_for_the_run_that_is_taken_or_shut_is_refused_before_the_model_loads(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncurve.models.huggingface.ModelConfig.build", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("the model was loaded")
+    )
     refused(command("train", "recipe.toml", "--out", "data.jsonl"), "data.jsonl is a file")
     refused(command("train", "recipe.toml", "--out", "data.jsonl/inside"), "data.jsonl is a file")
     refused(command("train", "recipe.toml", "--out", "model"), "is not empty", "not a run of oncurve")
@@ -178,7 +170,7 @@ def test_a_place_for_the_run_that_is_taken_or_shut_is_refused_before_the_model_l
     refused(command("train", "recipe.toml", "--out", "out"), "cannot be written to")
 
 
-def test_what_is_no_run_cannot_be_resumed_or_judged(command: Command) -> None:
+def test_what_is_no_run_cannot_be_resumed_or_evaluated(command: Command) -> None:
     refused(command("resume", "nope"), "nope is not a folder", "oncurve train")
     refused(command("resume", "model"), "has no config.toml")
     refused(command("eval", "./nope"), "there is no folder ./nope")
@@ -186,7 +178,7 @@ def test_what_is_no_run_cannot_be_resumed_or_judged(command: Command) -> None:
     refused(command("eval", "model", "kl.coef=0"), "data.path: missing", "rewards: missing")
 
 
-def test_a_bare_model_is_judged_by_a_recipe(command: Command) -> None:
+def test_a_bare_model_is_evaluated_by_a_recipe(command: Command) -> None:
     said = command("eval", "model", "--recipe", "recipe.toml", "--n", "2", "--limit", "3", "--json")
     assert said.code == 0, said.err
     assert "prompts of the training data" in said.out

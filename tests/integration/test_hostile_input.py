@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fakes.project import Said, lay_out, oncurve
-from oncurve.models import hub
+from fakes.project import Said, lay_out, oncurve, refused
+from oncurve.models.loading import hub
 
 Command = Callable[..., Said]
 
@@ -28,20 +28,8 @@ def command(
 ) -> Command:
     shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    for name in ("oncurve.models.huggingface", "oncurve.run.unloaded", "oncurve.models.judges"):
-        monkeypatch.setattr(f"{name}.reachable", lambda: False)
     monkeypatch.setattr(hub, "reachable", lambda: False)
     return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
-
-
-def refused(said: Said, *words: str) -> None:
-    assert said.code == 2, said
-    assert said.err.startswith("oncurve: "), said.err
-    assert "Traceback" not in said.err + said.out
-    for word in words:
-        assert word in said.err, said.err
-    assert not Path("out").exists()
-    assert not Path("runs").exists()
 
 
 PATHS = {"long": "x" * 5000, "NUL": "a\0b", "a long name": "x" * 300, "deep": "/".join(["d"] * 3000), "~": "~nouser/x"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes.killed_runs import KILLER, PLACES, command, compare
-from oncurve.run.layers import RECIPES
+from oncurve.config.layers import RECIPES
 
 STEPS = 6
 pytestmark = pytest.mark.slow
@@ -54,18 +54,20 @@ def whole(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_three_iterations_replay_what_they_say_and_show_the_judge_beside_the_reward_model(whole: Path) -> None:
+def test_three_iterations_replay_what_they_say_and_show_the_verifier_next_to_the_reward_model(whole: Path) -> None:
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    ends = [line for line in lines if "reward_model_new" in line]
-    assert [line["iteration"] for line in ends] == [1.0, 2.0, 3.0]
-    known = ends[0]["reward_model_history"]
+    ends = [line for line in lines if "reward_model/new_examples" in line]
+    assert [line["progress/iteration"] for line in ends] == [1.0, 2.0, 3.0]
+    known = ends[0]["reward_model/history_examples"]
     assert 100 < known <= 120  # the pairs that fit into 256 characters
     for line in ends:
-        assert line["reward_model_history"] == known
-        assert line["reward_model_replayed"] == (round(0.1 * known) if line["reward_model_new"] else 0)
-        known += line["reward_model_new"]
-    assert [line["step"] for line in lines if "reference_moved" in line] == [3.0, 5.0]
-    assert all({"reward/model", "reward/truth"} <= line.keys() for line in lines)
+        assert line["reward_model/history_examples"] == known
+        assert line["reward_model/replayed_examples"] == (
+            round(0.1 * known) if line["reward_model/new_examples"] else 0
+        )
+        known += line["reward_model/new_examples"]
+    assert [line["step"] for line in lines if "reference/moved" in line] == [3.0, 5.0]
+    assert all({"rewards/model", "rewards/truth"} <= line.keys() for line in lines)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from oncurve import durable
+from oncurve.config.layers import RECIPES
 from oncurve.metrics import METRICS
-from oncurve.run.layers import RECIPES
 
 KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
 STEPS_PER_KILL = 4
@@ -44,18 +44,20 @@ VARIANTS = {
         "critic.learning_rate=1e-3",
         "critic.warmup_steps=2",
     ],
-    "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup=0.5"],
+    "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup_alpha=0.5"],
+    "dynamic": ["model.dtype=float32", "rollout.group_size=6", "filter.dynamic_sampling=true", "filter.max_rounds=30"],
+    "lora": ["model.dtype=bfloat16", "lora.rank=4", "reference.every=2", "reference.mixup_alpha=0.5"],
     "process": ["model.dtype=float32", "advantage.kind=process", "rewards=[{kind='task_steps'}]"],
 }
 
 
 def settings(variant: str, steps: int) -> list[str]:
     return [
+        "rollout.group_size=4",
         *VARIANTS[variant],
         f"run.steps={steps}",
         "run.seed=11",
         "data.prompts_per_step=3",
-        "rollout.group_size=4",
         "rollout.max_new_tokens=24",
         "learner.learning_rate=1e-3",
         "learner.minibatches=2",
@@ -121,6 +123,11 @@ def raw(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy())
 
 
+def surplus(checkpoint: Path) -> bytes | None:
+    path = checkpoint / "surplus.jsonl"
+    return path.read_bytes() if path.exists() else None
+
+
 def compare(first: Path, second: Path, steps: int) -> None:
     name = f"checkpoints/step-{steps:06d}"
     one, two = (durable.read_tensors(out / name / "learner.safetensors") for out in (first, second))
@@ -128,6 +135,7 @@ def compare(first: Path, second: Path, steps: int) -> None:
     for key in one:
         assert one[key].dtype == two[key].dtype
         assert raw(one[key]) == raw(two[key]), key
+    assert surplus(first / name) == surplus(second / name)
     one_lines, two_lines = (
         [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (first, second)
     )
@@ -148,6 +156,20 @@ def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, v
     kills = run_killed(recipe, killed, variant, steps, log)
     assert kills >= KILLS // 2, f"only {kills} kills fell into the run"
     compare(whole, killed, steps)
+    if variant == "dynamic":
+        no_group_twice_and_none_lost(killed)
+
+
+def no_group_twice_and_none_lost(out: Path) -> None:
+    """Every group that was sampled was trained on or left out in one step, or waits in the last checkpoint."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    files = sorted((out / "rollouts").iterdir())
+    groups = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    names = [(group["draw"], group["prompt"]["id"], group["completions"][0]["sample_index"]) for group in groups]
+    assert len(names) == len(set(names)) == sum(line["groups/sampled"] for line in lines) - lines[-1]["groups/surplus"]
+    trained = [group for group in groups if group["completions"][0]["advantage"] is not None]
+    assert len(trained) == sum(line["groups/trained"] for line in lines)
+    assert any(line["groups/surplus"] for line in lines)
 
 
 @pytest.mark.slow

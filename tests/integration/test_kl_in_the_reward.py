@@ -7,7 +7,7 @@ from torch import Tensor
 from fakes.tiny_policy import TinyLM
 from oncurve import GRPO
 from oncurve.advantages import ADVANTAGE_KINDS
-from oncurve.run.loading import load_config
+from oncurve.config.loading import load_config
 from oncurve.spec import Component
 from oncurve.types import TrainBatch
 
@@ -18,7 +18,7 @@ KL = {"kl": {"where": "reward", "coef": 0.5, "target": 0.01, "horizon": 100.0}}
 class OfTheRewards(Component):
     """r_i - mean of all r: reads the rewards and knows of no KL."""
 
-    least_valid = property(lambda self: 1)
+    min_valid_completions = property(lambda self: 1)
 
     def __call__(self, batch: TrainBatch) -> Tensor:
         return (batch.rewards - batch.rewards.mean())[:, None] * batch.existing()
@@ -27,7 +27,7 @@ class OfTheRewards(Component):
 class RewardToGo(Component):
     """Σ_{s >= t} r_s: reads the rewards of the tokens."""
 
-    least_valid = property(lambda self: 1)
+    min_valid_completions = property(lambda self: 1)
 
     def __call__(self, batch: TrainBatch) -> Tensor:
         return batch.token_rewards.flip(1).cumsum(1).flip(1) * batch.existing()
@@ -60,32 +60,32 @@ def advantages_of(kind: type[Component], settings: dict) -> tuple[TrainBatch, di
 
 
 @pytest.mark.parametrize("kind", [ADVANTAGE_KINDS["grpo"], OfTheRewards, RewardToGo])
-@pytest.mark.parametrize("updates", [{}, {"learner": {"passes": 3}}])
+@pytest.mark.parametrize("updates", [{}, {"learner": {"ppo_epochs": 3}}])
 def test_every_advantage_sees_the_kl(kind: type[Component], updates: dict):
     batch, said, _ = advantages_of(kind, {**KL, **updates})
     old = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
     k1 = torch.where(batch.loss_mask, old - batch.ref_logprobs, 0.0)
-    coef = said["kl_coef"]
+    coef = said["policy/kl_coef"]
     assert coef == pytest.approx(0.5 * 1.048)  # steered up by a fifth of 24 completions over the horizon
     assert batch.rewards.tolist() == pytest.approx((1 - coef * k1.sum(1)).tolist())
     assert batch.token_rewards.sum(1).tolist() == pytest.approx(batch.rewards.tolist())
-    assert said["reward"] == 1  # what the reward function gave
-    assert said["advantage_abs"] > 1e-3
-    assert said["kl"] == pytest.approx(float(k1[batch.loss_mask].mean()))
-    assert said["kl_controller"] == pytest.approx(float((k1.sum(1) / batch.loss_mask.sum(1)).mean()))
+    assert said["reward/mean"] == 1  # what the reward function gave
+    assert said["advantage/abs_mean"] > 1e-3
+    assert said["policy/kl"] == pytest.approx(float(k1[batch.loss_mask].mean()))
+    assert said["policy/kl_completion_mean"] == pytest.approx(float((k1.sum(1) / batch.loss_mask.sum(1)).mean()))
 
 
 def test_without_a_kl_there_is_nothing_to_see():
     batch, said, _ = advantages_of(OfTheRewards, {"kl": {"coef": 0.0}})
     assert batch.rewards.tolist() == [1.0] * batch.size
     assert torch.equal(batch.token_rewards.sum(1), batch.rewards)
-    assert said["advantage_abs"] == 0
-    assert "kl_controller" not in said
+    assert said["advantage/abs_mean"] == 0
+    assert "policy/kl_completion_mean" not in said
 
 
 def test_the_coefficient_follows_what_the_log_shows_of_the_controller():
     _, said, trainer = advantages_of(OfTheRewards, KL)
-    wanted = trainer.config.kl.steered(said["kl_coef"], said["kl_controller"], 24)
+    wanted = trainer.config.kl.steered(said["policy/kl_coef"], said["policy/kl_completion_mean"], 24)
     assert trainer.state.kl_coef == pytest.approx(wanted)
 
 

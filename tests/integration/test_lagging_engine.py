@@ -6,12 +6,13 @@ import math
 import pytest
 import torch
 
+from fakes.learning import old_logprobs
 from fakes.tiny_policy import TinyLM
 from oncurve import GRPO
-from oncurve.batching import collate
 from oncurve.kl import k3
 from oncurve.metrics import Metrics
-from oncurve.rollout import InProcessEngine, Policy
+from oncurve.models import LocalWeights, Weights
+from oncurve.rollout import InProcessEngine
 from oncurve.types import TrainBatch
 
 PROMPTS = torch.arange(6)[:, None] % 11
@@ -20,20 +21,22 @@ PROMPTS = torch.arange(6)[:, None] % 11
 class LaggingEngine:
     """Samples with the weights that it was given last but one; every other group with the last where `mixed`."""
 
-    def __init__(self, inner: InProcessEngine, exact: bool | None = False, mixed: bool = False) -> None:
+    def __init__(self, inner: InProcessEngine, exact: bool = False, mixed: bool = False) -> None:
         self.inner, self.mixed = inner, mixed
-        self.held: list[Policy] = []
-        if exact is not None:
-            self.exact = exact
+        self.held: list[LocalWeights] = []
+        self.exact = exact
 
-    def follow(self, policy: Policy) -> None:
-        self.held = [*self.held[-1:], Policy(copy.deepcopy(policy.model), policy.version)]
+    def follow(self, weights: Weights) -> None:
+        self.held = [*self.held[-1:], LocalWeights(copy.deepcopy(weights.local()), weights.version)]
 
-    def generate(self, prompts, draw, sampling=None, on_group=None):
+    def close(self) -> None:
+        self.inner.close()
+
+    def generate(self, prompts, draw, sampling=None, on_group=None, first_samples=None):
         groups = []
         for index, prompt in enumerate(prompts):
             self.inner.follow(self.held[-1 if self.mixed and index % 2 else 0])
-            groups += self.inner.generate([prompt], draw, sampling)
+            groups += self.inner.generate([prompt], draw, sampling, None, [first_samples[index]])
             if on_group is not None:
                 on_group(index, groups[-1])
         return groups
@@ -43,7 +46,7 @@ def rewards(completions, prompts):
     return [float((completion == 7).float().mean()) for completion in completions]
 
 
-def make(exact: bool | None = False, mixed: bool = False, lag: bool = True, **learner: object) -> GRPO:
+def make(exact: bool = False, mixed: bool = False, lag: bool = True, **learner: object) -> GRPO:
     settings = {"learner": {"max_grad_norm": 0.0, **learner}}
     trainer = GRPO(
         TinyLM().double(), None, rewards, group_size=4, learning_rate=0.2, kl_coef=0.05, settings=settings, seed=3
@@ -57,9 +60,8 @@ def batch_seen(trainer: GRPO) -> TrainBatch:
     """The batch of the next step as it comes to the advantage, without making the step."""
     stepping = trainer._trainer([*map_prompts()])
     stepping.engine = copy.copy(trainer.engine)  # which keeps what it held
-    stepping.engine.follow(Policy(stepping.learner.policy(), stepping.learner.version))
-    groups, _ = stepping.collect(Metrics())
-    return stepping.streams(collate(groups), Metrics())
+    stepping.engine.follow(stepping.learner.weights())
+    return stepping.score(stepping.collect(Metrics()).usable, Metrics())
 
 
 def map_prompts():
@@ -70,21 +72,22 @@ def map_prompts():
 
 def test_the_ratio_is_that_of_the_present_to_the_lagging_weights():
     trainer = make()
-    assert trainer.train_step(PROMPTS)["ratio"] == pytest.approx(1, abs=1e-9)  # there is nothing to lag behind yet
+    first = trainer.train_step(PROMPTS)  # sampled with the present weights: there are no others yet
+    assert first["policy/ratio"] == pytest.approx(1, abs=1e-9)
     batch = batch_seen(trainer)
-    present = trainer.learner.old_logprobs(batch)
+    present = old_logprobs(trainer.learner, batch)
     gap = (present - batch.rollout_logprobs)[batch.loss_mask]
     said = trainer.train_step(PROMPTS)
-    assert said["mismatch"] == pytest.approx(float(gap.abs().mean()), rel=1e-6)
-    assert said["mismatch"] > 0.05
-    assert said["ratio"] == pytest.approx(float(gap.exp().mean()), rel=1e-6)
-    assert said["ratio_max"] == pytest.approx(float(gap.exp().max()), rel=1e-6)
-    assert abs(said["ratio"] - 1) > 1e-3
+    assert said["policy/mismatch"] == pytest.approx(float(gap.abs().mean()), rel=1e-6)
+    assert said["policy/mismatch"] > 0.05
+    assert said["policy/ratio"] == pytest.approx(float(gap.exp().mean()), rel=1e-6)
+    assert said["policy/ratio_max"] == pytest.approx(float(gap.exp().max()), rel=1e-6)
+    assert abs(said["policy/ratio"] - 1) > 1e-3
     kl = k3(present, batch.ref_logprobs.double())[batch.loss_mask]
-    assert said["kl"] == pytest.approx(float(kl.mean()), rel=1e-4)
+    assert said["policy/kl"] == pytest.approx(float(kl.mean()), rel=1e-4)
 
 
-@pytest.mark.parametrize("updates", [{}, {"passes": 2}, {"minibatches": 3}])
+@pytest.mark.parametrize("updates", [{}, {"ppo_epochs": 2}, {"minibatches": 3}])
 def test_old_logprobs_are_the_recorded_ones_where_the_weights_lag_and_the_learners_elsewhere(updates: dict):
     trainer = make(mixed=True, **updates)
     trainer.train_step(PROMPTS)
@@ -92,16 +95,15 @@ def test_old_logprobs_are_the_recorded_ones_where_the_weights_lag_and_the_learne
     stale = batch.policy_versions != trainer.learner.version
     assert stale.tolist() == [True, True, True, True, False, False, False, False] * 3
     assert torch.equal(batch.old_logprobs[stale], batch.rollout_logprobs[stale])
-    assert torch.equal(batch.old_logprobs[~stale].double(), trainer.learner.old_logprobs(batch)[~stale].double())
+    assert torch.equal(batch.old_logprobs[~stale].double(), old_logprobs(trainer.learner, batch)[~stale].double())
 
 
-@pytest.mark.parametrize("exact", [False, None])
-def test_an_engine_that_does_not_state_that_it_is_exact_gets_old_logprobs(exact: bool | None):
-    trainer = make(exact, mixed=True)
+def test_an_engine_that_is_not_exact_gets_old_logprobs():
+    trainer = make(mixed=True)
     trainer.engine.held = []
-    said = trainer.train_step(PROMPTS)  # all groups are of the present weights here
-    assert "seconds_old" in said
-    assert said["ratio"] == pytest.approx(1, abs=1e-9)
+    batch = batch_seen(trainer)  # all groups are of the present weights here
+    assert torch.equal(batch.old_logprobs, old_logprobs(trainer.learner, batch))
+    assert trainer.train_step(PROMPTS)["policy/ratio"] == pytest.approx(1, abs=1e-9)
 
 
 def test_what_the_engine_states_does_not_stand_against_the_versions():
@@ -112,7 +114,7 @@ def test_what_the_engine_states_does_not_stand_against_the_versions():
 
 
 def test_the_recorded_ones_may_be_asked_for():
-    trainer = make(mixed=True, old_logprobs="rollout", passes=2)
+    trainer = make(mixed=True, old_logprobs="rollout", ppo_epochs=2)
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
@@ -121,21 +123,19 @@ def test_the_recorded_ones_may_be_asked_for():
 def test_the_built_in_engine_needs_no_pass_with_one_update():
     trainer = make(lag=False)
     for _ in range(2):
-        said = trainer.train_step(PROMPTS)
-        assert said["ratio"] == 1
-        assert "seconds_old" not in said
-    assert batch_seen(trainer).old_logprobs is None
+        assert batch_seen(trainer).old_logprobs is None
+        assert trainer.train_step(PROMPTS)["policy/ratio"] == 1
 
 
-@pytest.mark.parametrize("updates", [{"passes": 4}, {"passes": 2, "minibatches": 3}])
+@pytest.mark.parametrize("updates", [{"ppo_epochs": 4}, {"ppo_epochs": 2, "minibatches": 3}])
 def test_the_kl_is_measured_before_the_first_update_of_a_step(updates: dict):
     trainer = make(lag=False, **updates)
-    assert trainer.train_step(PROMPTS)["kl"] == pytest.approx(0, abs=1e-12)  # however far its updates went
+    assert trainer.train_step(PROMPTS)["policy/kl"] == pytest.approx(0, abs=1e-12)  # however far its updates went
     batch = batch_seen(trainer)
     groups = slice(None) if "minibatches" not in updates else None
     said = trainer.train_step(PROMPTS)
-    assert said["mismatch_max"] < 1e-6
+    assert said["policy/mismatch_max"] < 1e-6
     if groups is not None:
         kl = k3(batch.old_logprobs, batch.ref_logprobs)[batch.loss_mask]
-        assert said["kl"] == pytest.approx(float(kl.mean()), rel=1e-6)
-    assert math.isfinite(said["kl"])
+        assert said["policy/kl"] == pytest.approx(float(kl.mean()), rel=1e-6)
+    assert math.isfinite(said["policy/kl"])

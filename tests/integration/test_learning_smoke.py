@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fakes.learning import old_logprobs, with_reference
 from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate, minibatches
@@ -10,7 +11,7 @@ from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.metrics import Metrics
 from oncurve.models.generic import GenericModel
-from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Completion, Group, Prompt, Score
 
 
@@ -34,14 +35,14 @@ def learn(steps: int, updates: int, dtype: torch.dtype | None = None) -> tuple[l
     engine = InProcessEngine(Sampling(group_size=8, max_new_tokens=3), seed=0)
     rewards, said = [], []
     for step in range(steps):
-        engine.follow(Policy(learner.policy(), learner.version))
+        engine.follow(learner.weights())
         groups = [
             Group(group.prompt, group.completions, tuple(Score(echoes(group, c)) for c in group.completions))
             for group in engine.generate(prompts_of(step), draw=step)
         ]
-        batch = learner.reference_streams(collate(groups))
+        batch = with_reference(learner, collate(groups))
         if updates > 1:
-            batch = batch.having(old_logprobs=learner.old_logprobs(batch))
+            batch = batch.having(old_logprobs=old_logprobs(learner, batch))
         batch = batch.with_advantages(GroupAdvantage()(batch))
         metrics = Metrics()
         for number, minibatch in enumerate(minibatches(batch, updates, seed=0, step=step, pass_index=0)):
@@ -58,6 +59,6 @@ def test_a_tiny_policy_learns_to_echo_its_prompt(updates: int, dtype: torch.dtyp
     rewards, said = learn(60, updates, dtype)
     assert sum(rewards[:5]) / 5 < 0.25
     assert sum(rewards[-5:]) / 5 > 0.8
-    assert said[0]["mismatch_max"] < (1e-5 if dtype is None else 0.05)
-    assert said[0]["kl"] == 0
-    assert said[-1]["entropy"] < said[0]["entropy"]
+    assert said[0]["policy/mismatch_max"] < (1e-5 if dtype is None else 0.05)
+    assert said[0]["policy/kl"] == 0
+    assert said[-1]["policy/entropy"] < said[0]["policy/entropy"]

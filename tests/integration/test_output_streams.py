@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 RUNNER = """
 import json, os, pty, signal, sys
 from pathlib import Path
-import oncurve.run.session, oncurve.models.huggingface
+import oncurve.run.session, oncurve.models.loading.weights
 from oncurve.cli import main
 
 def closed(*descriptors):
@@ -104,7 +104,7 @@ def test_a_run_whose_output_goes_nowhere_is_done_all_the_same(project: Path, cas
     assert codes[case] == 0
     lines = [json.loads(line) for line in (project / case / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    assert all(line.get("invalid_completions", 0) == 0 for line in lines)  # the worker's print did not fail, either
+    assert all(line.get("completions/invalid", 0) == 0 for line in lines)  # the worker's print did not fail, either
     assert (project / case / "model" / "model.safetensors").is_file()
     config = (project / case / "config.toml").read_text()
     assert "a line from a worker" not in config + (project / case / "metrics.jsonl").read_text()

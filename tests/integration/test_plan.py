@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import oncurve.run.forecasting as forecasting
+import oncurve.forecast.command as forecasting
 from oncurve import cli
+from oncurve.config.layers import RECIPES
+from oncurve.config.loading import load_config
 from oncurve.errors import UserError
-from oncurve.forecast import Room
-from oncurve.run.layers import RECIPES
-from oncurve.run.loading import load_config
+from oncurve.forecast import AvailableMemory
 
 ROOT = Path(__file__).parents[2]
 TASK = RECIPES / "task.toml"
@@ -63,7 +63,7 @@ def test_the_plan_of_a_shipped_recipe() -> None:
 
 
 def test_settings_change_the_plan() -> None:
-    _, _, two = plan(TASK, *SMALL_STEP, "kl.coef=0", "learner.minibatches=2", "learner.passes=2")
+    _, _, two = plan(TASK, *SMALL_STEP, "kl.coef=0", "learner.minibatches=2", "learner.ppo_epochs=2")
     assert two["work"]["updates"] == 4
     assert two["memory"]["reference"] == 0
     assert two["seconds"]["reference"] == 0
@@ -85,7 +85,7 @@ def test_a_size_that_does_not_fit_says_what_would() -> None:
     assert code == 1
     assert not found["fits"]
     assert "It does not fit" in printed
-    together = found["mends"][-1]
+    together = found["suggestions"][-1]
     assert together["peak_bytes"] < found["available_bytes"] < found["peak_bytes"]
     assert "learner.tokens_per_micro_batch=" in together["settings"]
     assert "kl.coef=0" in together["settings"]
@@ -125,7 +125,7 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
         (["--model", "qwen2.5-7b", "--machine", "h200", "--completion-tokens", "-5"], "--completion-tokens"),
         (
             ["--model", "qwen2.5-7b", "--machine", "h200", "--group-size", "1"],
-            "rollout.group_size: a completion is graded",
+            "rollout.group_size: an advantage is relative to its group",
         ),
         (["--model", "./nowhere"], "cannot be read"),
         (["--parameters", "seven"], "like 7B, 494M or 7e9"),
@@ -172,14 +172,14 @@ def test_a_size_can_be_said_in_any_of_the_usual_ways(said: str) -> None:
 def test_where_all_fixes_together_are_too_few_the_plan_says_it() -> None:
     code, printed, found = plan("--parameters", "7B", *CARD, "--memory", "10GiB")
     assert code == 1
-    assert min(mend["peak_bytes"] for mend in found["mends"]) > found["available_bytes"]
+    assert min(suggestion["peak_bytes"] for suggestion in found["suggestions"]) > found["available_bytes"]
     assert "All of them together do not make it fit: take a smaller model, or more memory." in printed
     _, printed, _ = plan("--parameters", "7B", *CARD, "--memory", "100GiB")
     assert "All of them together" not in printed
 
 
 def with_room(available: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecasting, "memory_here", lambda: Room(available, available, "a test"))
+    monkeypatch.setattr(forecasting, "memory_here", lambda: AvailableMemory(available, available, "a test"))
 
 
 def test_training_is_refused_where_it_clearly_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,15 @@
-"""A run with process supervision: steps are judged, found in the tokens, graded in their group, and recorded."""
+"""A run with process supervision: steps are scored, located in the tokens, compared in their group, and recorded."""
 
 from pathlib import Path
 
 import pytest
 
+from oncurve.config.equation import explain
+from oncurve.config.loading import load_config
 from oncurve.demo.show import RECIPES
 from oncurve.report import read_run, write_report
 from oncurve.rollout.stopping import Detokenizer
-from oncurve.run.assemble import assemble
-from oncurve.run.explain import explain
-from oncurve.run.loading import load_config
+from oncurve.run.assembly import assemble
 from oncurve.run.session import create_directory
 from oncurve.steps import pieces
 from oncurve.tasks.arithmetic import check_steps
@@ -34,7 +34,7 @@ def test_every_line_is_graded_among_all_lines_of_its_group(tmp_path: Path) -> No
         run.train()
         text_of = Detokenizer(run.loaded.tokenizer)
     record = read_run(out)
-    judged = 0
+    scored = 0
     for step in record.steps:
         for group in record.groups(step):
             question, plain = group["prompt"]["columns"]["question"], []
@@ -51,18 +51,18 @@ def test_every_line_is_graded_among_all_lines_of_its_group(tmp_path: Path) -> No
                 assert ends[-1] == len(item["ids"]) - 1
                 rewards = item.get("step_rewards", [item["reward"]])
                 plain.append((len(item["ids"]), list(zip(ends, rewards, strict=True))))
-                judged += len(checked)
+                scored += len(checked)
             for item, wanted in zip(group["completions"], plain_process_advantages([plain])[0], strict=True):
                 got = item.get("advantages", [item["advantage"]] * len(item["ids"]))
                 assert got == pytest.approx(wanted, abs=1e-9)
-    assert judged > 50
-    assert all(line["judged_steps"] > 1 for line in record.metrics)
-    assert all(0 <= line["step_reward"] <= 1 for line in record.metrics)
+    assert scored > 50
+    assert all(line["completions/scored_steps"] > 1 for line in record.metrics)
+    assert all(0 <= line["reward/step_mean"] <= 1 for line in record.metrics)
     write_report(out)
     assert '<span class="step ' in (out / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_plan_and_the_equation_name_the_steps() -> None:
     said = explain(load_config(PROCESS)[0])
-    assert "Σ_j r̃_ij over the steps j of completion i that end at token t or behind it" in said
-    assert "(r_ij - mean R) / (std R + 1e-06), R the rewards of all steps in its group of 8 (ddof 1)" in said
+    assert "Σ_j r̃_ij over the steps j of completion i that end at token t or after it" in said
+    assert "(r_ij - mean R) / (std R + 1e-06), R the rewards of all steps in its group of G (ddof 1)" in said

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oncurve
 from fakes.architectures import architecture
 from fakes.project import ROWS, lay_out, words_tokenizer
+from fakes.rewards import Callable, by_columns, like_trl, like_verl
 from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve.errors import ConfigError, DataError, RunDirectoryError
 from oncurve.run.evaluation import evaluate_target
@@ -40,23 +41,6 @@ def train(**arguments: Any) -> oncurve.TrainedRun:
     return oncurve.train(**given)
 
 
-def by_columns(completion: str, answer: str) -> float:
-    return float(answer in completion)
-
-
-def like_trl(prompts: list[str], completions: list[str], **columns: list[str]) -> list[float]:
-    return [float(len(text) % 3) for text in completions]
-
-
-def like_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: object = None) -> dict[str, float]:
-    return {"score": float(len(solution_str) % 3)}
-
-
-class Callable:
-    def __call__(self, completion: str) -> float:
-        return float(len(completion) % 3)
-
-
 def closure(size: int) -> Any:
     def remainder(completion: str) -> float:
         return float(len(completion) % size)
@@ -76,22 +60,19 @@ REWARDS = {
 }
 
 
-LONG = {"an object", "TRL's signature", "verl's signature"}  # as long as the one whose columns have names: a worker
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in LONG)) for kind in REWARDS])
+@pytest.mark.parametrize("kind", REWARDS)
 def test_every_form_of_reward_trains_and_is_logged_under_its_name(kind: str) -> None:
     reward, name = REWARDS[kind]
     run = train(reward=reward)
     run.close()
-    assert f"reward/{name}" in run.metrics[0]
+    assert f"rewards/{name}" in run.metrics[0]
 
 
 def test_several_rewards_add_up_and_equal_names_are_told_apart() -> None:
     run = train(reward=[closure(2), closure(3)])
     run.close()
     last = run.metrics[0]
-    assert last["reward"] == pytest.approx(last["reward/remainder"] + last["reward/remainder_2"])
+    assert last["reward/mean"] == pytest.approx(last["rewards/remainder"] + last["rewards/remainder_2"])
 
 
 def test_every_step_is_handed_to_on_step_and_the_module_is_trained_in_place() -> None:
@@ -112,16 +93,17 @@ def test_every_step_is_handed_to_on_step_and_the_module_is_trained_in_place() ->
     assert any(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
     assert run.directory is None
     assert run.stopped_by is None
+    assert repr(run) == "TrainedRun(steps=3, directory=None, stopped_by=None)"
 
 
 def test_prompts_may_be_bare_strings_or_token_ids() -> None:
     words = train(data=["w3 w4", "w5"], reward=closure(3))
     words.close()
-    assert words.metrics[0]["prompts_seen"] == 2
+    assert words.metrics[0]["progress/prompts_seen"] == 2
     reward = lambda completion_ids: float(len(set(completion_ids)))  # noqa: E731 - what a notebook has
     ids = train(model=TinyLM(vocabulary=VOCABULARY), tokenizer=None, data=[torch.tensor([1, 2]), [3]], reward=reward)
     ids.close()
-    assert 1 <= ids.metrics[0]["reward"] <= 5  # different tokens among the 5 of a completion
+    assert 1 <= ids.metrics[0]["reward/mean"] <= 5  # different tokens among the 5 of a completion
 
 
 def test_without_a_directory_the_plan_promises_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,16 +129,16 @@ def test_the_model_that_is_left_behind_loads_in_transformers_and_says_the_same(
     assert len(recwarn) == 0
 
 
-def test_a_run_can_be_judged_after_it() -> None:
+def test_a_run_can_be_evaluated_after_it() -> None:
     run = train(reward=closure(3), settings={**SETTINGS, "data": {"prompts_per_step": 2, "eval_fraction": 0.3}})
-    judged = run.evaluate(2)
+    found = run.evaluate(2)
     run.close()
-    assert judged.prompts == 2
-    assert set(judged.pass_at_k) == {1, 2}
-    assert judged.held_out
+    assert found.prompts == 2
+    assert set(found.pass_at_k) == {1, 2}
+    assert found.held_out
 
 
-def test_without_held_out_rows_python_and_the_command_line_judge_the_same_prompts(
+def test_without_held_out_rows_python_and_the_command_line_evaluate_the_same_prompts(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model_folder.parent)
@@ -172,7 +154,7 @@ def test_without_held_out_rows_python_and_the_command_line_judge_the_same_prompt
 
 
 @pytest.mark.parametrize("held_out", [True, False])
-def test_a_limit_counts_prompts_that_are_judged_not_those_that_were_dropped(
+def test_a_limit_counts_prompts_that_are_evaluated_not_those_that_were_dropped(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: bool
 ) -> None:
     monkeypatch.chdir(model_folder.parent)
@@ -199,7 +181,7 @@ def test_a_rotation_by_the_longest_row_is_in_an_evaluation_afterwards_what_it_wa
         rows = [{"prompt": " ".join(["w3"] * length), "answer": "w3"} for length in lengths]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     reaches: list[int] = []
-    monkeypatch.setattr("oncurve.run.assemble.set_reach", lambda module, tokens: reaches.append(tokens))
+    monkeypatch.setattr("oncurve.run.row_lengths.set_reach", lambda module, tokens: reaches.append(tokens))
     held_out = {"eval_path": str(tmp_path / "held_out.jsonl"), "prompts_per_step": 2}
     train(
         model=tmp_path / "model",
@@ -227,7 +209,6 @@ def test_rows_and_a_reward_by_path_make_a_run_that_can_be_resumed(
     assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.slow
 def test_a_run_whose_reward_was_an_object_says_what_to_write_in_its_place(model_folder: Path, tmp_path: Path) -> None:
     train(model=model_folder, reward=by_columns, out=tmp_path / "out").close()
     with pytest.raises(ConfigError, match=r"put it in a file and write path = 'file.py:by_columns'.*config.toml"):
@@ -247,7 +228,7 @@ def test_a_run_of_objects_goes_on_when_they_are_given_again_and_equals_the_unint
         tmp_path / "cut", model=architecture("llama"), tokenizer=words_tokenizer(), reward=closure(3)
     )
     assert [step["step"] for step in again.metrics] == [1, 2, 3, 4]
-    assert [step["reward"] for step in again.metrics] == [step["reward"] for step in whole.metrics]
+    assert [step["reward/mean"] for step in again.metrics] == [step["reward/mean"] for step in whole.metrics]
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, again.model.state_dict()[name]), name
     whole.close()
@@ -272,7 +253,7 @@ def test_the_same_rows_in_every_container_are_the_same_run(tmp_path: Path) -> No
     def left_by(data: Any, **where: Any) -> tuple[float, list[torch.Tensor]]:
         run = train(data=data, reward=in_process, **where)
         run.close()
-        return run.metrics[0]["loss"], list(run.model.parameters())
+        return run.metrics[0]["policy/loss"], list(run.model.parameters())
 
     loss, weights = left_by(ROWS)
     for name, make in CONTAINERS.items():
@@ -303,7 +284,7 @@ def test_a_run_on_any_container_is_taken_up_from_what_its_directory_kept(contain
     again = oncurve.resume(
         tmp_path / "cut", model=architecture("llama"), tokenizer=words_tokenizer(), reward=in_process
     )
-    assert [step["loss"] for step in again.metrics] == [step["loss"] for step in whole.metrics]
+    assert [step["policy/loss"] for step in again.metrics] == [step["policy/loss"] for step in whole.metrics]
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, again.model.state_dict()[name]), name
     whole.close()
@@ -328,6 +309,8 @@ def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) 
     )
     assert said == config({"template": template}, seed=5, template=template)  # twice, and the same
     assert config(recipe=recipe, steps=None).kl.coef == 0.04
+    both = config(preset=["dr_grpo", "lora"])
+    assert (both.advantage, both.lora.rank) == (config(preset="dr_grpo").advantage, 16)
     assert config(recipe=recipe, steps=None, preset="dr_grpo").kl.coef == 0  # as `extends=dr_grpo` on the command line
 
 
@@ -354,17 +337,17 @@ WRONG = {
         DataError,
         "column 'answer' cannot be kept",
     ),
-    "steps twice": ({"reward": by_columns, "settings": {"run": {"steps": 3}}}, ConfigError, "run.steps: said twice"),
-    "the reward twice": ({"reward": by_columns, "settings": {"rewards": []}}, ConfigError, "rewards: said twice"),
+    "steps twice": ({"reward": by_columns, "settings": {"run": {"steps": 3}}}, ConfigError, "run.steps: given twice"),
+    "the reward twice": ({"reward": by_columns, "settings": {"rewards": []}}, ConfigError, "rewards: given twice"),
     "data twice": (
         {"reward": by_columns, "settings": {"data": {"path": "a.jsonl", "kind": "jsonl"}}},
         ConfigError,
-        "data.kind: said twice",
+        "data.kind: given twice",
     ),
     "a model twice": (
         {"reward": by_columns, "settings": {"model": {"path": "m"}}},
         ConfigError,
-        "model.path: said twice",
+        "model.path: given twice",
     ),
     "a dtype of a module": (
         {"reward": by_columns, "settings": {"model": {"dtype": "float32"}}},
@@ -381,7 +364,7 @@ WRONG = {
     "TRL's beta": ({"reward": by_columns, "beta": 1}, TypeError, r"write settings=\{'kl': \{'coef'"),
     "TRL's train_dataset": ({"train_dataset": ROWS}, TypeError, "did you mean data?"),
     "TRL's reward_funcs": ({"reward_funcs": []}, TypeError, "did you mean reward?"),
-    "epochs": ({"reward": by_columns, "epochs": 1}, TypeError, "did you mean steps?"),
+    "epochs": ({"reward": by_columns, "epochs": 1}, TypeError, "write settings={'run': {'epochs': ...}}"),
     "max_steps": ({"reward": by_columns, "max_steps": 1}, TypeError, "did you mean steps?"),
     "an unknown key": ({"reward": by_columns, "settings": {"kl": {"coeff": 1}}}, ConfigError, "did you mean 'coef'"),
 }
@@ -417,6 +400,6 @@ def test_the_smallest_api_as_design_has_it() -> None:
     )  # fmt: skip
     first = trainer.train(prompts=prompt_tensor, n_epochs=1)
     metrics = trainer.train(prompts=prompt_tensor, n_epochs=20)
-    assert first["kl"] == 0
-    assert metrics["kl"] > 0
+    assert first["policy/kl"] == 0
+    assert metrics["policy/kl"] > 0
     assert metrics["mean_reward"] > first["mean_reward"]

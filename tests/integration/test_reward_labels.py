@@ -1,12 +1,13 @@
-"""`oncurve reward-model label`: a policy's own samples, judged, as files that a reward model is trained on."""
+"""`oncurve reward-model label`: a policy's own samples, labelled, as files that a reward model is trained on."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fakes.killed_runs import command
-from oncurve.data.judgements import Preferences, StepLabels
+from fakes.project import Said, oncurve as run_command
+from oncurve.data.reward_examples import Preferences, StepLabels
 from oncurve.models import tiny
 from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
 from oncurve.types import LabelledSteps, PreferencePair
@@ -36,6 +37,14 @@ weight = 0
 """
 
 
+Label = Callable[[list[str]], Said]
+
+
+@pytest.fixture
+def label(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Label:
+    return lambda words: run_command(["reward-model", "label", *words], monkeypatch, capfd)
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
     path = tmp_path / "recipe.toml"
@@ -43,14 +52,14 @@ def recipe(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_pairs_have_the_right_one_chosen(recipe: str, tmp_path: Path) -> None:
+def test_pairs_have_the_right_one_chosen(label: Label, recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "pairs.jsonl"
-    done = command(["reward-model", "label", recipe, "--judge", "task", "--prompts", "10", "--out", str(out)])
-    assert done.returncode == 0, done.stderr
+    done = label([recipe, "--verifier", "task", "--prompts", "10", "--out", str(out)])
+    assert done.code == 0, done.err
     pairs, held_out = Preferences(path=str(out), eval_fraction=0.0).read()
     assert pairs
     assert not held_out
-    assert f"{len(pairs)} pairs in {out}" in done.stdout
+    assert f"{len(pairs)} pairs in {out}" in done.out
     for pair in pairs:
         assert isinstance(pair, PreferencePair)
         answer = read_question(str(pair.prompt)).answer
@@ -58,11 +67,11 @@ def test_pairs_have_the_right_one_chosen(recipe: str, tmp_path: Path) -> None:
         assert not is_correct(str(pair.rejected), answer)
 
 
-def test_steps_are_labelled_as_their_checker_has_it(recipe: str, tmp_path: Path) -> None:
+def test_steps_are_labelled_as_their_checker_has_it(label: Label, recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "steps.jsonl"
-    words = ["--kind", "steps", "--judge", "task_steps", "--prompts", "6", "--out", str(out)]
-    done = command(["reward-model", "label", recipe, *words])
-    assert done.returncode == 0, done.stderr
+    words = ["--kind", "steps", "--verifier", "task_steps", "--prompts", "6", "--out", str(out)]
+    done = label([recipe, *words])
+    assert done.code == 0, done.err
     examples, _ = StepLabels(path=str(out), eval_fraction=0.0).read()
     assert len(examples) == 24
     for example in examples:
@@ -71,11 +80,11 @@ def test_steps_are_labelled_as_their_checker_has_it(recipe: str, tmp_path: Path)
         assert list(zip(example.ends, example.labels, strict=True)) == [(end, float(sound)) for end, sound in truth]
 
 
-def test_roll_outs_label_steps_for_a_judge_of_answers(recipe: str, tmp_path: Path) -> None:
+def test_continuations_label_steps_for_a_verifier_of_answers(label: Label, recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "steps.jsonl"
-    words = ["--kind", "steps", "--judge", "task", "--roll-outs", "3", "--prompts", "3", "--out", str(out)]
-    done = command(["reward-model", "label", recipe, *words])
-    assert done.returncode == 0, done.stderr
+    words = ["--kind", "steps", "--verifier", "task", "--continuations", "3", "--prompts", "3", "--out", str(out)]
+    done = label([recipe, *words])
+    assert done.code == 0, done.err
     examples, _ = StepLabels(path=str(out), eval_fraction=0.0).read()
     assert examples
     for example in examples:
@@ -87,26 +96,26 @@ def test_roll_outs_label_steps_for_a_judge_of_answers(recipe: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--judge", "nobody"], "--judge: there is no reward 'nobody'; they are: task_steps, task"),
-        ([], "--judge: which of the rewards judges? They are: task_steps, task"),
+        (["--verifier", "nobody"], "--verifier: there is no reward 'nobody'; they are: task_steps, task"),
+        ([], "--verifier: which of the rewards is the verifier? They are: task_steps, task"),
         (["--kind", "stairs"], '--kind: expected "preferences" or "steps"'),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
-    recipe: str, tmp_path: Path, words: list[str], said: str
+    label: Label, recipe: str, tmp_path: Path, words: list[str], said: str
 ) -> None:
     out = tmp_path / "pairs.jsonl"
-    done = command(["reward-model", "label", recipe, *words, "--prompts", "2", "--out", str(out)])
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    done = label([recipe, *words, "--prompts", "2", "--out", str(out)])
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
     assert not out.exists()
 
 
-def test_a_file_that_is_there_is_not_overwritten(recipe: str, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_not_overwritten(label: Label, recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "pairs.jsonl"
     out.write_text(json.dumps({"chosen": "a", "rejected": "b"}) + "\n")
-    done = command(["reward-model", "label", recipe, "--judge", "task", "--out", str(out)])
-    assert done.returncode == 2
-    assert "exists and is not overwritten" in done.stderr
+    done = label([recipe, "--verifier", "task", "--out", str(out)])
+    assert done.code == 2
+    assert "exists and is not overwritten" in done.err
     assert json.loads(out.read_text()) == {"chosen": "a", "rejected": "b"}

@@ -15,13 +15,13 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from fakes.classifiers import lay_down
-from fakes.judged import DATA, UPDATES, lay_out
 from fakes.project import Said, oncurve
+from fakes.reward_examples import DATA, UPDATES, write_examples
 from fakes.tolerance import about
 from oncurve import durable
 from oncurve.learner.reward_model import RewardLearner
 from oncurve.metrics import METRICS
-from oncurve.models.judges import load_classifier
+from oncurve.models.classifiers.load import load_classifier
 from oncurve.run.reward_models import load_reward_recipe, train_reward_model
 
 Command = Callable[..., Said]
@@ -50,7 +50,7 @@ cli.main()
 @pytest.fixture(scope="module")
 def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project, with a run of each kind that nothing interrupts: `whole-outcome` and `whole-process`."""
-    folder = lay_out(tmp_path_factory.mktemp("project"))
+    folder = write_examples(tmp_path_factory.mktemp("project"))
     for kind in DATA:
         train_reward_model(*load_reward_recipe(folder / f"{kind}.toml"), folder / f"whole-{kind}")
     return folder
@@ -59,7 +59,7 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def command(laid_out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     monkeypatch.chdir(laid_out)
-    monkeypatch.setattr("oncurve.models.judges.reachable", lambda: False)
+    monkeypatch.setattr("oncurve.models.loading.hub.reachable", lambda: False)
     return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
 
 
@@ -74,7 +74,7 @@ def checkpoints(out: Path) -> list[int]:
 def equals_whole(out: Path, kind: str, whole: Path | None = None) -> bool:
     """Whether a run has left the model, the log and the last checkpoint of the uninterrupted one, byte for byte."""
     whole = whole or Path(f"whole-{kind}")
-    last = f"checkpoints/{(durable.newest_valid(whole / 'checkpoints').path or whole).name}/learner.safetensors"
+    last = f"checkpoints/{(durable.newest_valid(whole / 'checkpoints').path or whole).name}/reward_model.safetensors"
     names = ["model/model.safetensors", "model/config.json", "metrics.jsonl", last]
     return all((out / name).read_bytes() == (whole / name).read_bytes() for name in names)
 
@@ -88,11 +88,11 @@ def test_it_leaves_a_complete_folder(laid_out: Path, kind: str) -> None:
     assert checkpoints(out) == [UPDATES - 2, UPDATES]
     lines = lines_of(out)
     assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
-    assert [line["step"] for line in lines if "reward_model_heldout_loss" in line] == [4, 8]
+    assert [line["step"] for line in lines if "reward_model/heldout_loss" in line] == [4, 8]
     assert all(name in METRICS for line in lines for name in line if name != "step")
-    assert all(line["reward_model_updates"] == 1 for line in lines)
-    assert ("reward_model_heldout_first_wrong" in lines[-1]) == (kind == "process")
-    assert lines[-1]["reward_model_loss"] < lines[0]["reward_model_loss"]
+    assert all(line["reward_model/updates"] == 1 for line in lines)
+    assert ("reward_model/heldout_first_wrong" in lines[-1]) == (kind == "process")
+    assert lines[-1]["reward_model/loss"] < lines[0]["reward_model/loss"]
     assert "`oncurve reward-model train` takes this file" in (out / "config.toml").read_text().splitlines()[0]
 
 
@@ -106,8 +106,8 @@ def test_the_model_loads_in_transformers_as_it_is(laid_out: Path, kind: str) -> 
     ids = [*AutoTokenizer.from_pretrained(folder)("2+2\n4")["input_ids"], module.config.eos_token_id]
     with torch.no_grad():
         logits = module.eval()(input_ids=torch.tensor([ids])).logits[0]
-    judge = load_classifier(str(folder), kind, device="cpu")
-    (said,) = judge.judge([judge.encode("2+2\n", "4", (1,) if kind == "process" else ())])
+    classifier = load_classifier(str(folder), kind, device="cpu")
+    (said,) = classifier.score([classifier.encode("2+2\n", "4", (1,) if kind == "process" else ())])
     wanted = logits if kind == "outcome" else logits[-2].softmax(0)[1:]
     assert said == about(wanted.tolist())
     assert said not in ([0.0], [0.5])
@@ -118,7 +118,7 @@ def test_what_it_says_on_the_way(command: Command) -> None:
     assert (said.code, said.err) == (0, "")
     assert "361,346 parameters, of steps, in float32" in said.out
     assert "18 completions with labelled steps to learn from, 6 held out" in said.out
-    assert "2 x 18 examples, 5 an update = 8 updates at 0.001" in said.out
+    assert "2 × 18 examples, 5 per update: updates 8, learning rate 0.001" in said.out
     assert "update 8 of 8  loss " in said.out
     assert "first wrong step found in " in said.out
     assert equals_whole(Path("told"), "process")
@@ -218,7 +218,7 @@ def test_a_signal_ends_it_after_its_update_and_it_goes_on_exactly(
         patch.setattr(RewardLearner, "update", stopping)
         said = command("reward-model", "train", f"{kind}.toml", "--out", str(out))
     assert said.code == 128 + signal.SIGTERM
-    assert f"stopped by SIGTERM; it goes on after update {update}, with: oncurve resume {out}" in said.out
+    assert f"stopped by SIGTERM; to continue after update {update}: oncurve resume {out}" in said.out
     assert checkpoints(out)[-1] == update
     assert not (out / "model").exists()
     again = command("resume", str(out))

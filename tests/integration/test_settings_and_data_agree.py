@@ -6,12 +6,13 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fakes.rewards import low_ids
 from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve import GRPO, train
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.errors import ConfigError
 from oncurve.spec import Component
-from oncurve.types import Graded, TrainBatch
+from oncurve.types import AdvantagesAndReturns, TrainBatch
 
 ROWS = [{"prompt": [number]} for number in range(8)]
 
@@ -34,10 +35,6 @@ class Stating(Source):
         return self.held > 0
 
 
-def constant(completion_ids: list[int]) -> float:
-    return float(completion_ids[0] == 7)
-
-
 def run(out: Path, data: DataSettings, **sections: dict) -> None:
     """Two steps of training."""
     settings = {
@@ -46,10 +43,9 @@ def run(out: Path, data: DataSettings, **sections: dict) -> None:
         **sections,
     }
     model = TinyLM()
-    train(model=model, reward=constant, steps=1, out=out, settings=settings).close()
+    train(model=model, reward=low_ids, steps=1, out=out, settings=settings).close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Source, Stating])
 def test_evaluation_without_held_out_rows_is_refused_whatever_the_source(kind: type[Source], tmp_path: Path):
     out = tmp_path / "run"
@@ -60,7 +56,6 @@ def test_evaluation_without_held_out_rows_is_refused_whatever_the_source(kind: t
     assert out.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ids", [[VOCABULARY], [2, 10**12], [2**70]])
 def test_an_eos_id_that_is_no_token_is_refused(ids: list[int], tmp_path: Path):
     said = f"0 to {VOCABULARY - 1}|within 64 bits"
@@ -80,12 +75,12 @@ def test_an_update_without_a_token_to_train_is_announced_once_and_counted(caplog
     settings = {"filter": {"mask_truncated": True}, "learner": {"minibatches": 2}}
     trainer = GRPO(TinyLM(), None, longer, max_new_tokens=3, settings=settings)
     said = trainer.train_step(torch.arange(4)[:, None])
-    assert said["updates_without_tokens"] == 2
+    assert said["optim/updates_without_tokens"] == 2
     (line,) = [record.getMessage() for record in caplog.records if record.name == "oncurve.trainer"]
     assert line.startswith("step 1: an update has no token to train: 8 of its 8 completions are truncated")
     assert "\n" not in line
     trained = GRPO(TinyLM(), None, longer, max_new_tokens=3).train_step(torch.arange(4)[:, None])
-    assert "updates_without_tokens" not in trained
+    assert "optim/updates_without_tokens" not in trained
 
 
 class Returning(Component):
@@ -93,11 +88,16 @@ class Returning(Component):
 
     what: str
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
-    least_valid: ClassVar[int] = 1
+    min_valid_completions: ClassVar[int] = 1
 
     def __call__(self, batch: TrainBatch) -> object:
         whole = batch.rewards[:, None] * batch.existing()
-        return {"rows": batch.rewards, "nothing": None, "no returns": whole, "both": Graded(whole, whole)}[self.what]
+        return {
+            "rows": batch.rewards,
+            "nothing": None,
+            "no returns": whole,
+            "both": AdvantagesAndReturns(whole, whole),
+        }[self.what]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_an_advantage_returns_is_looked_at(what: str, said: str | None):
     )
     trainer.config = trainer.config.model_copy(update={"advantage": Returning(what=what)})
     if said is None:
-        assert trainer.train_step(torch.arange(4)[:, None])["value_error"] > 0
+        assert trainer.train_step(torch.arange(4)[:, None])["critic/error"] > 0
         return
     with pytest.raises(ConfigError, match=rf"advantage\.kind: Returning .*{said}"):
         trainer.train_step(torch.arange(4)[:, None])

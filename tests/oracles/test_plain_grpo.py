@@ -184,7 +184,7 @@ def test_sequence_ratio_is_the_product_and_seq_mean_token_sum_gives_the_mean_ove
     old = [[lp - 0.1, lp + 0.2, lp - 0.3], [lp]]
     group = PlainGroup([0], [[0, 1, 0], [1]], [1.0, 0.0], old)
     config = PlainConfig(
-        objective="sequence", scale="none", clip_high=9.0, kl_coef=0.0, aggregation="seq-mean-token-sum"
+        objective="sequence_product", scale="none", clip_high=9.0, kl_coef=0.0, aggregation="seq-mean-token-sum"
     )
     loss = reference_loss(lambda ids: uniform.expand(ids.shape[1], 2), [group], config)
     assert loss.item() == pytest.approx((-0.5 * 1.22140276 + 0.5) / 2, abs=1e-8)
@@ -204,7 +204,7 @@ def test_kl_is_zero_against_itself_and_temperature_is_mirrored() -> None:
     assert loss.item() == pytest.approx(-0.5 * -0.14293163 + 0.5 * -2.14293163, abs=1e-7)
 
 
-@pytest.mark.parametrize("objective", ["clipped", "sequence", "reinforce"])
+@pytest.mark.parametrize("objective", ["clipped", "sequence_product", "reinforce"])
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_the_gradient_is_that_of_finite_differences(objective, mode) -> None:
     logits, parameters = table_model()

@@ -5,15 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from oncurve.advantages import GroupAdvantage, group_advantages
 from oncurve.batching import collate, concat, micro_batches, minibatches, select_groups
 from oncurve.kl import KL_KINDS
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
-from oncurve.types import Completion, Group, Prompt, Score, Streams, TrainBatch
+from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
 
 seeds = st.integers(0, 2**31)
 
@@ -46,14 +45,14 @@ def random_batch(seed: int, aggregation: str = "token-mean") -> TrainBatch:
         loss_mask=batch.loss_mask & (noise[0] < 0.9),
         old_logprobs=-3 * noise[1],
         ref_logprobs=-3 * noise[2],
-        ref_hidden=torch.arange(int(batch.lengths.sum()))[:, None],
+        ref_hidden=torch.arange(int(batch.lengths.sum())).double()[:, None],
         values=torch.arange(shape.numel(), dtype=torch.float64).reshape(shape),
         advantages=GroupAdvantage()(batch),
     ).having(token_weights=weigh(batch.having(loss_mask=batch.loss_mask & (noise[0] < 0.9))))
 
 
 def loss_and_gradient(
-    pieces: list[TrainBatch], leaf: Tensor, loss_of: Callable[[Streams, TrainBatch], Tensor]
+    pieces: list[TrainBatch], leaf: Tensor, loss_of: Callable[[TokenStats, TrainBatch], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Sum of the pieces' losses and its gradient; a token's log-prob is the entry of `leaf` that `values` names."""
     leaf = leaf.detach().clone().requires_grad_()
@@ -62,8 +61,8 @@ def loss_and_gradient(
         assert piece.values is not None
         assert piece.token_weights is not None
         logprobs = leaf[piece.values.long()]
-        streams = Streams(logprobs, entropy=logprobs.square(), full_kl=logprobs.exp())
-        loss = (loss_of(streams, piece) * piece.token_weights).sum()
+        stats = TokenStats(logprobs, entropy=logprobs.square(), full_kl=logprobs.exp())
+        loss = (loss_of(stats, piece) * piece.token_weights).sum()
         loss.backward()
         total += loss.detach()
     assert leaf.grad is not None
@@ -82,8 +81,8 @@ def test_pieces_and_order_change_neither_loss_nor_gradient(
     leaf = -3 * torch.rand(batch.loss_mask.numel(), generator=torch.Generator().manual_seed(~seed)).double()
     policy, regularizer = OBJECTIVE_KINDS[objective](), Regularizer(KLPenalty(estimator=estimator, coef=0.1), 0.01)
 
-    def loss_of(streams: Streams, piece: TrainBatch) -> Tensor:
-        return (policy(streams, piece) + regularizer(streams, piece)).loss
+    def loss_of(stats: TokenStats, piece: TrainBatch) -> Tensor:
+        return (policy(stats, piece) + regularizer(stats, piece)).loss
 
     whole = loss_and_gradient([batch], leaf, loss_of)
     order = list(range(len(batch.prompts)))

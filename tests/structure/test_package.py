@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "oncurve"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DESCRIPTION = ROOT / PROJECT["project"]["readme"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-SOURCES = ("src", "docs", "scripts", "tests", "bench")
+SOURCES = ("src", "docs", "examples", "scripts", "tests", "bench")
 
 
 def tracked(folder: Path) -> set[str]:

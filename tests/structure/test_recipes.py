@@ -8,24 +8,32 @@ from types import ModuleType
 
 import pytest
 
+from oncurve.config.completeness import missing
+from oncurve.config.equation import explain
+from oncurve.config.in_words import plan
+from oncurve.config.layers import PRESETS, RECIPES, SUFFIXES, read_layers, shipped
+from oncurve.config.loading import load_config, to_toml
+from oncurve.config.schema import Section
+from oncurve.config.sections import SECTIONS, RunConfig
+from oncurve.config.without_effect import inert
 from oncurve.data import InMemory, load_rows
+from oncurve.losses import KLPenalty
 from oncurve.rewards import REWARD_KINDS
-from oncurve.run.checks import inert, missing
-from oncurve.run.config import SECTIONS, RunConfig
-from oncurve.run.explain import explain, plan
-from oncurve.run.layers import PRESETS, RECIPES, SUFFIXES, read_layers, shipped
-from oncurve.run.loading import load_config, to_toml
-from oncurve.spec import locate
+from oncurve.run.reward_models import REWARD_MODEL
+from oncurve.spec import Component, locate
 
 ROOT = Path(__file__).parents[2]
+ALL_KINDS = [
+    REWARD_KINDS,
+    *(section.kinds for known in (SECTIONS, REWARD_MODEL.sections) for section in known.values()),
+]
 RUN_RECIPES = sorted(path for path in RECIPES.glob("*") if path.suffix in SUFFIXES)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 LEAVES_CAP = 90
-OPTIONAL = {"critic", "reference", "reward_model", "iterative", "eval"}
-"""Sections that a GRPO run does without; see docs/decisions/003-leaves.md."""
+OPTIONAL = {"critic", "engine", "filter", "lora", "reference", "reward_model", "iterative", "eval"}
+"""Sections that a GRPO run does without. So it does without the kinds of a section that are not its default: of each
+the keys of its own are counted by themselves."""
 OPTIONAL_CAP = 10
-NETWORKS = {"model", "process_model"}
-"""Rewards that a network gives: counted by themselves, too."""
 
 
 def page_maker() -> ModuleType:
@@ -94,13 +102,11 @@ def test_the_preset_grpo_is_the_class_defaults() -> None:
 
 
 def test_the_configuration_has_no_more_leaves_than_a_person_can_know() -> None:
-    plain = [cls for kind, cls in REWARD_KINDS.items() if kind not in NETWORKS]
-    leaves = {("rewards", key) for cls in plain for key in ("kind", *cls.model_fields)}
-    networks = {("rewards", key) for kind in NETWORKS for key in REWARD_KINDS[kind].model_fields}
-    assert len(networks - leaves) <= OPTIONAL_CAP
-    for name, section in SECTIONS.items():
-        leaves |= {(name, key) for cls in section.kinds.values() for key in cls.model_fields}
-        leaves |= {(name, "kind")} if section.default is not None else set()
+    leaves: set[tuple[str, str]] = set()
+    for name, section in {**SECTIONS, "rewards": Section(REWARD_KINDS, "python")}.items():
+        own = {kind: {(name, key) for key in cls.model_fields} for kind, cls in section.kinds.items()}
+        leaves |= own[section.default or next(iter(own))] | ({(name, "kind")} if len(own) > 1 else set())
+        assert all(len(keys - leaves) <= OPTIONAL_CAP for keys in own.values()), name
     needed = {leaf for leaf in leaves if leaf[0] not in OPTIONAL}
     assert len(needed) <= LEAVES_CAP, len(needed)
     for name in OPTIONAL:
@@ -115,12 +121,32 @@ def test_the_page_of_the_configuration_is_current(capsys: pytest.CaptureFixture[
     assert page_maker().main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_every_key_is_on_the_page_with_its_meaning() -> None:
-    maker = page_maker()
-    classes = [cls for section in SECTIONS.values() for cls in section.kinds.values()] + list(REWARD_KINDS.values())
-    for cls in classes:
-        meanings = maker.field_meanings(cls)
-        assert set(meanings) == set(cls.model_fields), f"{cls.__name__}'s docstring must say what each field means"
+@pytest.mark.parametrize("cls", [cls for kinds in ALL_KINDS for cls in kinds.values()], ids=lambda cls: cls.__name__)
+def test_a_string_under_every_field_says_what_it_means(cls: type[Component]) -> None:
+    meanings = page_maker().field_meanings(cls)
+    assert meanings.keys() >= cls.model_fields.keys()
+    assert all(said.endswith(".") for said in meanings.values())
+
+
+class Documented(KLPenalty):
+    """A class whose field has another meaning than its base's."""
+
+    horizon: float = 1.0
+    """Another meaning."""
+
+
+class Undocumented(Documented):
+    """A class whose own field has no string."""
+
+    bare: int = 0
+
+
+def test_a_field_without_a_string_is_refused_and_a_base_says_what_its_fields_mean() -> None:
+    meanings = page_maker().field_meanings(Documented)
+    assert meanings["horizon"] == "Another meaning."
+    assert meanings["coef"] == "β; at 0 there is no KL term, and no reference is needed."
+    with pytest.raises(SystemExit, match=r"Undocumented: .* none: bare"):
+        page_maker().field_meanings(Undocumented)
 
 
 def test_presets_set_nothing_but_an_algorithms_own() -> None:
@@ -128,6 +154,7 @@ def test_presets_set_nothing_but_an_algorithms_own() -> None:
         sections = tomllib.loads(preset.read_text(encoding="utf-8")).keys()
         assert sections <= {
             "extends",
+            "lora",
             "data",
             "rollout",
             "advantage",
@@ -135,6 +162,7 @@ def test_presets_set_nothing_but_an_algorithms_own() -> None:
             "kl",
             "entropy",
             "aggregation",
+            "filter",
             "learner",
             "critic",
             "reward_model",

@@ -23,6 +23,7 @@ class Richer(TrainBatch):
     by_token: Tensor | None = field(default=None, metadata={"axes": "BT"})
     by_row: Tensor | None = field(default=None, metadata={"axes": "B"})
     by_step: Tensor | None = field(default=None, metadata={"axes": "BS"})
+    by_component: Tensor | None = field(default=None, metadata={"axes": "BK"})
     by_group: tuple[Tensor, ...] | None = field(default=None, metadata={"axes": "G"})
     flat: Tensor | None = field(default=None, metadata={"axes": "NH"})
     deep: Tensor | None = field(default=None, metadata={"axes": "BT"})  # (B, T, K), such as a teacher's best logits
@@ -51,6 +52,7 @@ def richer() -> Richer:
         deep=torch.stack([by_token, -by_token, 2 * by_token], 2),
         by_row=rows,
         by_step=100 * rows[:, None] + torch.arange(2),
+        by_component=100 * rows[:, None] + torch.arange(3),
         by_group=tuple(torch.full((number,), number) for number in range(len(groups))),
         flat=torch.tensor([[100 * row + t] for row, n in enumerate(chain(*LENGTHS)) for t in range(n)]),
     )
@@ -64,6 +66,8 @@ def check(batch: TrainBatch) -> None:
     assert torch.equal(batch.by_token, whole.by_token[rows][:, : batch.completion_ids.shape[1]])
     assert torch.equal(batch.deep, torch.stack([batch.by_token, -batch.by_token, 2 * batch.by_token], 2))
     assert torch.equal(batch.by_step, whole.by_step[rows])
+    assert torch.equal(batch.by_component, whole.by_component[rows])
+    assert torch.equal(batch.component_rewards, whole.component_rewards[rows])
     tokens = [100 * row + t for row, n in zip(rows.tolist(), batch.lengths.tolist(), strict=True) for t in range(n)]
     assert batch.flat.flatten().tolist() == tokens
     assert batch.absent is None

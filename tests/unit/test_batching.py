@@ -22,7 +22,7 @@ def group(prompt: tuple[int, ...], *completions: tuple[int, ...], scores: tuple[
 
 
 def three_groups() -> TrainBatch:
-    """Lengths [2, 3], [1, 1], [4, 2]; prompts of 4, 1 and 2 tokens; streams and hidden states that number tokens."""
+    """Lengths [2, 3], [1, 1], [4, 2]; prompts of 4, 1 and 2 tokens; stats and hidden states that number tokens."""
     batch = collate(
         [
             group((5, 9, 5, 3), (6, 2), (7, 7, 7)),
@@ -34,7 +34,7 @@ def three_groups() -> TrainBatch:
     return batch.having(
         old_logprobs=-numbers.double(),
         token_weights=numbers.double(),
-        ref_hidden=torch.arange(int(batch.lengths.sum()))[:, None].expand(-1, 2),
+        ref_hidden=torch.arange(int(batch.lengths.sum())).double()[:, None].expand(-1, 2),
     )
 
 
@@ -52,6 +52,25 @@ def test_the_worked_example_of_the_types() -> None:
     assert batch.rewards.dtype == torch.float64
     assert batch.rollout_logprobs is not None
     assert batch.rollout_logprobs[1].tolist() == [-0.1, -0.2, -0.1 * 3]
+
+
+def test_tokens_that_the_policy_did_not_write_are_not_trained() -> None:
+    gaps = replace(completion((7, 8, 9)), trained=(True, False, True))
+    none = replace(completion((7,)), trained=(False,))
+    scores = (Score(1.0), Score(0.0), Score(0.0, valid=False), Score(0.5))
+    batch = collate([Group(Prompt(0, "", (1,)), (gaps, none, gaps, completion((6, 2))), scores)])
+    assert batch.loss_mask.int().tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
+    assert batch.token_count == 4
+    assert batch.existing().sum(1).tolist() == [3, 1, 3, 2]
+    assert batch.token_rewards is not None
+    assert batch.token_rewards.sum(1).tolist() == batch.rewards.tolist() == [1.0, 0.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("trained", [(), (True,), (True, False, True, True)])
+def test_as_many_entries_of_trained_as_tokens_or_an_error(trained: tuple[bool, ...]) -> None:
+    odd = replace(completion((7, 8, 9)), trained=trained)
+    with pytest.raises(ValueError, match=rf"the group of prompt 0: 3 tokens but {len(trained)} entries in `trained`"):
+        collate([Group(Prompt(0, "", (1,)), (odd,), (Score(1.0),))])
 
 
 def test_an_end_token_that_equals_the_padding_is_trained() -> None:

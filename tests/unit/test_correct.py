@@ -2,13 +2,14 @@
 
 import pytest
 
+from oncurve.config.in_words import plan
+from oncurve.config.loading import load_config
+from oncurve.config.notes import NO_VERIFIER
 from oncurve.evaluate import evaluate, part_is_1
 from oncurve.rewards import ModelReward, RewardSet
 from oncurve.rewards.rewardset import verifier_of
 from oncurve.rewards.settings import Accepts, InProcess, RewardSettings
-from oncurve.run.explain import plan
-from oncurve.run.loading import load_config
-from oncurve.run.plan import NO_VERIFIER
+from oncurve.rollout import Sampling
 from oncurve.types import Completion, Group, Prompt
 
 TEXTS = ("#### 7", "#### 8", "7")  # right, wrong, right
@@ -17,11 +18,14 @@ TEXTS = ("#### 7", "#### 8", "7")  # right, wrong, right
 class Answers:
     """Gives every prompt the three texts."""
 
-    def generate(self, prompts, draw, sampling, on_group=None):
+    def generate(self, prompts, draw, sampling, on_group=None, first_samples=None):
         groups = [
             Group(
                 prompt,
-                tuple(Completion((1,), text, (0.0,), "eos", index, 0) for index, text in enumerate(TEXTS[:sampling])),
+                tuple(
+                    Completion((1,), text, (0.0,), "eos", index, 0)
+                    for index, text in enumerate(TEXTS[: sampling.group_size])
+                ),
             )
             for prompt in prompts
         ]
@@ -44,17 +48,17 @@ def rewards_of(*tables):
     return load_config(None, settings={"rewards": list(tables)})[0].rewards
 
 
-def found(*tables, judge=None):
+def found(*tables, named=None):
     """The verifier, and pass@1 of three completions of which the first and the last are right."""
     chosen = rewards_of(*tables)
-    verifier = verifier_of(chosen, judge)
+    verifier = verifier_of(chosen, named)
     with RewardSet.build(chosen) as rewards:
         result = evaluate(
             Answers(),
             rewards,
             [Prompt(0, "", (1,), {"answer": "7"})],
-            greedy=1,
-            sampled=3,
+            greedy=Sampling(temperature=0, group_size=1),
+            sampled=Sampling(group_size=3),
             correct=None if verifier is None else part_is_1(verifier),
             verifier=verifier,
         )
@@ -132,7 +136,7 @@ def test_where_no_reward_alone_can_say_it_nothing_is_claimed(tables):
 
 
 def test_the_named_one_says_it_whatever_the_others_are():
-    verifier, result = found(own(HALF), own((1.0, 0.0, 1.0), -2.0, "truth"), exact(), judge="truth")
+    verifier, result = found(own(HALF), own((1.0, 0.0, 1.0), -2.0, "truth"), exact(), named="truth")
     assert verifier == "truth"
     assert result.pass_at_k[1].value == pytest.approx(2 / 3)
     assert result.to_json()["verifier"] == "truth"

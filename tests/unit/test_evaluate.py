@@ -17,7 +17,11 @@ from oncurve.evaluate import (
     vote_of,
     wilson,
 )
+from oncurve.rewards import DeferredScoring
+from oncurve.rollout import Sampling
 from oncurve.types import Completion, Group, Prompt, Score
+
+GREEDY = Sampling(group_size=1, temperature=0)
 
 
 @pytest.mark.parametrize(
@@ -147,17 +151,17 @@ def test_powers_of_two() -> None:
 
 
 class Answers:
-    """An engine that writes given texts: `sampling` is how many of each prompt's it takes, 0 for the greedy one."""
+    """An engine that writes given texts: of each prompt's the first `group_size`."""
 
     def __init__(self, texts: list[list[str]]) -> None:
         self.texts = texts
         self.draws: list[int] = []
 
-    def generate(self, prompts, draw: int, sampling: int) -> list[Group]:
+    def generate(self, prompts, draw: int, sampling: Sampling, on_group=None, first_samples=None) -> list[Group]:
         self.draws.append(draw)
         groups = []
         for prompt, texts in zip(prompts, self.texts, strict=True):
-            chosen = texts[:1] if sampling == 0 else texts[:sampling]
+            chosen = texts[: sampling.group_size]
             completions = tuple(
                 Completion((1,) * max(1, len(text)), text, (-1.0,) * max(1, len(text)), "eos", i, 0)
                 for i, text in enumerate(chosen)
@@ -168,6 +172,9 @@ class Answers:
 
 class Equals:
     """Rewards 1 where the text is the prompt's answer, 0.5 where it begins so; cannot score `?`."""
+
+    def begin(self, step: int = 0) -> DeferredScoring:
+        return DeferredScoring(self.score)
 
     def score(self, groups) -> list[Group]:
         def one(group: Group, text: str) -> Score:
@@ -185,7 +192,7 @@ def prompts(count: int) -> list[Prompt]:
 
 def test_evaluate_greedy_and_sampled() -> None:
     engine = Answers([["a", "b", "b", "a"], ["b", "a", "?", "b"], ["ab", "ab", "ab", "ab"]])
-    result = evaluate(engine, Equals(), prompts(3), greedy=0, sampled=4)
+    result = evaluate(engine, Equals(), prompts(3), greedy=GREEDY, sampled=Sampling(group_size=4))
     assert result.greedy_accuracy == wilson(1, 3)
     assert result.greedy_correct == (True, False, False)
     assert result.greedy_reward.value == pytest.approx((1 + 0 + 0.5) / 3)
@@ -200,7 +207,9 @@ def test_evaluate_greedy_and_sampled() -> None:
 
 
 def test_evaluation_as_json_and_as_metrics() -> None:
-    result = evaluate(Answers([["a", "b"]] * 4), Equals(), prompts(4), greedy=0, sampled=2, ks=(2,))
+    result = evaluate(
+        Answers([["a", "b"]] * 4), Equals(), prompts(4), greedy=GREEDY, sampled=Sampling(group_size=2), ks=(2,)
+    )
     read = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert read["greedy_accuracy"] == wilson(4, 4).to_list()
     assert read["pass_at_k"] == {"2": wilson(4, 4).to_list()}
@@ -212,7 +221,7 @@ def test_evaluation_as_json_and_as_metrics() -> None:
 
 
 def test_what_is_correct_can_be_said_otherwise() -> None:
-    result = evaluate(Answers([["ab"]]), Equals(), prompts(1), greedy=0, correct=lambda score: score.reward >= 0.5)
+    result = evaluate(Answers([["ab"]]), Equals(), prompts(1), greedy=GREEDY, correct=lambda score: score.reward >= 0.5)
     assert result.greedy_correct == (True,)
     assert result.mean_reward is None
     assert result.pass_at_k == {}
@@ -220,15 +229,15 @@ def test_what_is_correct_can_be_said_otherwise() -> None:
 
 def test_evaluate_refuses_nothing_to_do() -> None:
     with pytest.raises(ValueError, match="no prompts"):
-        evaluate(Answers([]), Equals(), [], greedy=0)
+        evaluate(Answers([]), Equals(), [], greedy=GREEDY)
     with pytest.raises(ValueError, match="greedy or sampled"):
         evaluate(Answers([["a"]]), Equals(), prompts(1))
     with pytest.raises(ValueError, match="pass@k needs"):
-        evaluate(Answers([["a"]]), Equals(), prompts(1), sampled=1, ks=(2,))
+        evaluate(Answers([["a"]]), Equals(), prompts(1), sampled=Sampling(group_size=1), ks=(2,))
 
 
 def test_a_policy_none_of_whose_completions_can_be_scored_has_no_reward() -> None:
-    result = evaluate(Answers([["?"]]), Equals(), prompts(1), greedy=0)
+    result = evaluate(Answers([["?"]]), Equals(), prompts(1), greedy=GREEDY)
     assert result.greedy_reward is None
     assert result.greedy_accuracy.value == 0.0
     assert result.invalid == 1

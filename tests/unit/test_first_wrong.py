@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, judge_first_wrong
+from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, score_first_wrong
 from oncurve.evaluate.intervals import paired_difference, wilson
 from oncurve.types import LabelledSteps
 
@@ -78,15 +78,15 @@ def test_what_is_found_stands_beside_the_most_frequent_place_of_the_training_dat
     trained = [labelled(1, 0), labelled(1, 1), labelled(1, 1, 1), labelled(0, None)]  # most often: none
     held_out = [labelled(1, 0), labelled(1, 1), labelled(0, None), labelled(1, 0), labelled(1, 1, 1)]
     right = [[0.9, 0.2], [0.9, 0.9], [0.8, 0.1], [0.6, 0.1], [0.9, 0.9, 0.9]]  # says 1, none, 1, 1, none
-    judged = judge_first_wrong(trained, held_out, right)
-    assert judged.count == 5
-    assert judged.found == wilson(4, 5)
-    assert judged.majority == wilson(2, 5)
-    assert judged.gain == paired_difference([False, True, False, False, True], [True, True, False, True, True])
-    assert judged.gain.value == pytest.approx(0.4)
-    low, high = 100 * judged.gain.low, 100 * judged.gain.high
-    assert judged.text() == (
-        "first wrong step found in 80.0 % of 5 held-out completions; the most frequent place is right in 40.0 % "
+    score = score_first_wrong(trained, held_out, right)
+    assert score.count == 5
+    assert score.found == wilson(4, 5)
+    assert score.majority == wilson(2, 5)
+    assert score.gain == paired_difference([False, True, False, False, True], [True, True, False, True, True])
+    assert score.gain.value == pytest.approx(0.4)
+    low, high = 100 * score.gain.low, 100 * score.gain.high
+    assert score.text() == (
+        "first wrong step found in 80.0 % of 5 held-out completions; the most frequent position is right in 40.0 % "
         f"(+40.0 points, 95 % interval {low:+.1f} to {high:+.1f})"
     )
     assert low < 40 < high
@@ -95,22 +95,22 @@ def test_what_is_found_stands_beside_the_most_frequent_place_of_the_training_dat
 def test_the_intervals_are_those_of_the_formulas() -> None:
     trained = [labelled(0, None)]
     held_out = [labelled(0, None)] * 6 + [labelled(1, 0)] * 4
-    judged = judge_first_wrong(trained, held_out, [[0.9, 0.1]] * 10)  # always says 1: right in 4, the baseline in 6
+    score = score_first_wrong(trained, held_out, [[0.9, 0.1]] * 10)  # always says 1: right in 4, the baseline in 6
     z, n, p = 1.959964, 10, 0.4
     centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    assert judged.found.low == pytest.approx((centre - half) / scale, rel=1e-6)
-    assert judged.found.high == pytest.approx((centre + half) / scale, rel=1e-6)
+    assert score.found.low == pytest.approx((centre - half) / scale, rel=1e-6)
+    assert score.found.high == pytest.approx((centre + half) / scale, rel=1e-6)
     won, lost, all_of_them = 4, 6, 12  # Agresti and Min: half a pair is added to won and to lost
     spread = z * math.sqrt((won + lost + 1) - (won - lost) ** 2 / all_of_them) / all_of_them
-    assert judged.gain.value == pytest.approx(-0.2)
-    assert judged.gain.low == pytest.approx((won - lost) / all_of_them - spread, rel=1e-6)
-    assert judged.gain.high == pytest.approx((won - lost) / all_of_them + spread, rel=1e-6)
+    assert score.gain.value == pytest.approx(-0.2)
+    assert score.gain.low == pytest.approx((won - lost) / all_of_them - spread, rel=1e-6)
+    assert score.gain.high == pytest.approx((won - lost) / all_of_them + spread, rel=1e-6)
 
 
-def test_nothing_to_judge_is_an_error() -> None:
+def test_nothing_to_score_is_an_error() -> None:
     for trained, held_out in (([], [labelled(1)]), ([labelled(1)], [])):
-        with pytest.raises(ValueError, match="nothing to judge"):
-            judge_first_wrong(trained, held_out, [[0.5]] * len(held_out))
+        with pytest.raises(ValueError, match="no completions to score"):
+            score_first_wrong(trained, held_out, [[0.5]] * len(held_out))
     with pytest.raises(ValueError, match="zip"):
-        judge_first_wrong([labelled(1)], [labelled(1)], [])
+        score_first_wrong([labelled(1)], [labelled(1)], [])

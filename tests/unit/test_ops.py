@@ -63,6 +63,7 @@ def test_a_token_ruled_out_has_gradient_zero():
     assert entropy_of_logprobs(table).isfinite().all()
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"need ids \(2,\), got \(3,\)"):
         token_logprobs_and_table(torch.zeros(2, 4), torch.zeros(3, dtype=torch.int64))

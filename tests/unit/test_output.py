@@ -11,8 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -109,9 +108,9 @@ def test_our_own_warnings_and_log_records_are_visible_in_any_process(caplog: pyt
     with pytest.warns(UserWarning, match="2J") as found:
         output.warn(HOSTILE)
     assert str(found[0].message) == SAFE
-    from oncurve.rewards import parts
+    from oncurve.rewards import component
 
-    parts.log.warning("reward %s: %s", "r", HOSTILE)
+    component.log.warning("reward %s: %s", "r", HOSTILE)
     assert caplog.messages == [f"reward r: {SAFE}"]
 
 
@@ -136,7 +135,13 @@ def test_what_a_signal_says_stays_on_the_screen_of_a_live_display(monkeypatch: p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     stream = io.StringIO()
-    metrics = {"reward": 0.5, "completion_length": 37.0, "kl": 0.01, "entropy": 1.0, "tokens_per_second": 9000.0}
+    metrics = {
+        "reward/mean": 0.5,
+        "completions/length": 37.0,
+        "policy/kl": 0.01,
+        "policy/entropy": 1.0,
+        "tokens/per_second": 9000.0,
+    }
     with Progress(3, Screen(file=stream, force_terminal=True, width=width)) as progress:
         progress.step({"step": 1, **metrics})
         output.urgent("oncurve: SIGINT: finishing this step, 30 seconds at most; again ends at once")

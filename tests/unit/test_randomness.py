@@ -2,8 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from oncurve.randomness import permutation, row_keys, uniform, uniform_at
 from oracles import plain_random

@@ -25,7 +25,7 @@ class Plain(Component):
     pass
 
 
-class Outer(Component):
+class OuterLoop(Component):
     clip: Clip = Clip()
 
 
@@ -56,7 +56,7 @@ def test_an_unknown_key_is_named_with_its_nearest():
 
 def test_an_unknown_key_of_a_nested_table_is_looked_for_in_that_table():
     with pytest.raises(ConfigError, match=r"clip\.cuont: unknown key; did you mean 'count'"):
-        validated(Outer, {"clip": {"cuont": 3}}, "")
+        validated(OuterLoop, {"clip": {"cuont": 3}}, "")
 
 
 def test_an_unknown_kind_is_named_with_its_nearest_and_all_there_are():
@@ -147,7 +147,7 @@ def test_code_is_located_in_a_file_beside_the_recipe(tmp_path: Path):
 
 def test_kind_of_a_component_is_its_name_or_its_path():
     assert kind_of(Clip(), KINDS) == "clip"
-    assert kind_of(Outer(), KINDS).endswith("test_spec:Outer")
+    assert kind_of(OuterLoop(), KINDS).endswith("test_spec:OuterLoop")
 
 
 def test_an_installed_name_is_located():

@@ -1,8 +1,7 @@
 """Steps end where the splitter says, in characters and in tokens."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from oncurve.errors import ConfigError
 from oncurve.steps import lines, pieces, splitter_of, token_ends

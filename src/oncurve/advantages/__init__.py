@@ -1,55 +1,105 @@
 """Advantages: from rewards to one number per token, `(B, T)`. Pure functions and their settings.
 
-An advantage is a `Component` called with a `TrainBatch`, whose `rewards (B,)` and `token_rewards (B, T)` hold all that
-the completion is worth, the KL included where it is in the reward. It states two things of itself:
+An advantage is a `Component` called with a `TrainBatch`, whose `rewards (B,)` and `token_rewards (B, T)` hold the
+whole reward, the KL included where it is part of the reward. It states of itself:
 
-    least_valid   the number of valid completions that a group needs for it
-    needs         what it reads besides: "siblings" (other completions of the prompt), "values" (a critic's), "steps"
-                  (rewards of single steps); may be left out, for nothing of these
+    min_valid_completions   the number of valid completions that a group needs for it
+    needs                   what else it reads: "siblings" (other completions of the prompt), "values" (a critic's),
+                            "steps" (rewards of single steps), "components" (the single rewards of `[[rewards]]`),
+                            "nonnegative" (rewards of 0 or more), "teacher" (a teacher's log-probs). Left out: none of
+                            these
+    teacher, template       with "teacher": the model (None: the policy itself), and the prompt that it reads, from
+                            columns (None: the policy's). Left out: None
+    reads_rewards           whether it reads rewards. Left out: True
+    describe()              its `Equation`. Left out: `config explain` names the class
 """
 
-from oncurve.advantages.gae import GAEAdvantage, gae, whiten
-from oncurve.advantages.group import GroupAdvantage, constant_groups, group_advantages
-from oncurve.advantages.process import ProcessAdvantage, process_advantages
-from oncurve.spec import Component, misstated
+from dataclasses import dataclass
 
-__all__ = [
-    "ADVANTAGE_KINDS",
-    "ADVANTAGE_NEEDS",
-    "GAEAdvantage",
-    "GroupAdvantage",
-    "ProcessAdvantage",
-    "check_advantage",
-    "constant_groups",
-    "gae",
-    "group_advantages",
-    "needs_of",
-    "process_advantages",
-    "whiten",
-]
+from oncurve.advantages.distill import Distill as Distill, distillation_advantages as distillation_advantages
+from oncurve.advantages.gae import GAEAdvantage as GAEAdvantage, gae as gae, whiten as whiten
+from oncurve.advantages.gdpo import GDPOAdvantage as GDPOAdvantage, decoupled_sums as decoupled_sums
+from oncurve.advantages.group import (
+    GroupAdvantage as GroupAdvantage,
+    OutcomeAdvantage as OutcomeAdvantage,
+    constant_groups as constant_groups,
+    group_advantages as group_advantages,
+)
+from oncurve.advantages.maxrl import MaxRLAdvantage as MaxRLAdvantage, maxrl_advantages as maxrl_advantages
+from oncurve.advantages.opo import OPOAdvantage as OPOAdvantage, opo_advantages as opo_advantages
+from oncurve.advantages.passk import PassKAdvantage as PassKAdvantage, passk_advantages as passk_advantages
+from oncurve.advantages.process import ProcessAdvantage as ProcessAdvantage, process_advantages as process_advantages
+from oncurve.advantages.reinforce_pp import (
+    ReinforcePPAdvantage as ReinforcePPAdvantage,
+    ReinforcePPBaselineAdvantage as ReinforcePPBaselineAdvantage,
+)
+from oncurve.advantages.rloo import RLOOAdvantage as RLOOAdvantage, rloo_advantages as rloo_advantages
+from oncurve.capabilities import lacking, stated, unflagged
+from oncurve.spec import Component, misstated, nested_in
 
-ADVANTAGE_NEEDS = frozenset({"siblings", "values", "steps"})
+ADVANTAGE_NEEDS = frozenset({"siblings", "values", "steps", "components", "nonnegative", "teacher"})
 """All that an advantage can need."""
 
 ADVANTAGE_KINDS: dict[str, type[Component]] = {
     "grpo": GroupAdvantage,
     "process": ProcessAdvantage,
     "gae": GAEAdvantage,
+    "rloo": RLOOAdvantage,
+    "reinforce_pp": ReinforcePPAdvantage,
+    "reinforce_pp_baseline": ReinforcePPBaselineAdvantage,
+    "gdpo": GDPOAdvantage,
+    "maxrl": MaxRLAdvantage,
+    "opo": OPOAdvantage,
+    "passk": PassKAdvantage,
+    "distill": Distill,
 }
 
 
+@dataclass(frozen=True)
+class TeacherSettings:
+    """The teacher of an advantage that needs one.
+
+    path       of a model; None: the policy itself, as it is in each step
+    template   the prompt that it reads, from columns; None: the policy's own
+    """
+
+    path: str | None = None
+    template: str | None = None
+
+
+def teacher_of(advantage: object) -> TeacherSettings | None:
+    """The teacher that an advantage states; None where it needs none."""
+    if "teacher" not in needs_of(advantage):
+        return None
+    return TeacherSettings(getattr(advantage, "teacher", None), getattr(advantage, "template", None))
+
+
+def reads_rewards(advantage: object) -> bool:
+    """Whether an advantage reads rewards; True where it states nothing."""
+    return bool(stated(advantage, "reads_rewards", True))
+
+
 def needs_of(advantage: object) -> frozenset[str]:
-    """What an advantage states in `needs`; nothing where it states nothing."""
-    stated: frozenset[str] = getattr(advantage, "needs", frozenset())
-    return stated
+    """An advantage's `needs`; empty where it states none."""
+    found: frozenset[str] = getattr(advantage, "needs", frozenset())
+    return found
 
 
 def check_advantage(advantage: object) -> str | None:
-    """What is wrong with what an advantage states of itself; None: nothing."""
+    """What is wrong with an advantage, or with what it states of itself; None: nothing."""
+    lacks = lacking(advantage, ("__call__", "min_valid_completions"), "advantage")
+    if lacks is not None:
+        return lacks
     name = type(advantage).__name__
-    least: object = getattr(advantage, "least_valid", None)
+    least: object = getattr(advantage, "min_valid_completions", None)
     if isinstance(least, bool) or not isinstance(least, int) or least < 1:
         return (
-            f"{name}.least_valid is {least!r}; it must be the number of valid completions that a group needs, 1 or more"
+            f"{name}.min_valid_completions is {least!r}; it must be the number of valid completions that a group "
+            "needs, 1 or more"
         )
-    return misstated(f"{name}.needs", needs_of(advantage), ADVANTAGE_NEEDS)
+    problems = [
+        misstated(f"{name}.needs", needs_of(advantage), ADVANTAGE_NEEDS),
+        unflagged(advantage, ("reads_rewards",)),
+        *(check_advantage(part) for part in nested_in(advantage)),
+    ]
+    return next((problem for problem in problems if problem is not None), None)

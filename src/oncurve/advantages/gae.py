@@ -1,7 +1,7 @@
-"""Generalised advantage estimation over a learned value function: what PPO grades tokens by.
+"""Generalised advantage estimation over a learned value function: the advantage of PPO.
 
-    r_t   = -β KL(t), and the completion's reward besides at its last token (or each step's at its end)
-    δ_t   = r_t + γ V_{t+1} - V_t          V = 0 behind the last token, or the last value where it was cut off
+    r_t   = -β KL(t), plus the completion's reward at its last token (or each step's at its end)
+    δ_t   = r_t + γ V_{t+1} - V_t          V = 0 after the last token; for a truncated completion its last value
     Â_t   = Σ_l (γλ)^l δ_{t+l}             R_t = Â_t + V_t, what the values are trained towards
 
 `V_t = V(q, o_<t)`, read at the position before token t. Tokens that are not trained (a tool's) are skipped: value and
@@ -13,30 +13,30 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
+from oncurve.capabilities import Equation
 from oncurve.spec import Component
-from oncurve.types import Graded, TrainBatch
-
-__all__ = ["GAEAdvantage", "gae", "whiten"]
+from oncurve.types import AdvantagesAndReturns, TrainBatch
 
 
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
+    rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
     gamma: float = 1.0,
     lam: float = 0.95,
-    beyond: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    beyond: Float[Tensor, "B"] | None = None,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Advantages and returns, `(B, T)` float64 each, 0 where `mask` is False.
 
     rewards (B, T)   of each token; one at a skipped token counts at the trained token before it
     values  (B, T)   V_t, before whose token it is read
     mask    (B, T) bool
     gamma, lam       γ and λ, in 0..1
-    beyond  (B,)     the value behind the last token; None: 0, nothing comes
+    beyond  (B,)     the value after the last token; None: 0
 
     With γ = λ = 1: Â_t = Σ_{l >= t} r_l - V_t. Raises ValueError for shapes that differ.
     """
@@ -57,7 +57,7 @@ def gae(
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
-def whiten(x: Tensor, mask: Tensor) -> Tensor:
+def whiten(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """`(x - μ) / sqrt(σ² + 1e-8)` over the places of `mask`, σ² with Bessel's correction; 0 elsewhere.
 
     Fewer than two places: 0. All of one value: exactly 0.
@@ -71,35 +71,50 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
 
 
 class GAEAdvantage(Component):
-    """Settings of generalised advantage estimation (`kind = "gae"`): it needs a `[critic]`.
-
-    gamma       γ: what a later reward is worth, a token
-    lam         λ: 1 trusts the rewards alone, 0 the critic alone
-    scale       "batch": whitened, mean 0 and standard deviation 1 over the batch's trained tokens; "none": as they are
-    bootstrap   a completion that was cut off is worth at its end what the critic says, instead of nothing
-    """
+    """Generalised advantage estimation (`kind = "gae"`), which needs a `[critic]`."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
+    """γ, the discount per token."""
+
     lam: float = Field(default=0.95, ge=0, le=1)
+    """λ: 1 relies on the rewards alone, 0 on the critic alone."""
+
     scale: Literal["batch", "none"] = "batch"
+    """How advantages are scaled. "batch": whitened, to mean 0 and standard deviation 1 over the batch's trained tokens;
+    "none": as they are."""
+
     bootstrap: bool = False
+    """Whether a truncated completion ends with the critic's value (the bootstrap value) instead of 0."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
     """A critic's values."""
 
-    @property
-    def least_valid(self) -> int:
-        """1: a completion needs no siblings."""
-        return 1
+    min_valid_completions: ClassVar[int] = 1
+    """A completion needs no siblings."""
 
-    def __call__(self, batch: TrainBatch) -> Graded:
+    def __call__(self, batch: TrainBatch) -> AdvantagesAndReturns:
         """Advantages and returns `(B, T)`. Raises ValueError where the batch has no values or no token rewards."""
         if batch.values is None or batch.token_rewards is None:
             raise ValueError("generalised advantages need a reward and a critic's value of every token")
         beyond = None
         if self.bootstrap:
-            if batch.values_beyond is None or batch.truncated is None:
-                raise ValueError("bootstrapping needs the values behind the last tokens, and which were cut off there")
-            beyond = torch.where(batch.truncated, batch.values_beyond.to(torch.float64), 0.0)
+            if batch.bootstrap_values is None or batch.truncated is None:
+                raise ValueError(
+                    "bootstrapping needs the values after the last tokens, and which completions were truncated"
+                )
+            beyond = torch.where(batch.truncated, batch.bootstrap_values.to(torch.float64), 0.0)
         raw, returns = gae(batch.token_rewards, batch.values, batch.loss_mask, self.gamma, self.lam, beyond)
-        return Graded(whiten(raw, batch.loss_mask) if self.scale == "batch" else raw, returns)
+        return AdvantagesAndReturns(whiten(raw, batch.loss_mask) if self.scale == "batch" else raw, returns)
+
+    def describe(self) -> Equation:
+        """The discounted sum of temporal differences."""
+        whitened = ", whitened over the batch" if self.scale == "batch" else ""
+        end = "the critic's value after a completion that was cut off" if self.bootstrap else "0 after the last token"
+        return Equation(
+            f"Σ_l {self.gamma * self.lam:g}^l δ_i,t+l{whitened}",
+            {
+                "δ_it": f"r_it + {self.gamma:g} V_i,t+1 - V_it; V is {end}",
+                "r_it": "r_i at the last token of completion i, 0 before (scored steps: at their ends)",
+                "V_it": "the critic's value of the text before token t",
+            },
+        )

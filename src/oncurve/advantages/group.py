@@ -1,4 +1,4 @@
-"""Group-relative outcome advantages: a completion is graded against its siblings, no critic needed.
+"""Group-relative outcome advantages: a completion is compared with its siblings, no critic needed.
 
     Â_it = (r_i - mean r) / (std r + eps)    for every token t of completion i
 
@@ -8,29 +8,33 @@ standard deviation of the whole batch: arXiv:2508.08221.
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 import torch
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
+from oncurve.capabilities import Equation, Inert
 from oncurve.ops import segment_count, segment_max, segment_mean, segment_min, segment_sum
 from oncurve.spec import Component
 from oncurve.types import TrainBatch
 
-__all__ = ["GroupAdvantage", "Scale", "constant_groups", "group_advantages"]
-
 Scale = Literal["group", "batch", "none"]
 
-LEAST_VALID = 2
+MIN_VALID = 2
 _ZERO_STD = 1e-8
 _LARGEST_TO_SQUARE = 1e140
 
 
 def group_advantages(
-    rewards: Tensor, valid: Tensor, group_ids: Tensor, scale: Scale = "group", ddof: int = 1, eps: float = 1e-6
-) -> Tensor:
+    rewards: Float[Tensor, "B"],
+    valid: Bool[Tensor, "B"],
+    group_ids: Int[Tensor, "B"],
+    scale: Scale = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Float[Tensor, "B"]:
     """Advantage of each completion among the valid completions of its group, in float64.
 
     rewards (B,)   valid (B,) bool   group_ids (B,) int64, groups may be of any sizes   returns (B,) float64
@@ -56,29 +60,26 @@ def group_advantages(
         return rewards.to(torch.float64)
     if scale != "none" and float(torch.where(valid, rewards, 0.0).abs().max()) > _LARGEST_TO_SQUARE:
         return _of_huge_rewards(rewards, valid, group_ids, scale, ddof, eps)
-    even = _of_even_groups(rewards, valid, group_ids, scale, ddof, eps)
-    if even is not None:
-        return even
     groups = int(group_ids.max()) + 1
     if bool((torch.bincount(group_ids, minlength=groups) == 1).any()):
-        raise ValueError("a group of one completion has no siblings to be graded against; group_size must be >= 2")
+        raise ValueError("a group of one completion has no siblings to be compared with; group_size must be >= 2")
     r = torch.where(valid, rewards.to(torch.float64), 0.0)
     if not bool(r.isfinite().all()):
         raise ValueError("a valid reward is NaN or infinite")
-    usable = valid & (segment_count(valid, group_ids, groups) >= LEAST_VALID)[group_ids]
-    graded = usable & ~constant_groups(rewards, valid, group_ids)[group_ids]
-    centred = torch.where(graded, r - segment_mean(r, group_ids, groups, valid)[group_ids], 0.0)
+    usable = valid & (segment_count(valid, group_ids, groups) >= MIN_VALID)[group_ids]
+    differing = usable & ~constant_groups(rewards, valid, group_ids)[group_ids]
+    centred = torch.where(differing, r - segment_mean(r, group_ids, groups, valid)[group_ids], 0.0)
     if scale == "none":
         return centred
     std = _std(r, usable, group_ids if scale == "group" else torch.zeros_like(group_ids), ddof)
-    divided = graded & (std >= (_ZERO_STD if eps == 0 else 0.0))
+    divided = differing & (std >= (_ZERO_STD if eps == 0 else 0.0))
     return torch.where(divided, centred / torch.where(divided, std + eps, 1.0), 0.0)
 
 
 def _of_huge_rewards(rewards: Tensor, valid: Tensor, group_ids: Tensor, scale: Scale, ddof: int, eps: float) -> Tensor:
     """The advantages `(B,)` where squares would overflow: a group's do not change when a power of two divides it.
 
-    Beside a deviation of that size `eps` is nothing; groups whose rewards can be squared are as ever.
+    Relative to a deviation of that size `eps` is negligible; groups whose rewards can be squared are unchanged.
     """
     r = torch.where(valid, rewards.to(torch.float64), 0.0)
     segments = group_ids if scale == "group" else torch.zeros_like(group_ids)
@@ -89,39 +90,6 @@ def _of_huge_rewards(rewards: Tensor, valid: Tensor, group_ids: Tensor, scale: S
     return of_huge + group_advantages(torch.where(huge, 0.0, r), valid, group_ids, scale, ddof, eps)
 
 
-def _of_even_groups(
-    rewards: Tensor, valid: Tensor, group_ids: Tensor, scale: Scale, ddof: int, eps: float
-) -> Tensor | None:
-    """The advantages `(B,)` of the usual batch: every completion valid, groups 0, 1, ... of one size, row after row.
-
-    They are the rows of a matrix, and a dozen operations on it do what segments need forty for. None where the batch
-    is not like that, or where something in it is not finite: the general way says what.
-
-    Each group is counted from its first reward. So a constant group is exactly 0 throughout, whatever its value.
-    """
-    groups = int(group_ids[-1]) + 1
-    size = rewards.numel() // max(1, groups)
-    if size < LEAST_VALID or groups * size != rewards.numel() or int(valid.count_nonzero()) != rewards.numel():
-        return None
-    numbers = torch.arange(groups, device=group_ids.device, dtype=group_ids.dtype)[:, None]
-    if not torch.equal(group_ids.reshape(groups, size), numbers.expand(groups, size)):
-        return None
-    r = rewards.to(torch.float64).reshape(groups, size)
-    centred = r - r[:, :1]
-    # Sums of rows as short as these take three times as long as a product with ones.
-    centred -= centred.mv(centred.new_ones(size)).div_(size).unsqueeze_(1)
-    std = torch.linalg.vector_norm(centred, dim=1, keepdim=True).mul_((size - ddof) ** -0.5)
-    if not math.isfinite(float(std.sum())):
-        return None
-    if scale == "none":
-        return centred.view(-1)
-    if scale == "batch":
-        std = (r - r[0, 0]).std(correction=ddof)
-    if eps == 0:
-        return torch.where(std >= _ZERO_STD, centred / std.clamp(min=_ZERO_STD), 0.0).view(-1)
-    return centred.div_(std.add_(eps)).view(-1)
-
-
 def _std(r: Tensor, valid: Tensor, segments: Tensor, ddof: int) -> Tensor:
     """Standard deviation `(B,)` of the valid rewards in each row's segment, in two passes; 0 for too few of them."""
     count = int(segments.max()) + 1
@@ -130,7 +98,9 @@ def _std(r: Tensor, valid: Tensor, segments: Tensor, ddof: int) -> Tensor:
     return (squares / (segment_count(valid, segments, count) - ddof).clamp(min=1)).sqrt()[segments]
 
 
-def constant_groups(rewards: Tensor, valid: Tensor, group_ids: Tensor) -> Tensor:
+def constant_groups(
+    rewards: Float[Tensor, "B"], valid: Bool[Tensor, "B"], group_ids: Int[Tensor, "B"]
+) -> Bool[Tensor, "G"]:
     """Which groups have no two different valid rewards, `(groups,)` bool: they teach nothing. Shapes as above.
 
     A group without any valid reward is constant too.
@@ -142,27 +112,59 @@ def constant_groups(rewards: Tensor, valid: Tensor, group_ids: Tensor) -> Tensor
     return highest <= lowest
 
 
-class GroupAdvantage(Component):
-    """Settings of the group-relative outcome advantage (`kind = "grpo"`); see `group_advantages`.
-
-    scale   what the centred reward is divided by: std of its "group" (GRPO), of the "batch", or "none" (Dr.GRPO)
-    ddof    1: sample standard deviation (Bessel), 0: population
-    eps     added to the standard deviation; 0 makes a group with std < 1e-8 exactly 0
-    """
-
-    scale: Scale = "group"
-    ddof: Literal[0, 1] = 1
-    eps: float = Field(default=1e-6, ge=0)
+class OutcomeAdvantage(Component):
+    """The base of advantages that compare a completion with its group and are the same at each of its tokens."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"siblings"})
     """Other completions of the same prompt."""
 
-    @property
-    def least_valid(self) -> int:
-        """Valid completions that a group needs; the trainer drops and counts smaller ones."""
-        return LEAST_VALID
+    min_valid_completions: ClassVar[int] = MIN_VALID
+    """Valid completions that a group needs; the trainer drops and counts smaller ones."""
 
-    def __call__(self, batch: TrainBatch) -> Tensor:
+    def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
+        """The advantage of each completion, `(B,)` float64."""
+        raise TypeError(f"{type(self).__name__} must define per_completion(batch)")
+
+    def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """The completion's advantage at each of its tokens, 0 beyond: `(B, T)` float64."""
-        per_row = group_advantages(batch.rewards, batch.valid, batch.group_ids, self.scale, self.ddof, self.eps)
-        return per_row[:, None] * batch.existing()
+        return self.per_completion(batch)[:, None] * batch.existing()
+
+
+class GroupAdvantage(OutcomeAdvantage):
+    """The group-relative outcome advantage (`kind = "grpo"`)."""
+
+    scale: Scale = "group"
+    """What the centred reward is divided by: std of its "group" (GRPO), of the "batch", or "none" (Dr.GRPO)."""
+
+    ddof: Literal[0, 1] = 1
+    """1: sample standard deviation (Bessel's correction); 0: population."""
+
+    eps: float = Field(default=1e-6, ge=0)
+    """Added to the standard deviation; 0 makes the advantages of a group with std < 1e-8 exactly 0."""
+
+    inert: ClassVar[tuple[Inert, ...]] = (
+        Inert(
+            ("advantage.ddof", "advantage.eps"),
+            ("advantage.scale",),
+            lambda advantage: advantage.scale == "none",
+            'advantage.scale = "none" divides by no standard deviation',
+        ),
+    )
+
+    def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
+        """`group_advantages` of the batch's rewards, `(B,)` float64."""
+        return group_advantages(batch.rewards, batch.valid, batch.group_ids, self.scale, self.ddof, self.eps)
+
+    def describe(self) -> Equation:
+        """The completion's reward relative to its group."""
+        if self.scale == "none":
+            return Equation("r_i - mean r, the mean of its group of G")
+        of = (
+            "mean and std of its group of G"
+            if self.scale == "group"
+            else "the mean of its group of G, the std of the batch"
+        )
+        return Equation(f"(r_i - mean r) / ({self._divisor('r')}), {of} (ddof {self.ddof})")
+
+    def _divisor(self, rewards: str) -> str:
+        return f"std {rewards} + {self.eps:g}" if self.eps else f"std {rewards}"

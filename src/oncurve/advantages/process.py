@@ -1,9 +1,9 @@
-"""Process supervision: every step of a completion is graded among all steps of its group.
+"""Process supervision: every step of a completion is scored relative to all steps of its group.
 
     r̃_ij = (r_ij - mean R) / (std R + eps)      R: the rewards of all steps j of all completions i of the group
-    Â_it = Σ_{j: index(j) >= t} r̃_ij            a token is worth what the steps that end at it or behind it are worth
+    Â_it = Σ_{j: index(j) >= t} r̃_ij            a token has the sum of the steps that end at it or after it
 
-Source: DeepSeekMath, arXiv:2402.03300, section 4.1.3. Tokens behind a completion's last step get 0. With one step a
+Source: DeepSeekMath, arXiv:2402.03300, section 4.1.3. Tokens after a completion's last step get 0. With one step per
 completion, ending at its last token, this is outcome supervision (`group.py`), exactly.
 """
 
@@ -12,25 +12,25 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oncurve.advantages.group import GroupAdvantage, Scale, group_advantages
+from oncurve.capabilities import Equation
 from oncurve.types import TrainBatch
-
-__all__ = ["ProcessAdvantage", "process_advantages"]
 
 
 def process_advantages(
-    step_rewards: Tensor,
-    step_ends: Tensor,
-    step_counts: Tensor,
-    valid: Tensor,
-    group_ids: Tensor,
+    step_rewards: Float[Tensor, "B S"],
+    step_ends: Int[Tensor, "B S"],
+    step_counts: Int[Tensor, "B"],
+    valid: Bool[Tensor, "B"],
+    group_ids: Int[Tensor, "B"],
     length: int,
     scale: Scale = "group",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> Tensor:
+) -> Float[Tensor, "B {length}"]:
     """The advantage of each token, `(B, T)` float64.
 
     step_rewards (B, S)         of each step; beyond `step_counts` nothing is read
@@ -53,39 +53,48 @@ def process_advantages(
     row_of, column_of = exists.nonzero(as_tuple=True)
     ends = step_ends[row_of, column_of]
     if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < length:
-        raise ValueError(f"a step ends at token {int(ends.min())} or {int(ends.max())} of a row of {length}")
+        raise ValueError(f"steps end at tokens 0 to {length - 1} of a row, got {int(ends.min())} to {int(ends.max())}")
     groups = group_ids[row_of]
-    # A single step has no others to be graded among: 0, as for a completion without siblings that the trainer drops.
-    graded = torch.bincount(groups, minlength=1)[groups] > 1
-    row_of, ends, groups = row_of[graded], ends[graded], groups[graded]
-    rewards = step_rewards[exists][graded]
-    normalised = group_advantages(rewards, torch.ones_like(graded[graded]), groups, scale, ddof, eps)
+    # A group's only step gets 0, like a completion without siblings, which the trainer drops.
+    compared = torch.bincount(groups, minlength=1)[groups] > 1
+    row_of, ends, groups = row_of[compared], ends[compared], groups[compared]
+    rewards = step_rewards[exists][compared]
+    normalised = group_advantages(rewards, torch.ones_like(groups, dtype=torch.bool), groups, scale, ddof, eps)
     at_ends = torch.zeros(rows, length, dtype=torch.float64, device=step_rewards.device)
     at_ends.index_put_((row_of, ends), normalised, accumulate=True)
     return at_ends.flip(1).cumsum(1).flip(1)
 
 
 class ProcessAdvantage(GroupAdvantage):
-    """Settings of process supervision (`kind = "process"`); see `process_advantages`.
+    """Process supervision (`kind = "process"`): the fields of `kind = "grpo"`, over the rewards of all steps of a
+    group.
 
-    scale, ddof, eps   as for `kind = "grpo"`, over the rewards of all steps of a group
-
-    A completion whose steps nobody judged is one step, ending at its last token, with the completion's reward.
+    A completion whose steps have no scores is one step, which ends at its last token and has the completion's reward.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"siblings", "steps"})
     """Other completions of the same prompt, and rewards of their steps."""
 
-    def __call__(self, batch: TrainBatch) -> Tensor:
-        """Each token's advantage, 0 behind the last step: `(B, T)` float64."""
+    def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
+        """Each token's advantage, 0 after the last step: `(B, T)` float64."""
         ends, rewards, counts = batch.lengths[:, None] - 1, batch.rewards[:, None], torch.ones_like(batch.lengths)
         if batch.step_ends is not None and batch.step_rewards is not None and batch.step_counts is not None:
-            judged = batch.step_counts > 0
+            scored = batch.step_counts > 0
             width = batch.step_ends.shape[1]
-            ends = torch.where(judged[:, None], batch.step_ends, ends.expand(-1, width))
-            rewards = torch.where(judged[:, None], batch.step_rewards, rewards.expand(-1, width))
-            counts = torch.where(judged, batch.step_counts, counts)
+            ends = torch.where(scored[:, None], batch.step_ends, ends.expand(-1, width))
+            rewards = torch.where(scored[:, None], batch.step_rewards, rewards.expand(-1, width))
+            counts = torch.where(scored, batch.step_counts, counts)
         length = batch.completion_ids.shape[1]
         return process_advantages(
             rewards, ends, counts, batch.valid, batch.group_ids, length, self.scale, self.ddof, self.eps
         )
+
+    def describe(self) -> Equation:
+        """The step rewards relative to those of the group, summed from each token on."""
+        normalised = "r_ij - mean R, R the rewards of all steps in its group of G"
+        if self.scale != "none":
+            over = ", the std over the batch's steps" if self.scale == "batch" else ""
+            normalised = normalised.replace("r_ij - mean R", f"(r_ij - mean R) / ({self._divisor('R')})")
+            normalised += f"{over} (ddof {self.ddof})"
+        legend = {"r̃_ij": normalised, "r_ij": "the reward of step j of completion i"}
+        return Equation("Σ_j r̃_ij over the steps j of completion i that end at token t or after it", legend)

@@ -21,21 +21,18 @@ from torch import Tensor, nn
 
 from oncurve.advantages import group_advantages
 from oncurve.compat.rlox_settings import OTHER_NAMES, SETTING_OF, config_of
+from oncurve.config import check_argument_names
 from oncurve.errors import ConfigError, DataError, RewardError
-from oncurve.losses import Regularizer
-from oncurve.models import save, wrap
-from oncurve.models.huggingface import vocabulary_of
-from oncurve.models.rotation import set_reach
-from oncurve.rewards.parts import LARGEST_REWARD
-from oncurve.rewards.scoring import Afterwards
-from oncurve.rollout import InProcessEngine, Policy, check_token_ids
-from oncurve.run.arguments import check_argument_names
-from oncurve.run.assemble import trainer_config
-from oncurve.run.process import prepare_process
-from oncurve.trainer import KLControl, Outer, ReferenceSchedule, StepResult, Trainer, TrainerState
+from oncurve.learner import check_learner
+from oncurve.models import adapted, wrap
+from oncurve.models.layers import set_reach
+from oncurve.models.loading import loaded_from, vocabulary_of
+from oncurve.process import prepare_process
+from oncurve.rewards import LARGEST_REWARD, DeferredScoring
+from oncurve.rollout import check_token_ids, sample
+from oncurve.run import trainer_config
+from oncurve.trainer import EntropyControl, KLControl, OuterLoop, ReferenceSchedule, StepResult, Trainer, TrainerState
 from oncurve.types import Group, Prompt, Score
-
-__all__ = ["GRPO", "TokenReward", "compute_batch_group_advantages", "compute_group_advantages"]
 
 P = ParamSpec("P")
 
@@ -47,7 +44,7 @@ A completion is what the policy wrote, without the prompt. Prompts of different 
 
 
 def _explains_arguments(init: Callable[Concatenate[GRPO, P], None]) -> Callable[Concatenate[GRPO, P], None]:
-    """`GRPO.__init__`, told which arguments were said (`_said`); one that it does not have is an ArgumentError."""
+    """`GRPO.__init__` with the names of the arguments given (`_said`); an unknown argument is an ArgumentError."""
     signature = inspect.signature(init)
     known = [name for name in signature.parameters if name != "self"]
 
@@ -70,9 +67,9 @@ class GRPO:
 
     Args:
         model: the policy; a transformers model takes the fast path, anything else the plain one.
-        ref_model: what the KL term holds the policy near; None: a frozen copy of `model` as it is now, where there is a
-            KL term. One that is given is measured against (`kl`) with `kl_coef=0` too.
-        reward_fn: see `TokenReward`. It runs in this process and cannot be stopped.
+        ref_model: the reference of the KL term; None: a frozen copy of `model` as it is now, where there is a KL term.
+            With a `ref_model` the metric `kl` is measured with `kl_coef=0` too.
+        reward_fn: a `TokenReward`. It runs in this process and cannot be stopped.
         group_size: completions of each prompt.
         kl_coef: β of the KL term; 0: there is none.
         callbacks: objects with the hooks of rlox's `Callback`, those that they have: `on_training_start()` and
@@ -82,10 +79,10 @@ class GRPO:
         logger: an object with `on_train_step(step, metrics)`, as rlox's `LoggerCallback` has it.
         max_grad_norm: the gradient's norm is scaled down to this; 0: no clipping.
         eos_ids: token ids that end a completion; without any, every completion has `max_new_tokens` tokens.
-        preset: "grpo", "dr_grpo", "rlox", ...: what the algorithm is. An argument that is left out has the preset's
-            value where the preset says one ("grpo" says none), and else the default that stands here.
+        preset: the algorithm: "grpo", "dr_grpo", "rlox", ... An argument that is left out has the preset's value, if it
+            sets one ("grpo" sets none), and else the default here.
         settings: more settings as nested tables, such as `{"objective": {"clip_high": 0.28}}`. Every argument from
-            `group_size` on is a setting too (`SETTING_OF`): to say it here is the same.
+            `group_size` on is a setting too (`SETTING_OF`), with the same effect.
 
     Raises ConfigError for settings that cannot be, that contradict an argument, or that have no effect here.
     """
@@ -132,21 +129,22 @@ class GRPO:
         self.reward_fn = reward_fn
         self.model = model
         self._longest = 0
-        policy = wrap(model)
+        reference = None if ref_model is None else wrap(ref_model)  # before the policy's adapter: it may be the policy
+        policy = adapted(loaded_from(model), self.config.lora, self.config.run.seed).model
         check_token_ids("rollout.eos_ids", self.config.rollout.eos_ids, policy)
-        reference = None if ref_model is None else wrap(ref_model)
         self._networks = [policy.module] + ([] if reference is None else [reference.module])
         self.config.reference.check(policy, reference)
-        actor = self.config.learner.build(
+        self.learner = self.config.learner.build(
             policy,
-            self.config.objective,
-            Regularizer(self.config.kl, self.config.entropy.coef),
+            self.config.policy_term,
+            self.config.regularizer,
+            critic=self.config.critic,
             temperature=self.config.rollout.temperature,
             reference=reference,
         )
-        self.learner = self.config.critic.build(actor)
-        self.engine = InProcessEngine(self.config.rollout, seed=self.config.run.seed)
-        self.outer: Outer = ReferenceSchedule(self.config.reference.every, self.config.reference.mixup, self.learner)
+        check_learner(self.learner)
+        self.engine = self.config.engine.build(self.config.rollout, None, (), self.config.run.seed)
+        self.outer: OuterLoop = ReferenceSchedule(self.config.reference, self.learner)
         self.state = TrainerState()
 
     def train(self, prompts: Tensor | Sequence[Tensor], n_epochs: int = 1) -> dict[str, float]:
@@ -155,14 +153,14 @@ class GRPO:
         Returns the last step's metrics: `loss`, `mean_reward`, `kl`, and every declared metric under its own name.
         """
         metrics: dict[str, float] = {}
-        self._tell("on_training_start")
+        self._call("on_training_start")
         for _ in range(n_epochs):
             metrics = self.train_step(prompts)
             about = {"reward": metrics["mean_reward"], "step": self.state.step, "algo": self}
             goes_on = [callback.on_step(**about) for callback in self.callbacks if hasattr(callback, "on_step")]
-            if not all(said is None or said for said in goes_on):
+            if not all(answer is None or answer for answer in goes_on):
                 break
-        self._tell("on_training_end")
+        self._call("on_training_end")
         return metrics
 
     def train_step(self, prompts: Tensor | Sequence[Tensor]) -> dict[str, float]:
@@ -171,36 +169,40 @@ class GRPO:
         `kl` is 0 where there is no reference. Raises ConfigError for fewer prompts than `learner.minibatches`.
         """
         trainer = self._trainer(self._rows(prompts))
-        self.outer.begin(self.state)
-        result: StepResult = self.outer.end(trainer.step())
+        self.outer.before_step(self.state)
+        result: StepResult = self.outer.after_step(trainer.step())
         self.state = trainer.state
-        metrics = {"kl": 0.0, **result.metrics, "mean_reward": result.metrics["reward"]}
-        self._tell("on_train_batch", **{name: metrics[name] for name in RLOX_METRICS if name in metrics})
+        named = {"kl": 0.0} | {name: result.metrics[key] for name, key in RLOX_METRICS.items() if key in result.metrics}
+        self._call("on_train_batch", **named)
+        metrics = result.metrics | named
         if self.logger is not None:
             self.logger.on_train_step(self.state.step, metrics)
         return metrics
 
-    def _tell(self, hook: str, **about: float) -> None:
+    def _call(self, hook: str, **about: float) -> None:
         for callback in self.callbacks:
             if hasattr(callback, hook):
                 getattr(callback, hook)(**about)
 
     def evaluate(self, prompts: Tensor | Sequence[Tensor]) -> float:
         """The mean reward of one sampled completion a prompt."""
-        self.engine.follow(Policy(self.learner.policy(), self.learner.version))
+        self.engine.follow(self.learner.weights())
         one = self.config.rollout.model_copy(update={"group_size": 1})
-        groups = TokenScorer(self.reward_fn).score(self.engine.generate(self._rows(prompts), -1, one))
+        rows = self._rows(prompts)
+        groups = sample(self.engine, rows, -1, 1, one)
+        groups = TokenScorer(self.reward_fn).score(groups)
         return math.fsum(group.scores[0].reward for group in groups) / len(groups)
 
     def save(self, path: str | Path) -> None:
         """The policy's weights in full precision: `model.safetensors`, in Hugging Face form where the model has one."""
-        save(self.model, None, Path(path), self.learner.masters())
+        self.learner.export(Path(path))
+
+    def close(self) -> None:
+        """Close the engine. Only an engine of your own may hold anything that outlives this object."""
+        self.engine.close()
 
     def _rows(self, prompts: Tensor | Sequence[Tensor]) -> list[Prompt]:
-        """The prompts, and room for them: a rotation that depends on the length of rows is made for the longest so far.
-
-        See `oncurve.models.rotation`.
-        """
+        """The prompts. Rotations that depend on the length of rows (`models.layers.rotation`) reach to the longest."""
         rows = _as_prompts(prompts, vocabulary_of(self.model))
         self._longest = max(self._longest, *(len(row.ids) for row in rows))
         for network in self._networks:
@@ -225,15 +227,16 @@ class GRPO:
             KLControl(self.config.kl),
             self.outer,
             self.state,
+            entropy=EntropyControl(self.config.entropy),
         )
 
 
-RLOX_METRICS = ("loss", "mean_reward", "kl")
+RLOX_METRICS = {"loss": "policy/loss", "mean_reward": "reward/mean", "kl": "policy/kl"}
 HOOKS = ("on_training_start", "on_step", "on_train_batch", "on_training_end")
 
 
 def _hooked(callbacks: Any) -> tuple[Any, ...]:
-    """The callbacks. Raises ConfigError for what is no list of objects with one of `HOOKS` at least."""
+    """The callbacks. Raises ConfigError for anything but a list of objects that each have one of `HOOKS`."""
     if callbacks is not None and not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks: expected a list of callbacks, got {callbacks!r:.60}; write callbacks=[it]")
     for callback in (given := tuple(callbacks or ())):
@@ -279,7 +282,7 @@ def _one_row(rewards: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class AllPrompts:
-    """A stream that gives all prompts at every step."""
+    """A source that gives all prompts at every step."""
 
     prompts: list[Prompt]
 
@@ -298,9 +301,9 @@ class TokenScorer:
 
     reward_fn: TokenReward
 
-    def begin(self, step: int = 0) -> Afterwards:
-        """Scoring begins when all groups are written: the reward would keep the sampler waiting."""
-        return Afterwards(self.score)
+    def begin(self, step: int = 0) -> DeferredScoring:
+        """A scoring that begins after all groups, because the reward would keep the sampler waiting."""
+        return DeferredScoring(self.score)
 
     def score(self, groups: Sequence[Group]) -> list[Group]:
         """The groups with their rewards. Raises RewardError: another number of rewards, or one that is not finite."""

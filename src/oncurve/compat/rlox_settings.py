@@ -1,6 +1,6 @@
-"""The settings of a run by `oncurve.GRPO`: what its arguments are in `settings`, and which settings it has no use for.
+"""The settings of a run by `oncurve.GRPO`: the setting of each argument, and the settings that it does not use.
 
-An argument is a setting by another name (`SETTING_OF`), so that saying it in `settings` is the same run.
+An argument is a setting by another name (`SETTING_OF`), so that the same value in `settings` is the same run.
 """
 
 from __future__ import annotations
@@ -9,15 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from oncurve.advantages import needs_of
+from oncurve.config import RUN, Argument, Layer, RunConfig, check_config, inert_rules, load, read_layers, tables_of
 from oncurve.errors import ConfigError
-from oncurve.run.arguments import Argument, tables_of
-from oncurve.run.checks import INERT, check_config
-from oncurve.run.config import RUN, RunConfig
-from oncurve.run.layers import Layer, read_layers
-from oncurve.run.loading import load
 from oncurve.spec import Component
-
-__all__ = ["OTHER_NAMES", "SETTING_OF", "WITHOUT_MEANING", "config_of"]
 
 SETTING_OF = {
     "group_size": "rollout.group_size",
@@ -29,7 +23,7 @@ SETTING_OF = {
     "eos_ids": "rollout.eos_ids",
     "seed": "run.seed",
 }
-"""The setting that each argument is."""
+"""The setting of each argument."""
 
 OTHER_NAMES = {
     **dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function"), "reward_fn"),
@@ -42,6 +36,9 @@ OTHER_NAMES = {
 
 WITHOUT_MEANING = {
     "run.steps": "train(prompts, n_epochs) says how many",
+    "run.epochs": "train(prompts, n_epochs) says how many",
+    "advantage.teacher": "oncurve.train loads a teacher, and GRPO does not",
+    "advantage.template": "the prompts are token ids, without columns",
     "run.name": "nothing is written",
     "run.threads": "call torch.set_num_threads",
     "run.grace_seconds": "signals are left to Python",
@@ -52,15 +49,16 @@ WITHOUT_MEANING = {
     "iterative": "there is no reward model to train between steps",
     "checkpoint": "nothing is written; save writes the weights",
     "eval": "evaluate is a call of its own",
+    "filter.dynamic_sampling": "every step takes all prompts that train is given",
     "rollout.stop": "there is no tokenizer that would find a text; eos_ids end completions",
 }
-"""Settings and sections that a run by `GRPO` has no use for, and why: refused where they are said."""
+"""Settings and sections that a run by `GRPO` does not use, and why; giving one is an error."""
 
 
 def config_of(
     values: Mapping[str, Any], said: frozenset[str], preset: str, settings: Mapping[str, Any] | None
 ) -> RunConfig:
-    """The settings of a run: what was said, over the preset, over the defaults of the arguments that were left out."""
+    """The settings of a run: given values, over the preset, over the defaults of arguments that were left out."""
     tables = tables_of((Argument(name, SETTING_OF[name], values[name]) for name in values if name in said), settings)
     chosen_here = _without_meaning_refused(tables)
     layers = read_layers(preset)[0]
@@ -82,16 +80,18 @@ def config_of(
             "reward; use oncurve.train, or for the moving reference alone preset='grpo_paper' with "
             f"settings={{'reference': {{'every': {config.iterative.steps}}}}}"
         )
+    if config.filter.dynamic_sampling:
+        raise ConfigError(f"preset {preset!r}: {WITHOUT_MEANING['filter.dynamic_sampling']}; use oncurve.train")
     if "steps" in needs_of(config.advantage):
         raise ConfigError(
-            'advantage.kind: "process" grades the steps of a completion, and reward_fn gives one number for all of it; '
-            "use oncurve.train with a reward that judges steps, or another preset"
+            'advantage.kind: "process" needs rewards of steps, and reward_fn gives one number for all of them; '
+            "use oncurve.train with a reward that scores steps, or another preset"
         )
-    prompts = max(config.data.prompts_per_step, config.learner.minibatches)  # how many there are, train_step sees
+    prompts = max(config.data.prompts_per_step, config.learner.minibatches)  # train_step checks their number
     config = config.model_copy(update={"data": config.data.model_copy(update={"prompts_per_step": prompts})})
     check_config(config)
-    lost = [(key, rule.reason) for rule in INERT if rule.holds(config) for key in rule.keys if key in chosen_here]
-    if lost:  # no plan is printed here that could say it
+    lost = [(key, rule.reason) for rule in inert_rules(config) for key in rule.keys if key in chosen_here]
+    if lost:  # there is no plan to print it
         raise ConfigError("\n".join(f"{key}: set to no effect: {reason}" for key, reason in lost))
     return config
 
@@ -109,7 +109,7 @@ def _nested(layer: Layer) -> dict[str, dict[str, Any]]:
 
 
 def _without_meaning_refused(tables: Mapping[str, Any]) -> set[str]:
-    """All settings that were said. Raises ConfigError with a line for every one that a run by `GRPO` has no use for."""
+    """All settings that were given. Raises ConfigError with a line for each that a run by `GRPO` does not use."""
     said, keys = [], set()
     for section, table in tables.items():
         if not isinstance(table, (Mapping, Component)):

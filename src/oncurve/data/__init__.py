@@ -1,27 +1,26 @@
 """Prompts: rows from a source, each made into a prompt, in an order that is a function of seed and cursor."""
 
-from oncurve.data.judgements import JUDGEMENT_KINDS, Judgements, example_from_json, example_to_json
-from oncurve.data.prompts import Prompts, check_row, open_prompts, prompt_columns
-from oncurve.data.settings import DataSettings, Rows
-from oncurve.data.sources import DATA_KINDS, InMemory, Jsonl, Task, load_eval_rows, load_rows
-from oncurve.data.stream import PromptStream
-
-__all__ = [
-    "DATA_KINDS",
-    "JUDGEMENT_KINDS",
-    "DataSettings",
-    "InMemory",
-    "Jsonl",
-    "Judgements",
-    "PromptStream",
-    "Prompts",
-    "Rows",
-    "Task",
-    "check_row",
-    "example_from_json",
-    "example_to_json",
-    "load_eval_rows",
-    "load_rows",
-    "open_prompts",
-    "prompt_columns",
-]
+from oncurve.data.order import PromptOrder as PromptOrder
+from oncurve.data.prompts import (
+    Prompts as Prompts,
+    check_row as check_row,
+    open_prompts as open_prompts,
+    prompt_columns as prompt_columns,
+)
+from oncurve.data.reward_examples import (
+    REWARD_EXAMPLE_KINDS as REWARD_EXAMPLE_KINDS,
+    Preferences as Preferences,
+    RewardExamples as RewardExamples,
+    StepLabels as StepLabels,
+    example_from_json as example_from_json,
+    example_to_json as example_to_json,
+)
+from oncurve.data.settings import DataSettings as DataSettings, Rows as Rows, check_data as check_data
+from oncurve.data.sources import (
+    DATA_KINDS as DATA_KINDS,
+    InMemory as InMemory,
+    Jsonl as Jsonl,
+    Task as Task,
+    load_eval_rows as load_eval_rows,
+    load_rows as load_rows,
+)

@@ -1,9 +1,9 @@
-"""Rows in whatever container they come: a list, columns, a DataFrame, a Hugging Face Dataset, an iterator.
+"""Rows from any container: a list, columns, a DataFrame, a Hugging Face Dataset, an iterator.
 
     [{"prompt": "2+2=", "answer": "4"}]      {"prompt": ["2+2="], "answer": ["4"]}      DataFrame(...)      Dataset
 
-are the same rows, and train the same run. Containers of other packages are known by what they can do, or by a module
-that is imported already; nothing is imported for them.
+are the same rows, and train the same run. Containers of other packages are recognized by their methods, or by a module
+that is imported already; this module imports none of them.
 
 Covered: NumPy values in cells become Python's, missing cells of a DataFrame become None. Not covered: files.
 """
@@ -19,10 +19,8 @@ from torch import Tensor
 
 from oncurve.errors import DataError
 
-__all__ = ["ITERATOR_LIMIT", "as_rows"]
-
 ITERATOR_LIMIT = 1_000_000
-"""Rows that are read from something without a length before it is taken for endless."""
+"""An iterator with more rows than this is taken for endless."""
 
 SPLITS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 
@@ -37,7 +35,7 @@ EXPECTED = (
 def as_rows(data: Any, limit: int | None = None) -> tuple[Any, ...]:
     """The rows of `data`, in order: mappings of columns to plain values, or prompts alone.
 
-    An iterator is read once, `limit` rows of it where that is given, else to its end.
+    An iterator is read once: `limit` rows of it, or to its end without a limit.
 
     Raises DataError: no container of rows (a string, a set, a single row, splits), columns that differ in length, rows
     of mixed types, names of columns that are not strings, an iterator that does not end.
@@ -48,7 +46,7 @@ def as_rows(data: Any, limit: int | None = None) -> tuple[Any, ...]:
 
 
 def _rows(data: Any, limit: int | None) -> Iterable[Any]:
-    """The rows of a container, values as they are in it."""
+    """The rows of a container, with unchanged values."""
     if isinstance(data, (str, bytes, bytearray)) or hasattr(data, "read"):
         raise DataError(f"data: {EXPECTED}, got {_kind(data)}; for a file give its path")
     if isinstance(data, (set, frozenset)):
@@ -75,7 +73,7 @@ def _rows(data: Any, limit: int | None) -> Iterable[Any]:
 
 
 def _is_a(package: str, name: str, value: Any) -> bool:
-    """Whether `value` is of a class of a package, which it can only be where that is imported."""
+    """Whether `value` is an instance of a package's class; False where the package is not imported."""
     module = sys.modules.get(package)
     cls = getattr(module, name, None)
     return isinstance(cls, type) and isinstance(value, cls)
@@ -113,13 +111,13 @@ def _rows_of_columns(data: Mapping[Any, Any]) -> Iterable[Mapping[str, Any]]:
     columns = {name: _column(name, values) for name, values in data.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"data: the columns differ in length: {said}")
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"data: the columns differ in length: {listed}")
     return [dict(zip(names, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 def _looks_like_splits(data: Mapping[Any, Any]) -> bool:
-    """Whether a mapping is of splits, each a container of rows, and not of columns."""
+    """Whether a mapping holds splits, each a container of rows, instead of columns."""
     listed = all(
         isinstance(part, (list, tuple)) and len(part) and all(isinstance(row, Mapping) for row in part)
         for part in data.values()
@@ -143,7 +141,7 @@ def _column(name: str, values: Any) -> list[Any]:
 
 
 def _rows_of_frame(frame: Any) -> Iterable[Mapping[str, Any]]:
-    """The rows of a pandas DataFrame, missing cells as None; its index is no column."""
+    """The rows of a pandas DataFrame, missing cells as None, without its index."""
     names = list(frame.columns)
     _check_names(names, "data: the DataFrame")
     if len(set(names)) < len(names):
@@ -158,7 +156,7 @@ def _rows_of_frame(frame: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def _without_format(data: Any) -> Any:
-    """A Hugging Face data set that gives Python's values, whatever its format; a transform of the user's stays."""
+    """The Hugging Face data set with Python's values, whatever its format; a user's transform stays."""
     formatted = getattr(data, "format", None)
     kind = formatted.get("type") if isinstance(formatted, Mapping) else None
     return data if kind in (None, "custom", "python") else data.with_format(None)
@@ -167,30 +165,28 @@ def _without_format(data: Any) -> Any:
 def _check_names(names: Sequence[Any], what: str) -> None:
     odd = [name for name in names if not isinstance(name, str)]
     if odd:
-        raise DataError(f"{what}: a column's name is {odd[0]!r}; names are strings, one of them the prompt's")
+        raise DataError(f"{what}: column {odd[0]!r}: column names must be strings")
 
 
 def _check_types(rows: Sequence[Any]) -> None:
     """Raises DataError where some rows are mappings and others not, or prompts are of different types."""
     first: dict[str, int] = {}
     for number, row in enumerate(rows):
-        sort = "a mapping" if isinstance(row, Mapping) else "a list" if isinstance(row, (list, tuple)) else _sort(row)
-        first.setdefault(sort, number)
+        kind = (
+            "mapping" if isinstance(row, Mapping) else "list" if isinstance(row, (list, tuple)) else type(row).__name__
+        )
+        first.setdefault(kind, number)
         if isinstance(row, Mapping):
             _check_names(list(row), f"data row {number}")
     if len(first) > 1:
-        said = ", ".join(f"row {number} is {sort}" for sort, number in first.items())
-        raise DataError(f"data: the rows are of mixed types: {said}; make them all mappings, or all prompts")
-
-
-def _sort(row: Any) -> str:
-    return f"a {type(row).__name__}"
+        listed = ", ".join(f"row {number} is a {kind}" for kind, number in first.items())
+        raise DataError(f"data: the rows are of mixed types: {listed}; make them all mappings, or all prompts")
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
     """`value` with the arrays, tensors and scalars of other packages as Python's lists and numbers.
 
-    What lies deeper than a row may be stays as it is: the check of the rows refuses it.
+    Values nested deeper than a row allows are unchanged; the check of the rows refuses them.
     """
     if depth > DEEPEST:
         return value

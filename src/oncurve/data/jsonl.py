@@ -11,13 +11,11 @@ from oncurve.errors import DataError
 from oncurve.paths import not_a_file
 from oncurve.spec import suggest
 
-__all__ = ["read_jsonl"]
-
 OTHER_FORMATS = {".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".zip", ".xlsx"}
 
 
 def read_jsonl(file: Path, key: str = "data.path") -> tuple[list[dict[str, Any]], array[int]]:
-    """The rows of a JSONL file and the line (from 1) of each. Blank lines are passed over; a BOM is, too.
+    """The rows of a JSONL file and the line (from 1) of each. Blank lines and a BOM are skipped.
 
     `key` is the setting that named the file. Raises DataError: no such file, a directory, a pipe or a device, not
     readable, another format, not UTF-8, not JSON, not an object, a column twice, no rows.

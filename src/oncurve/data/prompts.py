@@ -1,6 +1,6 @@
 """From a row to a prompt: its column or template, the chat around it, its tokens.
 
-Rows stay rows: a prompt is made, and tokenised, each time it is taken, so a million rows cost a million rows.
+A prompt is made, and tokenised, each time it is taken, so a million rows take the memory of their rows alone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from oncurve.data.containers import DEEPEST
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.data.template import fill, template_columns
 from oncurve.errors import DataError, ModelError
-from oncurve.models.chat import has_template, render
+from oncurve.models.loading import check_variables, has_template, render
 from oncurve.spec import suggest
 from oncurve.types import Prompt
 
-__all__ = ["Prompts", "check_row", "open_prompts"]
-
-
-GENERATED_SAMPLE = 64  # so many generated prompts speak for a hundred thousand, which would take half a minute
+GENERATED_SAMPLE = 64  # generated prompts that are checked; all hundred thousand would take half a minute
 
 
 def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> None:
@@ -32,9 +29,9 @@ def check_row(row: Mapping[str, Any], settings: DataSettings, place: str) -> Non
     for column in wanted:
         if column not in row:
             has = ", ".join(str(name) for name in row) or "no columns"
-            mend = "data.template" if settings.template is not None else "data.prompt_column or data.template"
+            fix = "data.template" if settings.template is not None else "data.prompt_column or data.template"
             near = suggest(column, [name for name in row if isinstance(name, str)])
-            raise DataError(f"{place}: column {column!r} is missing; it has: {has}; set {mend}{near}")
+            raise DataError(f"{place}: column {column!r} is missing; it has: {has}; set {fix}{near}")
         if row[column] is None:
             raise DataError(f"{place}: column {column!r} is empty (null); a prompt needs a value")
     for column, value in row.items():
@@ -64,7 +61,7 @@ def _check_prompt(prompt: Any, settings: DataSettings, place: str) -> None:
 
 
 def _unwritable(value: Any, depth: int = 0) -> str | None:
-    """Why what a column holds cannot be written as JSON in UTF-8, or handed to a worker; None: it can.
+    """Why a column's value cannot be written as JSON in UTF-8, or sent to a worker; None: it can.
 
     JSON can hold one half of a surrogate pair, UTF-8 and tokenizers cannot.
     """
@@ -96,8 +93,8 @@ def _is_token_ids(prompt: Any) -> bool:
 
 
 def prompt_columns(row: Mapping[str, Any], settings: DataSettings) -> dict[str, Any]:
-    """The columns of a row that its prompt carries: all but one called "prompt", which rewards are given as text,
-    and but token ids that are the prompt."""
+    """The columns of a row that its prompt carries: all except a column "prompt", which rewards receive as text, and
+    except token ids that are the prompt."""
     if settings.template is not None:
         return dict(row)
     own = settings.prompt_column
@@ -107,15 +104,17 @@ def prompt_columns(row: Mapping[str, Any], settings: DataSettings) -> dict[str, 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Rows as prompts: `prompts[i]` is made when asked for. `dropped` rows were too long and are not among them.
+    """Rows as prompts: `prompts[i]` is made on access. `dropped` is the number of rows that were too long.
 
-    `tokenizer` may be absent where every row's prompt is token ids already.
+    `tokenizer` may be None where every row's prompt is token ids. `teacher` is the template of the prompt as a teacher
+    reads it; None: as the policy does.
     """
 
     rows: Rows
     settings: DataSettings
     tokenizer: Any = None
     dropped: int = 0
+    teacher: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -126,12 +125,15 @@ class Prompts:
         template, column = self.settings.template, self.settings.prompt_column
         asked = row[column] if template is None else fill(template, row)
         try:
-            return self._asked(number, asked, self.columns(index))
+            prompt = self._asked(number, asked, self.columns(index))
+            if self.teacher is None:
+                return prompt
+            return replace(prompt, teacher_ids=self._asked(number, fill(self.teacher, row), {}).ids)
         except ModelError as error:
             raise DataError(f"{self.rows.place(number)}: {error}") from error
 
     def columns(self, index: int) -> dict[str, Any]:
-        """The columns of row `index` that its prompt carries, for rewards; see `prompt_columns`."""
+        """The columns of row `index` that its prompt carries, for rewards."""
         return prompt_columns(self.rows.items[index], self.settings)
 
     def first(self, count: int | None) -> Prompts:
@@ -140,44 +142,55 @@ class Prompts:
 
     @property
     def as_chat(self) -> bool:
-        """Whether a prompt that is a string is put to the model as a user's message."""
+        """Whether a prompt that is a string becomes a user's message."""
         if self.settings.chat == "auto":
             return self.settings.system is not None or has_template(self.tokenizer)
         return self.settings.chat == "always"
 
     def _asked(self, number: int, asked: Any, columns: dict[str, Any]) -> Prompt:
-        """The prompt for what a row asks: a string, messages, or token ids."""
+        """The prompt of a row: a string, messages, or token ids."""
         if _is_token_ids(asked):
             ids = tuple(int(item) for item in asked)
             return Prompt(number, "" if self.tokenizer is None else self.tokenizer.decode(ids), ids, columns)
         if self.tokenizer is None:
-            raise ModelError("a prompt in words needs a tokenizer; give one, or token ids")
+            raise ModelError("a prompt that is text needs a tokenizer; give one, or token ids")
         if isinstance(asked, str) and not self.as_chat:
             return Prompt(number, asked, render(self.tokenizer, asked), columns)
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
         if self.settings.system is not None:
             messages = [{"role": "system", "content": self.settings.system}, *messages]
         text = asked if isinstance(asked, str) else "\n".join(message["content"] for message in messages)
-        return Prompt(number, text, render(self.tokenizer, messages), columns, tuple(messages))
+        ids = render(self.tokenizer, messages, self.settings.chat_template_kwargs)
+        return Prompt(number, text, ids, columns, tuple(messages))
 
 
 def open_prompts(
-    rows: Rows, settings: DataSettings, tokenizer: Any = None, fits: int | None = None, vocabulary: int | None = None
+    rows: Rows,
+    settings: DataSettings,
+    tokenizer: Any = None,
+    fits: int | None = None,
+    vocabulary: int | None = None,
+    teacher: str | None = None,
 ) -> Prompts:
-    """The prompts of `rows`, with those longer than `data.max_prompt_tokens` (else `fits`, what the model can take)
-    refused or dropped now, not in the middle of a run.
+    """The prompts of `rows`. Those longer than `data.max_prompt_tokens` (else `fits`, the model's limit) are refused or
+    dropped now, not in the middle of a run.
 
-    `vocabulary`: how many tokens the model has; None: not known.
+    vocabulary   the model's number of tokens; None: not known
+    teacher      the template of the prompt as a teacher reads it, which must leave room for a completion too
 
     Raises DataError: token ids that the model does not have; a prompt is too long and `data.overlong` is "error"; all
-    of them are.
+    of them are; a row lacks a column of `teacher`, or makes too long a prompt for it.
     """
-    prompts = Prompts(rows, settings, tokenizer)
+    prompts = Prompts(rows, settings, tokenizer, teacher=teacher)
+    if len(rows) and settings.chat_template_kwargs:
+        check_variables(tokenizer, settings.chat_template_kwargs)
+    if teacher is not None:
+        _check_teacher(prompts, teacher, fits)
     if vocabulary is not None and settings.template is None and not rows.generated:
         for row, number in zip(rows.items, rows.numbers, strict=True):
             _check_vocabulary(row[settings.prompt_column], vocabulary, f"{rows.place(number)}: the prompt")
     if len(rows):
-        prompts[0]  # a tokenizer that cannot do what is asked fails now
+        prompts[0]  # a tokenizer that cannot make the prompts fails now
     room = math.inf if fits is None else fits
     longest = min(room, math.inf if settings.max_prompt_tokens is None else settings.max_prompt_tokens)
     some = range(min(len(rows), GENERATED_SAMPLE) if rows.generated else 0)
@@ -195,12 +208,29 @@ def open_prompts(
         place = rows.place(rows.numbers[first])
         raise DataError(f"{place}: the prompt has {lengths[first]} tokens; {_too_long(lengths, longest, room)}")
     if not short:
-        raise DataError(f"data: every one of the {len(rows)} prompts is too long; {_too_long(lengths, longest, room)}")
-    return Prompts(rows.select(short), settings, tokenizer, dropped=len(rows) - len(short))
+        raise DataError(f"data: all {len(rows)} prompts are too long; {_too_long(lengths, longest, room)}")
+    return Prompts(rows.select(short), settings, tokenizer, len(rows) - len(short), teacher)
+
+
+def _check_teacher(prompts: Prompts, template: str, fits: int | None) -> None:
+    """Raises DataError, with its place, at the first row of which a teacher's prompt cannot be made, or is too long."""
+    rows, wanted = prompts.rows, template_columns(template)
+    for index in range(min(len(rows), GENERATED_SAMPLE) if rows.generated else len(rows)):
+        row, place = rows.items[index], rows.place(rows.numbers[index])
+        empty = next((column for column in wanted if row.get(column) is None), None)
+        if empty is not None:
+            problem = "is empty (null)" if empty in row else f"is missing; it has: {', '.join(map(str, row))}"
+            raise DataError(f"{place}: column {empty!r} {problem}; advantage.template needs it{suggest(empty, row)}")
+        length = 0 if fits is None else len(prompts[index].teacher_ids or ())
+        if fits is not None and length > fits:
+            raise DataError(
+                f"{place}: the teacher's prompt (advantage.template) has {length:,} tokens, and next to a completion "
+                f"there is room for {fits:,}; shorten it, or lower rollout.max_new_tokens by {length - fits:,}"
+            )
 
 
 def _too_long(lengths: Sequence[int], longest: float, room: float) -> str:
-    """How many of the prompts have more than `longest` tokens, how long prompts are, and what to change."""
+    """The number of prompts with more than `longest` tokens, the lengths of all, and suggestions."""
     ranked = sorted(lengths)
     most, over = ranked[-1], sum(length > longest for length in ranked)
     at = {f"p{percent}": ranked[math.ceil(percent / 100 * len(ranked)) - 1] for percent in (50, 90, 99)} | {"max": most}

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, JsonValue, field_validator
 
+from oncurve.capabilities import unflagged
 from oncurve.data.template import template_columns
-from oncurve.spec import Component
-
-__all__ = ["DataSettings", "Rows"]
+from oncurve.models.loading import RENDERING
+from oncurve.spec import Component, suggest
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,38 @@ class Rows:
 
 
 class DataSettings(Component):
-    """What every source has: how a row becomes a prompt, and how many are taken a step.
-
-    prompt_column      the column that holds the prompt: a string, chat messages, or token ids
-    template           makes the prompt from columns instead: `"{question}\\nAnswer:"`; `{{` and `}}` are braces
-    system             a system message put before every prompt; needs a chat template
-    chat               whether a prompt that is a string is put to the model as a user's message: "auto" does so where
-                       the tokenizer has a chat template
-    max_prompt_tokens  longest prompt allowed, in tokens; none: whatever fits the model
-    overlong           what becomes of a longer one: "error", or "drop" (dropped before the run starts, and counted)
-    limit              train on the first so many rows only
-    shuffle            a new order each epoch, a function of `run.seed` and the epoch; false: the order of the source
-    prompts_per_step   prompts a step
-    """
+    """The fields of every source: how a row becomes a prompt, and how many prompts a step takes."""
 
     prompt_column: str = Field(default="prompt", min_length=1)
+    """The column that holds the prompt: a string, chat messages, or token ids."""
+
     template: str | None = None
+    """Makes the prompt from columns instead: `"{question}\\nAnswer:"`; `{{` and `}}` are braces."""
+
     system: str | None = None
+    """A system message put before every prompt; it needs a chat template."""
+
     chat: Literal["auto", "always", "never"] = "auto"
+    """Whether a prompt that is a string becomes a user's message; "auto": where the tokenizer has a chat template."""
+
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Variables of the model's chat template: `{ enable_thinking = false }` for Qwen3. Every prompt is rendered with
+    them, in training, evaluation and for a teacher; a reward model's template is its own."""
+
     max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """The longest prompt allowed, in tokens; none: whatever fits the model."""
+
     overlong: Literal["error", "drop"] = "error"
+    """What happens to a longer prompt: "error", or "drop" (dropped before the run starts, and counted)."""
+
     limit: int | None = Field(default=None, ge=1)
+    """Train on this many rows only, the first ones; none: on all."""
+
     shuffle: bool = True
+    """A new order each epoch, a function of `run.seed` and the epoch; false: the order of the source."""
+
     prompts_per_step: int = Field(default=32, ge=1, le=10**6)
+    """Prompts per step."""
 
     @field_validator("template")
     @classmethod
@@ -73,14 +82,68 @@ class DataSettings(Component):
             template_columns(template)
         return template
 
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _variables_alone(cls, variables: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        reserved = [name for name in variables if name in RENDERING]
+        if reserved:
+            raise ValueError(f"{reserved[0]} is no variable of a template: it decides how the template is applied")
+        return variables
+
     @property
     def holds_out(self) -> bool:
         """Whether there may be held-out rows, told from the settings alone. Where it says nothing: `read` tells."""
         return True
 
+    def columns(self) -> frozenset[str] | None:
+        """The columns that all rows have, told from the settings alone; None: only the rows tell."""
+        return None
+
+    def unknown_column(self) -> str | None:
+        """The sentence that the source has no column of the prompt's; None: it has them, or only the rows tell."""
+        if self.template is None:
+            return self._without("data.prompt_column", [self.prompt_column])
+        return self.wrong_template("data.template", self.template)
+
+    def wrong_template(self, key: str, template: str) -> str | None:
+        """What is wrong with the template that is the value of `key`; None: nothing, or only the rows tell."""
+        try:
+            return self._without(key, template_columns(template))
+        except ValueError as error:
+            return f"{key}: {error}"
+
+    def _without(self, key: str, wanted: Sequence[str]) -> str | None:
+        known = self.columns()
+        lost = [column for column in wanted if column not in known] if known is not None else []
+        if known is None or not lost:
+            return None
+        near = suggest(lost[0], known) or ";"
+        return f"{key}: there is no column {lost[0]!r}{near} the columns are: {', '.join(sorted(known))}"
+
+    def missing(self) -> list[str]:
+        """A line for each setting that the source cannot do without and that is not given."""
+        return []
+
     def check_keepable(self) -> None:
         """Raises DataError where a run's directory could not keep the rows; of files it keeps the path alone."""
+
+    def kept_as(self, file: Path) -> DataSettings:
+        """The settings by which a resumed run reads the rows again; rows that are in no file are written to `file`.
+
+        The path in them is relative to the file's folder. Raises DataError where the rows cannot be kept.
+        """
+        return self
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """The source's training rows and its held-out rows, unchecked and unlimited. Each source has its own."""
         raise TypeError(f"{type(self).__name__} must define read(base) -> (training rows, held-out rows)")
+
+
+def check_data(data: object) -> str | None:
+    """What is wrong with a data source, or with what it states of itself; None: nothing."""
+    name = type(data).__name__
+    if not isinstance(data, DataSettings):
+        return f"{name} is no data source: derive it from oncurve.data.DataSettings"
+    if type(data).read is DataSettings.read:
+        return f"{name} lacks read(base) -> (training rows, held-out rows), so it is no data source"
+    return unflagged(data, ("holds_out",))

@@ -9,11 +9,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from oncurve import durable
+from oncurve.capabilities import Impossible, Inert
 from oncurve.data.containers import as_rows
 from oncurve.data.jsonl import read_jsonl
 from oncurve.data.prompts import check_row
@@ -22,27 +23,46 @@ from oncurve.errors import DataError
 from oncurve.randomness import permutation
 from oncurve.tasks import KINDS as TASKS
 
-__all__ = ["DATA_KINDS", "InMemory", "Jsonl", "Task", "load_eval_rows", "load_rows"]
-
-HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are judged on the same rows
+HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are evaluated on the same rows
 
 
 class Jsonl(DataSettings):
-    """A file of JSON objects, one a line, UTF-8.
-
-    path           the file, relative to the recipe
-    eval_path      another such file, of held-out rows
-    eval_fraction  or: the share of `path`'s rows to hold out, the same ones in every run
-    """
+    """A file of JSON objects, one per line, UTF-8."""
 
     path: str | None = Field(default=None, min_length=1)
+    """The file, relative to the recipe."""
+
     eval_path: str | None = None
+    """Another such file, of held-out rows."""
+
     eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Without `eval_path`: the share of `path`'s rows to hold out, the same ones in every run."""
+
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        Impossible(
+            lambda data: data.eval_path is not None and data.eval_path == data.path,
+            "data.eval_path: held-out prompts cannot be the training prompts; name another file, or set "
+            "data.eval_fraction",
+        ),
+    )
+    inert: ClassVar[tuple[Inert, ...]] = (
+        Inert(
+            ("data.eval_fraction",),
+            ("data.eval_path",),
+            lambda data: data.eval_path is not None,
+            "data.eval_path has the held-out rows",
+        ),
+    )
 
     @property
     def holds_out(self) -> bool:
         """A second file, or a share of the first."""
         return self.eval_path is not None or self.eval_fraction > 0
+
+    def missing(self) -> list[str]:
+        """The file."""
+        kinds = ", ".join(DATA_KINDS)
+        return [] if self.path else [f"data.path: missing; name a JSONL file, or choose another data.kind of: {kinds}"]
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """Both files, or the one file in two parts. Raises DataError: there is no path."""
@@ -55,14 +75,13 @@ class Jsonl(DataSettings):
 
 
 class InMemory(DataSettings):
-    """Rows given as they are: mappings of columns, or prompts alone (strings, messages, token ids).
-
-    rows           the rows, in any container that `oncurve.data.containers.as_rows` takes
-    eval_fraction  the share to hold out, the same rows in every run
-    """
+    """Rows given as they are: mappings of columns, or prompts alone (strings, messages, token ids)."""
 
     eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """The share to hold out, the same rows in every run."""
+
     rows: tuple[Any, ...] = ()
+    """The rows, in any container that `oncurve.data.containers.as_rows` takes."""
 
     @field_validator("rows", mode="before")
     @classmethod
@@ -74,6 +93,10 @@ class InMemory(DataSettings):
     def holds_out(self) -> bool:
         """A share of the rows."""
         return self.eval_fraction > 0
+
+    def missing(self) -> list[str]:
+        """The rows."""
+        return [] if self.rows else ["data.rows: missing; a list in memory needs rows"]
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """The rows, a bare prompt put under `prompt_column`."""
@@ -100,26 +123,27 @@ class InMemory(DataSettings):
                     ) from error
             yield json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n"
 
-    def written_to(self, file: Path) -> Jsonl:
-        """The same rows as a file, which a resumed run can read. Raises DataError where JSON cannot hold a row."""
+    def kept_as(self, file: Path) -> Jsonl:
+        """The same rows as a file. Raises DataError where JSON cannot hold a row."""
         durable.write_file(file, "".join(self._lines()).encode())
         shared = {key: getattr(self, key) for key in (*DataSettings.model_fields, "eval_fraction")}
-        return Jsonl(path=str(file), **shared)
+        return Jsonl(path=file.name, **shared)
 
 
 class Task(DataSettings):
-    """Generated problems of a built-in task: columns `prompt`, `question`, `answer`.
-
-    task           which task
-    seed           which stream of training problems; the held-out ones are the same for all
-    size           training problems in an epoch
-    eval_size      held-out problems; none of them occurs in training
-    """
+    """Generated problems of a built-in task: columns `prompt`, `question`, `answer`."""
 
     task: str = "arithmetic"
+    """The task's name."""
+
     seed: int = 0
+    """Seed of the training problems; the held-out ones are the same for all seeds."""
+
     size: int = Field(default=100_000, ge=1, le=10_000_000)
+    """Training problems per epoch."""
+
     eval_size: int = Field(default=500, ge=0, le=10_000_000)
+    """Held-out problems; none of them occurs in training."""
 
     @field_validator("task")
     @classmethod
@@ -132,6 +156,10 @@ class Task(DataSettings):
     def holds_out(self) -> bool:
         """Problems of their own."""
         return self.eval_size > 0
+
+    def columns(self) -> frozenset[str]:
+        """Those of the task's problems."""
+        return frozenset(TASKS[self.task](seed=self.seed).rows("train", 1)[0])
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """Both splits, each problem made when it is asked for."""
@@ -147,7 +175,7 @@ DATA_KINDS: dict[str, type[DataSettings]] = {"jsonl": Jsonl, "list": InMemory, "
 
 @dataclass(frozen=True)
 class _Generated(Sequence[Mapping[str, Any]]):
-    """Problems made on demand: a hundred thousand of them would take a second and 50 MB."""
+    """Problems made on access: a hundred thousand of them would take a second and 50 MB."""
 
     task: Any
     split: str
@@ -167,9 +195,9 @@ class _Generated(Sequence[Mapping[str, Any]]):
 def load_rows(settings: DataSettings, base: Path | None = None) -> Rows:
     """The training rows, each checked to make a prompt. `base` is where relative paths start (the working directory).
 
-    Raises DataError, naming file, line and column, and how to mend it; never returns no rows.
+    Raises DataError with file, line, column and a suggestion; also where there are no rows.
     """
-    rows = _checked(settings.read(base)[0], settings).first(settings.limit)
+    rows = _checked(read_rows(settings, base)[0], settings).first(settings.limit)
     if not rows:
         raise DataError("data: there is no row to train on: all are held out, or the source is empty")
     return rows
@@ -177,7 +205,20 @@ def load_rows(settings: DataSettings, base: Path | None = None) -> Rows:
 
 def load_eval_rows(settings: DataSettings, base: Path | None = None) -> Rows:
     """The held-out rows, checked like the others; there may be none."""
-    return _checked(settings.read(base)[1], settings)
+    return _checked(read_rows(settings, base)[1], settings)
+
+
+def read_rows(settings: DataSettings, base: Path | None) -> tuple[Rows, Rows]:
+    """The source's training rows and held-out rows. Raises DataError: it gives something else, or a file is missing."""
+    try:
+        found: object = settings.read(base)
+    except OSError as error:
+        raise DataError(f"data: {error.strerror}: {error.filename}") from error
+    match found:
+        case (Rows() as train, Rows() as held_out):
+            return train, held_out
+    name = type(settings).__name__
+    raise DataError(f"data.kind: {name}.read must return (training rows, held-out rows), two oncurve.data.Rows")
 
 
 def _checked(rows: Rows, settings: DataSettings) -> Rows:

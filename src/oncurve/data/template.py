@@ -1,6 +1,6 @@
 """Templates over columns: `"{question}\\nAnswer:"`. A name in braces is a column, `{{` and `}}` are braces, no more.
 
-`str.format` is not used to fill them in: it would read attributes and items of what a column holds.
+`str.format` is not used to fill them in, because it would read attributes and items of the values.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from typing import Any
-
-__all__ = ["fill", "template_columns"]
 
 
 def template_columns(template: str) -> tuple[str, ...]:
@@ -26,12 +24,12 @@ def fill(template: str, row: Mapping[str, Any]) -> str:
 
 
 def _pieces(template: str) -> list[tuple[str, str | None]]:
-    mend = "write {column} for a column, and {{ or }} for a brace"
+    fix = "write {column} for a column, and {{ or }} for a brace"
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"{error}; {mend}") from None
+        raise ValueError(f"{error}; {fix}") from None
     for _, name, spec, conversion in parsed:
         if name is not None and (not name or spec or conversion):
-            raise ValueError(f"only a column's name may stand in braces; {mend}")
+            raise ValueError(f"only a column's name may stand in braces; {fix}")
     return [(literal, name) for literal, name, _, _ in parsed]

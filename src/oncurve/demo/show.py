@@ -1,4 +1,4 @@
-"""The demo: judge the shipped model, train it, show one group while that goes on, judge it again."""
+"""The demo: evaluate the shipped model, train it, explain one group on the way, evaluate it again."""
 
 from __future__ import annotations
 
@@ -20,50 +20,67 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve import durable
-from oncurve.display import BeforeAfter, Graded, GradedStep, Progress, Screen, say, show_before_after, show_group
+from oncurve.config import load_config, plan
+from oncurve.display import (
+    BeforeAfter,
+    Progress,
+    ScoredCompletion,
+    ScoredStep,
+    Screen,
+    say,
+    show_before_after,
+    show_group,
+)
 from oncurve.evaluate import Evaluation, Interval, paired_difference
 from oncurve.report import write_report
-from oncurve.run.assemble import Run, assemble
-from oncurve.run.directory import RunDirectory
-from oncurve.run.loading import load_config
-from oncurve.run.plan import plan
-from oncurve.run.session import create_directory, free_directory, shown_by, stopped_at
+from oncurve.run import Run, RunDirectory, assemble, create_directory, free_directory, shown_by, stopped_at
 from oncurve.steps import pieces
-from oncurve.trainer import StepResult
-from oncurve.trainer.observe import peak_memory_bytes
+from oncurve.trainer import StepResult, peak_memory_bytes
 from oncurve.types import Group
-
-__all__ = ["RECIPE", "run_demo"]
 
 RECIPE = Path(__file__).parent / "recipe.toml"
 RECIPES = {name: RECIPE.with_name(f"{name}.toml") for name in ("recipe", "process", "ppo")}
 PROBLEMS_SHOWN = 3
+ALGORITHMS = {"recipe": "GRPO", "process": "GRPO with process supervision", "ppo": "PPO"}
+EXPLANATIONS = {
+    "ppo": "The same model answered the same question several times. A critic predicts the reward at each token, and "
+    "the advantage (GAE) is the difference between what follows and its prediction; that of the first token is shown. "
+    "One step of PPO makes tokens with a positive advantage more likely, and those with a negative one less likely."
+}
 REWARD_IN_WORDS = {
-    "recipe": "reward   1 if the number after #### is right, else 0. Nothing else is ever told to the model.",
-    "process": "reward   1 for each line of working that is right, else 0: every step is graded by itself.",
-    "ppo": "reward   1 if the number after #### is right, else 0; a critic learns what to expect of each token.",
+    "recipe": "reward   1 if the number after #### is right, else 0. The model gets no other signal.",
+    "process": "reward   1 for each line of working that is right, else 0: every step has a reward of its own.",
+    "ppo": "reward   1 if the number after #### is right, else 0; a critic learns to predict it at each token.",
 }
 
 
 def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind: str = "recipe") -> str | None:
     """Run the demo; the name of the signal that ended it early, or None.
 
-    `kind`: one of `RECIPES`; "process" judges every line of a completion by itself, "ppo" has a critic.
+    `kind`: one of `RECIPES`; "process" scores every line of a completion, "ppo" has a critic.
 
-    With `as_json` a last line of JSON: `accuracy_before`, `accuracy_after` and their 95 % intervals, `gain` (paired,
-    in the same problems) with its interval, `seconds` since the process began, `steps`, `peak_memory_bytes`.
+    `as_json` prints a last line of JSON: `accuracy_before`, `accuracy_after` and their 95 % intervals, `gain` (paired,
+    over the same problems) with its interval, `seconds` since the process began, `steps`, `peak_memory_bytes`.
     """
     console = Screen()
     out = out or free_directory("demo")
     RunDirectory.check_free(out)
     config, base = load_config(RECIPES[kind], [f"run.seed={seed}"])
-    say(console, "oncurve demo: GRPO teaches a tiny language model to work a problem out before it answers.", "")
+    say(
+        console,
+        f"oncurve demo: {ALGORITHMS[kind]} trains a tiny language model to work a problem out before it answers.",
+        "",
+    )
     with assemble(config, base) as run:
         create_directory(run, out)
         introduce(console, run, REWARD_IN_WORDS[kind])
         before = run.evaluate()
-        say(console, f"Before training, the most likely answer is right on {percent(before.greedy_accuracy)}.", "")
-        lesson = Lesson(console)
+        say(
+            console,
+            f"Accuracy of greedy answers before training: {percent(before.greedy_accuracy).strip()}",
+            "",
+        )
+        lesson = Lesson(console, EXPLANATIONS.get(kind))
         with Progress(config.run.steps, console) as progress:
             stopped = run.train(lesson, shown_by(progress))
         if stopped is not None:
@@ -89,17 +106,17 @@ def introduce(console: Console, run: Run, reward: str) -> None:
     threads = torch.get_num_threads()
     words = [
         f"machine  {processor()}, {threads} thread{'s' if threads != 1 else ''}{size}",
-        f"model    {run.facts().parameters:,} parameters, shipped with oncurve; it can already write, not yet reason",
+        f"model    {run.facts().parameters:,} parameters, shipped with oncurve; it writes fluently and reasons badly",
         f"task     word problems, e.g.  {run.eval_prompts[0].text.strip()}",
         reward,
         "plan     " + "\n         ".join(plan(run.config, run.facts())[:1]),
-        f"         {run.config.run.steps} steps; then both are judged on {len(run.eval_prompts)} problems held out.",
+        f"         {run.config.run.steps} steps; accuracy is measured on {len(run.eval_prompts)} held-out problems",
     ]
     say(console, *words, "")
 
 
 def processor() -> str:
-    """What the processor calls itself."""
+    """The name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(errors="replace").splitlines():
@@ -110,9 +127,10 @@ def processor() -> str:
 
 @dataclass
 class Lesson:
-    """An observer that shows one real group, once: the first whose completions did not all do equally well."""
+    """An observer that shows one real group, once: the most mixed one of the first step with differing rewards."""
 
     console: Console
+    explanation: str | None = None
     shown: bool = field(default=False)
 
     def __call__(self, result: StepResult) -> None:
@@ -130,19 +148,20 @@ class Lesson:
         if best is not None:
             self.shown = True
             _, group, numbers = best
-            show_group(self.console, group.prompt.text, graded(group, numbers), f"One group of step {result.step}")
+            title = f"One group of step {result.step}"
+            show_group(self.console, group.prompt.text, scored(group, numbers), title, self.explanation)
 
 
-def graded(group: Group, advantages: Sequence[Sequence[float]]) -> list[Graded]:
-    """A scored group, with the advantages of its tokens, as the display has it."""
+def scored(group: Group, advantages: Sequence[Sequence[float]]) -> list[ScoredCompletion]:
+    """A group with its rewards and the advantages of its tokens, for the display."""
     return [
-        Graded(
+        ScoredCompletion(
             completion.text,
             score.reward if score.valid else None,
             row[0] if score.valid else None,
             completion.ended,
             tuple(
-                GradedStep(text, reward, row[token])
+                ScoredStep(text, reward, row[token])
                 for text, reward, token in zip(
                     pieces(completion.text, score.step_offsets), score.step_rewards, score.step_ends, strict=False
                 )
@@ -153,7 +172,7 @@ def graded(group: Group, advantages: Sequence[Sequence[float]]) -> list[Graded]:
 
 
 def conclude(console: Console, before: Evaluation, after: Evaluation, out: Path) -> None:
-    """What training did: accuracy before and after, three problems, where everything is, what to try next."""
+    """The result: accuracy before and after, three problems, where the report and the model are, what to try next."""
     gain = paired_difference(before.greedy_correct, after.greedy_correct)
     console.print(Text(f"\nAccuracy on {after.prompts} held-out problems", "bold"))
     say(
@@ -181,16 +200,16 @@ def what_next(out: Path) -> tuple[tuple[str, str], ...]:
     command = command_name()
     return (
         (f"{command} eval {shlex.quote(str(out))}", "pass@k and maj@k of the trained model"),
-        (f"{command} demo --seed 1", "another seed, another run"),
-        (f"{command} demo --process", "the same, every line of working graded by itself"),
-        (f"{command} config explain grpo", "the objective, with the numbers in"),
-        (f"{command} train task kl.coef=0.1 --out runs/kl", "change something"),
+        (f"{command} demo --seed 1", "the same with another seed"),
+        (f"{command} demo --process", "the same task with a reward for every line of working"),
+        (f"{command} config explain grpo", "the objective that is maximised, with its numbers"),
+        (f"{command} train task kl.coef=0.1 --out runs/kl", "a run of your own with one setting changed"),
         (f"{command} config show gsm8k", "a recipe to start from: your own model, data and reward"),
     )
 
 
 def command_name() -> str:
-    """How to call oncurve from here: by name where the shell finds this one, else by the path it was called by."""
+    """How to call oncurve from here: by name where the shell finds this one, else by the path of this call."""
     found, called = shutil.which("oncurve"), Path(sys.argv[0])
     if called.name != "oncurve":
         return "python -m oncurve"
@@ -200,7 +219,7 @@ def command_name() -> str:
 
 
 def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:
-    """Three held-out problems: two that were learned, and one that is still wrong, where there are such."""
+    """Three held-out problems: if possible two that were learned, and one that is still wrong."""
     pairs = list(zip(before.greedy, after.greedy, before.greedy_correct, after.greedy_correct, strict=True))
     learned = [pair for pair in pairs if pair[3] and not pair[2]]
     missed = [pair for pair in pairs if not pair[3]]
@@ -220,8 +239,7 @@ def three_problems(before: Evaluation, after: Evaluation) -> list[BeforeAfter]:
 
 
 def summary(before: Evaluation, after: Evaluation, steps: int) -> dict[str, Any]:
-    """The demo's figures for machines."""
-
+    """The figures of the demo, for `--json`."""
     assert before.greedy_accuracy is not None
     assert after.greedy_accuracy is not None
     gain = paired_difference(before.greedy_correct, after.greedy_correct)

@@ -1,24 +1,14 @@
-"""What a run looks like in a terminal: its progress, a group that teaches GRPO, before and after, advice."""
+"""A run in a terminal: its progress, advice, a group that explains GRPO, completions before and after."""
 
-from oncurve.display.advice import Advice, advise
-from oncurve.display.lesson import BeforeAfter, Graded, GradedStep, explain_group, show_before_after, show_group
-from oncurve.display.progress import Progress
-from oncurve.display.screen import Screen, say
-from oncurve.display.text import is_plain, plain_text, sparkline
-
-__all__ = [
-    "Advice",
-    "BeforeAfter",
-    "Graded",
-    "GradedStep",
-    "Progress",
-    "Screen",
-    "advise",
-    "explain_group",
-    "is_plain",
-    "plain_text",
-    "say",
-    "show_before_after",
-    "show_group",
-    "sparkline",
-]
+from oncurve.display.advice import Advice as Advice, advise as advise
+from oncurve.display.lesson import (
+    BeforeAfter as BeforeAfter,
+    ScoredCompletion as ScoredCompletion,
+    ScoredStep as ScoredStep,
+    explain_group as explain_group,
+    show_before_after as show_before_after,
+    show_group as show_group,
+)
+from oncurve.display.progress import Progress as Progress
+from oncurve.display.screen import Screen as Screen, say as say
+from oncurve.display.text import is_plain as is_plain, sparkline as sparkline

@@ -1,4 +1,4 @@
-"""What GRPO does, shown on a real group; and what it did, shown on the same problems before and after."""
+"""GRPO explained on a real group, and its effect shown on the same problems before and after training."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oncurve.display.text import is_plain, one_line, plain_text, printable, wrapped
+from oncurve.display.text import is_plain, one_line, printable, wrapped
+from oncurve.output import visible
 
-__all__ = ["BeforeAfter", "Graded", "GradedStep", "explain_group", "show_before_after", "show_group"]
-
-ABOVE, BELOW = "cyan", "dark_orange"  # told apart by all eyes, on light and on dark
+ABOVE, BELOW = "cyan", "dark_orange"  # colour-blind readers can tell them apart, on light and on dark
 _BAR = 8
 _ENDED = {"eos": "", "stop": "", "length": " (cut off)"}
 
 
 @dataclass(frozen=True)
-class GradedStep:
+class ScoredStep:
     """One step of a completion: its text, its reward, and the advantage of its last token."""
 
     text: str
@@ -29,21 +28,21 @@ class GradedStep:
 
 
 @dataclass(frozen=True)
-class Graded:
+class ScoredCompletion:
     """One completion of a group: its text, how it ended ("eos", "stop", "length"), reward and advantage.
 
-    None for a reward that could not be had; such a completion takes part in nothing. `steps` are there where they were
-    judged one by one; the advantage is that of the first token then.
+    The reward is None where it failed; such a completion has no part in statistics and loss. Where steps were scored
+    they are in `steps`, and the advantage is that of the first token.
     """
 
     text: str
     reward: float | None
     advantage: float | None
     ended: str = "eos"
-    steps: tuple[GradedStep, ...] = ()
+    steps: tuple[ScoredStep, ...] = ()
 
     def line(self, room: int, mark: str = " | ") -> str:
-        """What was written on one line, every judged step with its reward and its advantage."""
+        """The completion on one line, each scored step with its reward and its advantage."""
         if not self.steps:
             return one_line(self.text, room, mark)
         each = max(8, room // len(self.steps))
@@ -54,7 +53,7 @@ class Graded:
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """One problem, and what the policy wrote before and after training, with whether it was right."""
+    """One problem, and the policy's completions before and after training, with whether each was right."""
 
     problem: str
     answer: str
@@ -64,8 +63,8 @@ class BeforeAfter:
     after_correct: bool
 
 
-def explain_group(group: Sequence[Graded]) -> str:
-    """What GRPO makes of this group, in words and with its own numbers."""
+def explain_group(group: Sequence[ScoredCompletion]) -> str:
+    """What GRPO computes for this group, in words and with its numbers."""
     known = [(item.reward, item.advantage) for item in group if item.reward is not None and item.advantage is not None]
     rewards = [reward for reward, _ in known]
     if not rewards:
@@ -73,42 +72,41 @@ def explain_group(group: Sequence[Graded]) -> str:
     mean = math.fsum(rewards) / len(rewards)
     if min(rewards) == max(rewards):
         return (
-            f"All {len(rewards)} rewards are {mean:.2f}: nobody is above the mean of the group and nobody below, every "
-            "advantage is 0, and this group teaches nothing. It counts as one of the constant groups."
+            f"All {len(rewards)} rewards are {mean:.2f}: every advantage is 0, and this group teaches nothing. It is "
+            "one of the constant groups."
         )
     if any(item.steps for item in group):
         return _explain_steps(group)
     lines = [
-        f"The same question, answered {len(group)} times by the same model. There is no teacher's solution and no "
-        "second model that judges: each answer is graded on the curve of its siblings.",
+        f"The same model answered the same question {len(group)} times. There is no solution to imitate and no second "
+        "model that scores: each answer is compared with the others of its group.",
         _arithmetic(known, mean),
-        "One step of GRPO now makes the tokens of answers above the mean (+) more likely, and those below (-) less "
-        "likely: the further from the mean, the more.",
+        "One step of GRPO makes the tokens of answers above the mean (+) more likely, and those below (-) less likely: "
+        "the further from the mean, the more.",
     ]
     return "\n".join(lines)
 
 
-def _explain_steps(group: Sequence[Graded]) -> str:
+def _explain_steps(group: Sequence[ScoredCompletion]) -> str:
     """Process supervision of this group, with its own numbers."""
     pool = [step.reward for item in group for step in item.steps]
     mean = math.fsum(pool) / len(pool)
     lines = [
-        f"The same question, answered {len(group)} times by the same model, and every line judged by itself: its "
-        "reward and its advantage stand behind it. There is no teacher's solution.",
+        f"The same model answered the same question {len(group)} times, and each line of an answer has a score of its "
+        "own: its reward and its advantage follow it. There is no solution to imitate.",
     ]
     if min(pool) == max(pool):
-        lines.append(f"All {len(pool)} steps are worth {mean:g}: every advantage is 0, and this group teaches nothing.")
+        lines.append(f"All {len(pool)} rewards are {mean:g}: every advantage is 0, and this group teaches nothing.")
         return "\n".join(lines)
     deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in pool) / (len(pool) - 1))
     lines += [
-        f"All {len(pool)} steps of the group are one pool: their mean is {mean:.2f}, their standard deviation "
-        f"{deviation:.2f} ({_divided(len(pool), len(pool) - 1)}). "
-        "A step counts (reward - mean) / standard deviation, and a token is worth the sum over the "
-        "steps that end at it or behind it:",
-        f"  a step worth {max(pool):g} counts {(max(pool) - mean) / deviation:+.2f}, one worth {min(pool):g} counts "
-        f"{(min(pool) - mean) / deviation:+.2f}",
-        "So a wrong line is made less likely even in an answer that begins well, and a right one is not blamed for "
-        "what went wrong before it.",
+        f"The {len(pool)} steps of the group have a mean reward of {mean:.2f} and a standard deviation of "
+        f"{deviation:.2f} ({_divided(len(pool), len(pool) - 1)}). A step counts (reward - mean) / standard deviation, "
+        "and the advantage of a token is the sum over the steps that end at it or after it:",
+        f"  a step with reward {max(pool):g} counts {(max(pool) - mean) / deviation:+.2f}, one with {min(pool):g} "
+        f"counts {(min(pool) - mean) / deviation:+.2f}",
+        "So a wrong line becomes less likely even in an answer that begins well, and a right line is not punished for "
+        "an error before it.",
     ]
     return "\n".join(lines)
 
@@ -117,13 +115,11 @@ def _divided(count: int, divisor: int) -> str:
     """How the standard deviation of `count` rewards was made: √(Σ (r - mean)² / divisor)."""
     if divisor == count:
         return f"the squared distances are divided by {count}"
-    return (
-        f"the squared distances are divided by {count} - 1 = {divisor}: {count} are a sample of what could be written"
-    )
+    return f"the squared distances are divided by {count} - 1 = {divisor}: {count} are a sample of all possible ones"
 
 
 def _arithmetic(known: Sequence[tuple[float, float]], mean: float) -> str:
-    """The advantage of the best and the worst, worked out the way it was: with the deviation, or without."""
+    """The advantages of the best and the worst answer, worked out as they were: with the deviation or without."""
     squares = math.fsum((reward - mean) ** 2 for reward, _ in known)
     best, worst = max(known), min(known)
     for divisor in (len(known) - 1, len(known)):  # of a sample, or of the group as a whole
@@ -136,20 +132,25 @@ def _arithmetic(known: Sequence[tuple[float, float]], mean: float) -> str:
     if all(math.isclose(a, r - mean, rel_tol=1e-2, abs_tol=1e-3) for r, a in known):
         worked = (f"  {r:g} - {mean:.2f} = {a:+.2f}" for r, a in (best, worst))
         return "\n".join([f"The mean reward is {mean:.2f}; advantage = reward - mean:", *worked])
-    return (
-        f"The mean reward is {mean:.2f}; the advantage says how far above (+) or below (-) its siblings an answer is."
-    )
+    return f"The mean reward is {mean:.2f}; the advantage says how far above (+) or below (-) the others an answer is."
 
 
-def show_group(console: Console, prompt: str, group: Sequence[Graded], title: str = "One group") -> None:
-    """Print a real group, best first, with rewards and advantages, and what GRPO does with it.
+def show_group(
+    console: Console,
+    prompt: str,
+    group: Sequence[ScoredCompletion],
+    title: str = "One group",
+    explanation: str | None = None,
+) -> None:
+    """Print a real group, best first, with rewards and advantages, and an explanation (None: `explain_group`).
 
-    In colour on a terminal, plain lines elsewhere. All texts are stripped of escape and control sequences.
+    In colour on a terminal, plain lines elsewhere. Control characters in texts are written as escapes.
     """
     ranked = sorted(group, key=lambda item: -math.inf if item.advantage is None else item.advantage, reverse=True)
     plain = is_plain(console)
     largest = max((abs(item.advantage or 0.0) for item in group), default=0.0) or 1.0
-    question = printable(plain_text(prompt).strip(), console)
+    question = printable(visible(prompt).strip(), console)
+    explanation = explanation or explain_group(group)
     if plain:
         lines = ["", title, wrapped(question, indent="  "), "", "  reward  advantage  completion"]
         lines += [
@@ -157,7 +158,7 @@ def show_group(console: Console, prompt: str, group: Sequence[Graded], title: st
             f"{printable(item.line(110) + _ENDED.get(item.ended, ''), console)}"
             for item in ranked
         ]
-        console.print(Text("\n".join([*lines, "", wrapped(explain_group(group), indent="  "), ""])), soft_wrap=True)
+        console.print(Text("\n".join([*lines, "", wrapped(explanation, indent="  "), ""])), soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     table.add_column("reward", justify="right", no_wrap=True)
@@ -174,16 +175,16 @@ def show_group(console: Console, prompt: str, group: Sequence[Graded], title: st
     console.print(Text(f"\n{title}", "bold"))
     console.print(Text(f"{question}\n"))
     console.print(table)
-    console.print(Text(f"\n{wrapped(explain_group(group), min(100, console.width))}\n"))
+    console.print(Text(f"\n{wrapped(explanation, min(100, console.width))}\n"))
 
 
 def show_before_after(console: Console, problems: Sequence[BeforeAfter]) -> None:
-    """Print what the policy wrote on the same problems before and after training, and which of it was right."""
+    """Print the policy's completions of the same problems before and after training, and which were right."""
     plain = is_plain(console)
     for number, item in enumerate(problems, start=1):
         console.print(Text(f"\nProblem {number}", "bold"))
         console.print(
-            Text(printable(f"{plain_text(item.problem).strip()}  (answer: {plain_text(item.answer)})", console)),
+            Text(printable(f"{visible(item.problem).strip()}  (answer: {visible(item.answer)})", console)),
             soft_wrap=plain,
         )
         for label, text, correct in (
@@ -210,7 +211,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _bar(advantage: float | None, largest: float) -> Text:
-    """A bar to the right of the middle for what is above the mean, to the left for what is below."""
+    """A bar to the right of the middle for an advantage above 0, to the left for one below."""
     length = round(_BAR * abs(advantage or 0.0) / largest)
     above = (advantage or 0.0) > 0
     left = "" if above else "█" * length

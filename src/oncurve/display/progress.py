@@ -1,4 +1,4 @@
-"""A run while it goes on: one live line on a terminal, plain lines everywhere else."""
+"""The progress of a run: one live line on a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 
 from rich.console import Console, RenderableType
@@ -15,38 +16,29 @@ from rich.text import Text
 from oncurve import output
 from oncurve.display.advice import WINDOW, advise
 from oncurve.display.screen import Screen
-from oncurve.display.text import clock, is_plain, printable, share, short, sparkline, wrapped
-
-__all__ = ["Progress", "fields_of"]
+from oncurve.display.text import clock, is_plain, printable, sparkline, wrapped
+from oncurve.metrics import share, short
 
 PLAIN_LINES = 60  # a longer run prints every second, third, ... step
 _BAR = 22
-_SPARK = 18
+_SPARK = 14
+_BOLD = frozenset({"reward", "accuracy", "no gradient:"})
 _RECENT = 20  # steps from which the time left is told
 
-Field = tuple[str, str]
+FIELDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("completions/length", "length", partial(short, zeros=True)),
+    ("policy/kl", "KL", partial(short, zeros=True)),
+    ("policy/entropy", "entropy", partial(short, zeros=True)),
+    ("groups/constant", "constant groups", share),
+    ("tokens/per_second", "tokens/s", short),
+    ("completions/truncated", "cut off", share),
+    ("completions/invalid", "invalid", short),
+    ("optim/updates_skipped", "updates skipped", short),
+)
+"""What the line of a step shows after the reward: a metric, its label, how its value is written."""
 
-
-def fields_of(metrics: Mapping[str, float], accuracy: float | None = None) -> list[Field]:
-    """What a line says of a step, as (label, value), the reward left out. Keys that are missing are left out."""
-    found: list[Field] = []
-    if accuracy is not None:
-        found.append(("accuracy", share(accuracy)))
-    for key, label, words in (
-        ("completion_length", "length", lambda value: f"{value:.1f}"),
-        ("kl", "KL", short),
-        ("entropy", "entropy", short),
-        ("constant_groups", "constant groups", share),
-        ("truncated_fraction", "cut off", share),
-        ("tokens_per_second", "tokens/s", short),
-    ):
-        if key in metrics and (key != "truncated_fraction" or metrics[key]):
-            found.append((label, words(metrics[key])))
-    if metrics.get("invalid_completions"):
-        found.append(("invalid", f"{metrics['invalid_completions']:.0f}"))
-    if metrics.get("updates_skipped"):
-        found.append(("updates skipped", f"{metrics['updates_skipped']:.0f}"))
-    return found
+TROUBLE = frozenset({"completions/truncated", "completions/invalid", "optim/updates_skipped"})
+"""Those that are shown only above 0."""
 
 
 class Progress:
@@ -101,17 +93,17 @@ class Progress:
     def step(self, metrics: Mapping[str, float]) -> None:
         """Show a step that has ended; `metrics` by declared key, `step` among them.
 
-        The first time that the last steps show something that will not get better by itself, this says what to do.
+        Prints advice the first time that the last steps show a state that will not get better by itself.
         """
-        number = int(metrics["step"])
+        step = int(metrics["step"])
         if not self._ends:
-            self._ends.append((number - 1, self._started))
-        self._ends.append((number, self._now()))
+            self._ends.append((step - 1, self._started))
+        self._ends.append((step, self._now()))
         self._history.append(metrics)
-        if "reward" in metrics:
-            self._rewards.append(metrics["reward"])
+        if "reward/mean" in metrics:
+            self._rewards.append(metrics["reward/mean"])
         self._accuracy = metrics.get("eval/accuracy", self._accuracy)
-        if self._plain and self._due(number):
+        if self._plain and self._due(step):
             self.console.print(Text(self.line()), soft_wrap=True)
         elif self._live is not None:
             self._live.refresh()
@@ -120,21 +112,15 @@ class Progress:
             self._told.add(found.name)
             self.say(f"\n{wrapped(found.text, min(100, self.console.width))}\n")
 
-    def _due(self, number: int) -> bool:
+    def _due(self, step: int) -> bool:
         every = -(-self.steps // PLAIN_LINES)
         first, self._begun = not self._begun, True
-        return first or number % every == 0 or number == self.steps
+        return first or step % every == 0 or step == self.steps
 
     def line(self) -> str:
         """The last step as one plain ASCII line."""
-        metrics = self._history[-1]
-        width = len(str(self.steps))
-        words = [f"step {int(metrics['step']):>{width}}/{self.steps}"]
-        if self._nothing_learned():
-            words.append("nothing to learn from (all groups constant)")
-        elif "reward" in metrics:
-            words.append(f"reward {short(metrics['reward'])} [{sparkline(self._rewards, 12, ascii_only=True):<12}]")
-        words += [f"{label} {value}" for label, value in self._fields()]
+        step = int(self._history[-1]["step"])
+        words = [f"step {step:>{len(str(self.steps))}}/{self.steps}", *map(" ".join, self._fields())]
         return "  ".join([*words, f"left {clock(self.seconds_left())}"])
 
     def seconds_left(self) -> float:
@@ -144,15 +130,30 @@ class Progress:
         (first, began), (last, ended) = self._ends[0], self._ends[-1]
         return (self.steps - last) * (ended - began) / (last - first) if last > first else float("inf")
 
-    def _fields(self) -> list[Field]:
-        fields = fields_of(self._history[-1], self._accuracy)
-        return [field for field in fields if field[0] != "constant groups"] if self._nothing_learned() else fields
-
-    def _nothing_learned(self) -> bool:
-        return "constant" in self._told and self._history[-1].get("constant_groups") == 1.0
+    def _fields(self) -> list[tuple[str, str]]:
+        """The entries of a line about the last step, as (label, value); metrics that are missing are left out."""
+        metrics = self._history[-1]
+        found: list[tuple[str, str]] = []
+        no_gradient = "constant" in self._told and metrics.get("groups/constant") == 1.0
+        no_gradient = no_gradient and not metrics.get("advantage/abs_mean")
+        if no_gradient:
+            found.append(("no gradient:", "all groups are constant"))
+        elif "reward/mean" in metrics:
+            curve = sparkline(self._rewards, _SPARK, ascii_only=self._plain)
+            found.append(("reward", f"{short(metrics['reward/mean'], zeros=True)} [{curve:<{_SPARK}}]"))
+        if self._accuracy is not None:
+            found.append(("accuracy", share(self._accuracy)))
+        for key, label, words in FIELDS:
+            if (
+                key in metrics
+                and (metrics[key] or key not in TROUBLE)
+                and not (no_gradient and key == "groups/constant")
+            ):
+                found.append((label, words(metrics[key])))
+        return found
 
     def _render(self) -> RenderableType:
-        """The live line, and what a signal's handler has said above it: past it, the next redraw would cover that."""
+        """The live line below what signal handlers have said; a handler's own print would be covered by a redraw."""
         if not self._notices:
             return self._line()
         notices = wrapped("\n".join(self._notices), max(20, self.console.width - 1))
@@ -162,26 +163,18 @@ class Progress:
         """The last step, folded between its fields where the terminal is narrow."""
         if not self._history:
             return Text(f"step 0/{self.steps}  the first step is under way ({clock(self._now() - self._started)})")
-        metrics = self._history[-1]
-        number = int(metrics["step"])
-        filled = round(_BAR * number / self.steps)
+        step = int(self._history[-1]["step"])
+        filled = round(_BAR * step / self.steps)
         fields = [
             Text.assemble(
                 ("step ", "dim"),
-                (f"{number}/{self.steps} ", "bold"),
+                (f"{step}/{self.steps} ", "bold"),
                 ("━" * filled, "cyan"),
                 ("─" * (_BAR - filled), "dim"),
             )
         ]
-        if self._nothing_learned():
-            fields.append(Text("nothing to learn from: all groups constant", "dark_orange"))
-        elif "reward" in metrics:
-            curve = sparkline(self._rewards, _SPARK)
-            fields.append(Text.assemble(("reward ", "dim"), (short(metrics["reward"]), "bold"), " ", (curve, "cyan")))
-        fields += [
-            Text.assemble((f"{label} ", "dim"), (value, "bold" if label == "accuracy" else ""))
-            for label, value in self._fields()
-        ]
+        for label, value in self._fields():
+            fields.append(Text.assemble((f"{label} ", "dim"), (value, "bold" if label in _BOLD else "")))
         since = self._now() - self._ends[-1][1]
         fields.append(Text.assemble((clock(self.seconds_left() - since), "bold"), (" left", "dim")))
         return _folded(fields, self.console.width)

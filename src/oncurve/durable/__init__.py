@@ -1,60 +1,44 @@
-"""Every byte that must survive goes through here: whole directories, single files, append-only logs, frozen parts.
+"""Storage that survives a crash: whole directories, single files, append-only logs, frozen tensors.
 
-The rule is the same everywhere: write under a temporary name beside the target, fsync the file, rename it into place,
-fsync the directory. A reader therefore sees the old state or the new one, whole, whenever the writer is killed.
-A directory carries `manifest.json` with the size and sha256 of each file, so that "the latest checkpoint" is derived
-(the newest that verifies) and no pointer file exists that could be wrong.
+The rule is the same everywhere: write under a temporary name next to the target, fsync the file, rename it into place,
+fsync the directory. So a reader sees the whole old state or the whole new one, whenever the writer is killed. A
+directory has a `manifest.json` with the size and sha256 of each file. The latest checkpoint is the newest directory
+that verifies; no pointer file exists that could be wrong.
 
-What is covered: kill -9 at any instant, power loss on a disk that honours fsync, flipped bytes, truncated and missing
-files, a full disk. What is not: two processes writing the same target, and a disk that lies about fsync.
+Covered: kill -9 at any instant, power loss on a disk that honours fsync, flipped bytes, truncated and missing files, a
+full disk. Not covered: two processes that write the same target, and a disk that ignores fsync.
 """
 
 from __future__ import annotations
 
-from oncurve.durable.directory import MANIFEST, Newest, newest_valid, numbered, prune, sweep, verify, write_directory
-from oncurve.durable.files import (
-    LEFTOVER,
-    StorageError,
-    discard,
-    fetch,
-    own_folder,
-    problem_with_stored,
-    read_json,
-    read_tensors,
-    store,
-    sync_files,
-    to_json,
-    write_file,
+from oncurve.durable.directory import (
+    MANIFEST as MANIFEST,
+    Newest as Newest,
+    new_directory as new_directory,
+    newest_valid as newest_valid,
+    numbered as numbered,
+    prune as prune,
+    sweep as sweep,
+    verify as verify,
+    write_directory as write_directory,
 )
-from oncurve.durable.guard import LockedError, foreign, hold
-from oncurve.durable.log import AppendLog, read_log
-from oncurve.durable.tensors import LazyTensors
-
-__all__ = [
-    "LEFTOVER",
-    "MANIFEST",
-    "AppendLog",
-    "LazyTensors",
-    "LockedError",
-    "Newest",
-    "StorageError",
-    "discard",
-    "fetch",
-    "foreign",
-    "hold",
-    "newest_valid",
-    "numbered",
-    "own_folder",
-    "problem_with_stored",
-    "prune",
-    "read_json",
-    "read_log",
-    "read_tensors",
-    "store",
-    "sweep",
-    "sync_files",
-    "to_json",
-    "verify",
-    "write_directory",
-    "write_file",
-]
+from oncurve.durable.files import (
+    LEFTOVER as LEFTOVER,
+    StorageError as StorageError,
+    discard as discard,
+    fetch as fetch,
+    own_folder as own_folder,
+    problem_with_stored as problem_with_stored,
+    read_json as read_json,
+    read_tensors as read_tensors,
+    save_tensors as save_tensors,
+    sha256 as sha256,
+    store as store,
+    stored_names as stored_names,
+    sync_files as sync_files,
+    to_json as to_json,
+    write_file as write_file,
+)
+from oncurve.durable.guard import LockedError as LockedError, foreign as foreign, hold as hold
+from oncurve.durable.log import AppendLog as AppendLog, read_log as read_log
+from oncurve.durable.tensors import LazyTensors as LazyTensors, digest as digest

@@ -1,13 +1,13 @@
-"""Directories that are written whole, verified by their manifest, found by number, and pruned safely."""
+"""Directories that are written whole, verified by their manifest, found by number, and pruned."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oncurve.durable.files import (
     LEFTOVER,
+    StorageError,
     own_folder,
     problem_with,
     require_space,
@@ -22,7 +23,8 @@ from oncurve.durable.files import (
     size_in_bytes,
     storage_errors,
     sync_directory,
-    temporary_beside,
+    sync_files,
+    temporary_name,
     to_json,
     write_new,
 )
@@ -32,7 +34,7 @@ MANIFEST = "manifest.json"
 
 
 class Newest(NamedTuple):
-    """What `newest_valid` found: the directory (None: no valid one), and why newer ones were passed over."""
+    """The newest valid directory (None: there is none), and the problems of newer ones."""
 
     path: Path | None
     skipped: dict[Path, list[str]]
@@ -42,33 +44,56 @@ def write_directory(path: Path, files: Mapping[str, bytes | Mapping[str, Tensor]
     """Write the directory `path` whole or not at all: each file, and a manifest of their sizes and sha256.
 
     `files` maps a relative name (may contain "/") to its bytes, or to tensors by name, which become safetensors
-    (any device and dtype, non-contiguous and tied ones too; tied tensors are written once each). A directory that is
-    already there is replaced: it is set aside, so a kill between the two renames leaves neither under this name.
+    (any device and dtype, non-contiguous and tied ones too; tied tensors are written once each). An existing directory
+    is replaced: it is renamed first, so after a kill between the two renames neither has this name.
 
-    Raises StorageError when the disk refuses (nothing is left behind), ValueError for a name outside the directory.
+    Raises StorageError for an error of the disk (nothing remains), ValueError for a name outside the directory.
     """
     for name in files:
         parts = Path(name).parts
         if not parts or Path(name).is_absolute() or ".." in parts or name == MANIFEST:
             raise ValueError(f"{name!r} cannot be the name of a file in a written directory")
     needed = sum(size_in_bytes(content) for content in files.values())
-    temporary = temporary_beside(path)
     with storage_errors(path, needed):
         path.parent.mkdir(parents=True, exist_ok=True)
         require_space(path.parent, needed)
-        try:
-            _fill(temporary, files)
+    with new_directory(path) as folder, storage_errors(path, needed):
+        mode = folder.stat().st_mode
+        for name, content in files.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                write_new(target, content)
+            else:
+                write_tensors(target, content, mode)
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A temporary folder next to `path`; when the block ends it becomes `path`, with a manifest of all files in it.
+
+    The block writes files into the folder by any means. A directory that is already at `path` is replaced as by
+    `write_directory`. If the block raises, nothing is left. Raises StorageError when the disk refuses.
+    """
+    temporary = temporary_name(path)
+    try:
+        with storage_errors(path, 0):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            yield temporary
+            _seal(temporary)
             _move_into_place(temporary, path)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    except StorageError as error:
+        raise StorageError(str(error).replace(temporary.name, path.name)) from error.__cause__
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def verify(path: Path, contents: bool = True, only: Collection[str] | None = None) -> list[str]:
-    """What is wrong with a written directory, one line a problem; empty means every listed byte is as it was written.
+    """The problems of a written directory, one line each; empty: every listed byte is as it was written.
 
-    Files that the manifest does not list are ignored. `contents=False` compares sizes only: quick, but blind to
-    flipped bytes. `only` names the files that are looked at.
+    Files that the manifest does not list are ignored. `contents=False` compares sizes only, which is quick but misses
+    flipped bytes. `only` names the files to check.
     """
     try:
         raw = (path / MANIFEST).read_bytes()
@@ -110,7 +135,7 @@ def newest_valid(
 ) -> Newest:
     """The directory `<prefix><number>` with the highest number that verifies, and the higher ones that do not.
 
-    `beyond` says what is wrong with what one that verifies needs outside of it.
+    `beyond` gives the problems of files outside it that a directory needs.
     """
     skipped: dict[Path, list[str]] = {}
     for _, path in reversed(numbered(directory, prefix)):
@@ -122,11 +147,11 @@ def newest_valid(
 
 
 def prune(directory: Path, prefix: str, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` intact directories, and what killed writers left behind; returns the removed.
+    """Remove all but the newest `keep` intact directories, and leftovers of killed writers; returns the removed.
 
-    Only directories whose files have the right sizes count towards `keep`, so a damaged one never pushes a good one
-    out; damaged ones newer than the oldest kept are left for inspection. Each is renamed before it is emptied: a kill
-    in the middle leaves a leftover with a temporary name, never a checkpoint that is half there.
+    Only directories whose files have the right sizes count towards `keep`, so a damaged one never displaces a good one;
+    damaged ones newer than the oldest kept stay for inspection. Each is renamed before it is emptied: after a kill a
+    leftover with a temporary name remains, never half a checkpoint.
 
     Raises ValueError when `keep` is below 1, StorageError.
     """
@@ -140,17 +165,17 @@ def prune(directory: Path, prefix: str, keep: int) -> list[Path]:
             if kept < keep:
                 kept += not verify(path, contents=False)
                 continue
-            aside = temporary_beside(path)
+            aside = temporary_name(path)
             path.rename(aside)
             removed.append(path)
         sweep(directory)
         if removed:
-            sync_directory(directory)  # before anything goes that only they had named
+            sync_directory(directory)  # before files are removed that only they named
     return removed
 
 
 def sweep(directory: Path) -> None:
-    """Remove the temporary files and directories that killed writers left in `directory`; none of another name.
+    """Remove the temporary files and directories of killed writers in `directory`, by their names.
 
     Raises StorageError where `directory` is a symbolic link.
     """
@@ -164,29 +189,18 @@ def sweep(directory: Path) -> None:
                 entry.unlink(missing_ok=True)
 
 
-def _fill(directory: Path, files: Mapping[str, bytes | Mapping[str, Tensor]]) -> None:
-    directory.mkdir()
-    mode = directory.stat().st_mode
-    listed = {}
-    for name, content in files.items():
-        target = directory / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, bytes):
-            write_new(target, content)
-            listed[name] = (len(content), hashlib.sha256(content).hexdigest())
-        else:
-            write_tensors(target, content, mode)
-            listed[name] = (target.stat().st_size, sha256(target))
+def _seal(directory: Path) -> None:
+    """Write the manifest of all files in the directory, and wait until everything is on the disk."""
+    files = sorted(entry for entry in directory.rglob("*") if entry.is_file())
+    listed = {file.relative_to(directory).as_posix(): (file.stat().st_size, sha256(file)) for file in files}
     write_new(directory / MANIFEST, _manifest_bytes(listed))
-    for inner in [entry for entry in directory.rglob("*") if entry.is_dir()]:
-        sync_directory(inner)
-    sync_directory(directory)
+    sync_files([*files, directory / MANIFEST])
 
 
 def _move_into_place(temporary: Path, path: Path) -> None:
     aside = None
     if path.exists():
-        aside = temporary_beside(path)
+        aside = temporary_name(path)
         path.rename(aside)
     os.rename(temporary, path)
     sync_directory(path.parent)

@@ -1,4 +1,4 @@
-"""Single files: atomic writes, reads that check, frozen tensors by hash, and the disk's refusals in plain words."""
+"""Single files: atomic writes, reads that check, frozen tensors by hash, and the disk's errors in plain words."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from oncurve.errors import CheckpointError, UserError
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+-\d+-[0-9a-f]{8}|\.saving-[a-z0-9_]{8}")
-"""What `temporary_beside` calls things, and `oncurve.models.save` its folder."""
-_STORED = re.compile(r"[0-9a-f]{64}\.safetensors")
+"""The temporary names of `temporary_name`, and of the folder of `oncurve.models.save`."""
+_STORED = re.compile(rb"(?<![\w.-])[0-9a-f]{64}\.safetensors(?![\w.-])")
 
 
 class StorageError(UserError):
@@ -42,10 +42,10 @@ def to_json(value: Any) -> bytes:
 def write_file(path: Path, content: bytes, sync: bool = True) -> None:
     """Replace `path` by `content`, whole or not at all. Raises StorageError; an earlier file then stays as it was.
 
-    Without `sync` it is whole or not at all when this process is killed, after a power loss only once `sync_files` has
-    been called: for what is written often and counts from a checkpoint on.
+    Without `sync` this holds when the process is killed, and after a power loss only once `sync_files` has been called:
+    for files that are written often and needed only from a checkpoint on.
     """
-    temporary = temporary_beside(path)
+    temporary = temporary_name(path)
     with storage_errors(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -61,7 +61,7 @@ def write_file(path: Path, content: bytes, sync: bool = True) -> None:
 def sync_files(paths: Collection[Path]) -> None:
     """Wait until files that were written without `sync`, and their names, are on the disk. Raises StorageError.
 
-    One that somebody has removed since is passed over.
+    A file that has been removed since is skipped.
     """
     for path in paths:
         with storage_errors(path, 0), suppress(FileNotFoundError), open(path, "rb") as file:
@@ -87,14 +87,21 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def store(directory: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Keep frozen tensors (a reference, a base model) once, under the hash of their bytes; returns the file's name.
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file into a folder that becomes valid as a whole (`new_directory`). Raises StorageError."""
+    needed = size_in_bytes(tensors)
+    with storage_errors(path, needed):
+        require_space(path.parent, needed)
+        write_tensors(path, tensors, path.parent.stat().st_mode)
 
-    The same tensors give the same name, and a file that is there and whole is left alone. Hashing writes a temporary
-    copy: call this once for a frozen part and keep the name.
-    Raises StorageError.
+
+def store(directory: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Store frozen tensors (a reference, a base model) once, under the hash of their bytes; returns the file's name.
+
+    The same tensors give the same name, and a whole file of that name is unchanged. Hashing writes a temporary copy, so
+    this is called once for the same tensors. Raises StorageError.
     """
-    temporary = temporary_beside(directory / "frozen")
+    temporary = temporary_name(directory / "frozen")
     needed = size_in_bytes(tensors)
     with storage_errors(directory, needed):
         directory.mkdir(parents=True, exist_ok=True)
@@ -125,36 +132,39 @@ def problem_with_stored(directory: Path, name: str) -> str | None:
     return f"{directory / name} {problem}" if problem else None
 
 
-def discard(directory: Path, records: Iterable[bytes]) -> list[Path]:
-    """Remove what `store` kept and none of these records names any more, and what killed writers left.
+def stored_names(record: bytes) -> set[str]:
+    """The names of `store` that occur in a record."""
+    return {name.decode() for name in _STORED.findall(record)}
 
-    Returns what was removed of the former. Call it when all records that count are on the disk, and others are gone.
-    Raises StorageError.
+
+def discard(directory: Path, records: Iterable[bytes]) -> list[Path]:
+    """Remove the files of `store` that none of these records names, and the leftovers of killed writers.
+
+    Returns the former. It is called when all valid records are on the disk, and others are removed. Raises
+    StorageError.
     """
-    said = list(records)
+    named = {name for record in records for name in stored_names(record)}
     removed = []
     own_folder(directory)
     with storage_errors(directory, 0):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             leftover = LEFTOVER.fullmatch(path.name) is not None
-            stored = _STORED.fullmatch(path.name) is not None
-            if leftover or (stored and not any(path.name.encode() in record for record in said)):
+            stored = path.name in stored_names(os.fsencode(path.name))
+            if leftover or (stored and path.name not in named):
                 path.unlink(missing_ok=True)
                 removed += [] if leftover else [path]
     return removed
 
 
 def own_folder(path: Path) -> Path:
-    """`path`, which is a folder or does not exist. Raises StorageError where it is a link: what is removed would be
-    another folder's.
-    """
+    """`path`, a folder or a free name. Raises StorageError for a link, through which other folders would change."""
     if path.is_symlink():
-        raise StorageError(f"{path} is a symbolic link; nothing behind it is removed. Put the folder itself there.")
+        raise StorageError(f"{path} is a symbolic link; nothing is removed through it. Put the folder itself there.")
     return path
 
 
-def temporary_beside(path: Path) -> Path:
-    """A fresh temporary name in the folder of `path`; `sweep` knows it for a leftover."""
+def temporary_name(path: Path) -> Path:
+    """A new temporary name in the folder of `path`; `sweep` recognizes it as a leftover."""
     return path.parent / f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -198,7 +208,7 @@ def problem_with(path: Path, size: int | None, digest: str | None) -> str | None
 
 
 def size_in_bytes(content: bytes | Mapping[str, Tensor]) -> int:
-    """How many bytes the content takes on the disk, but for headers."""
+    """The bytes of the content on the disk, without headers."""
     if isinstance(content, bytes):
         return len(content)
     return sum(tensor.numel() * tensor.element_size() for tensor in content.values())
@@ -212,7 +222,7 @@ def require_space(directory: Path, needed: int) -> None:
 
 @contextmanager
 def storage_errors(path: Path, needed: int) -> Iterator[None]:
-    """OSError, also the one inside a SafetensorError, as a StorageError that names the path and the room needed."""
+    """Turns OSError, also inside a SafetensorError, into a StorageError with the path and the space needed."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -224,5 +234,5 @@ def storage_errors(path: Path, needed: int) -> Iterator[None]:
         if code in (errno.ENOSPC, errno.EDQUOT):
             existing = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
             free = shutil.disk_usage(existing).free
-            message += f" ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free); make room and resume"
+            message += f" ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free); free some space and resume"
         raise StorageError(f"{message}. What was written before is intact.") from error

@@ -1,4 +1,4 @@
-"""What belongs to a folder and what leads out of it: locks that follow no link, and folders that are folders."""
+"""Locks that follow no link, and checks that no entry of a folder leads out of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 
 from oncurve.durable.files import StorageError
 
-__all__ = ["LockedError", "foreign", "hold", "kind_of_entry"]
-
 
 class LockedError(StorageError):
     """Another process, or another run of this one, holds the lock."""
@@ -21,8 +19,8 @@ class LockedError(StorageError):
 def hold(path: Path, mark: bytes) -> int:
     """Hold the lock file `path` until the descriptor that is returned is closed or the process ends, however it ends.
 
-    The file is made where it is missing, and gets `mark` as its content where it is empty. Nothing is followed or cut
-    off: a symbolic link, a folder, a pipe or a device under that name is refused as it is.
+    A missing file is made, and an empty one gets `mark` as its content. A symbolic link, a folder, a pipe or a device
+    under that name is refused and stays unchanged.
     Raises LockedError, StorageError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -57,7 +55,7 @@ def _no_lock(path: Path) -> str:
 
 
 def kind_of_entry(path: Path) -> str:
-    """What lies under a name, links not followed, in words."""
+    """The kind of entry at a path, links not followed, in words."""
     mode = path.lstat().st_mode
     for is_kind, name in (
         (stat.S_ISLNK, "a symbolic link"),
@@ -72,10 +70,10 @@ def kind_of_entry(path: Path) -> str:
 
 
 def foreign(folder: Path, files: Iterable[str], folders: Iterable[str]) -> list[str]:
-    """A line for each entry of `folder`, or of one of its `folders`, that is not what its name says.
+    """A line for each entry of `folder`, or of one of its `folders`, of a wrong kind.
 
-    `files` must be regular files and `folders` real folders, where they exist; everything else may be anything but a
-    symbolic link. So nothing that is written or removed by these names is in another place.
+    `files` must be regular files and `folders` real folders, where they exist; other entries may be anything but a
+    symbolic link. So no write or removal by these names happens in another place.
     """
     wrong = []
     for name, wanted, is_kind in (
@@ -90,6 +88,6 @@ def foreign(folder: Path, files: Iterable[str], folders: Iterable[str]) -> list[
         if not is_kind(mode):
             wrong.append(f"{entry} is {kind_of_entry(entry)}, where a run has {wanted} of its own")
         elif stat.S_ISDIR(mode):
-            with os.scandir(entry) as inner:  # of a long run many: a stat for each would take seconds
+            with os.scandir(entry) as inner:  # a long run has many: a stat of each would take seconds
                 wrong += sorted(f"{each.path} is a symbolic link" for each in inner if each.is_symlink())
     return wrong

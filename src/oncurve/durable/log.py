@@ -6,21 +6,21 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from oncurve.closing import Closing
 from oncurve.durable.files import storage_errors, sync_directory
 from oncurve.errors import CheckpointError
 
 _CHUNK_BYTES = 1 << 20
 
 
-class AppendLog:
+class AppendLog(Closing):
     """An append-only file of JSON lines whose length is part of a checkpoint.
 
-    `offset` in the constructor cuts the file back to that many bytes (what a killed step wrote after its checkpoint);
-    a file shorter than that has lost data: CheckpointError. Without an offset writing goes on at the end, after a
-    torn last line has been cut off. A line that does not fit on the disk is taken back: StorageError.
+    With `offset` the constructor truncates the file to that many bytes, which removes the lines of a killed step. A
+    shorter file has lost data: CheckpointError. Without an offset writing continues at the end, after a torn last line
+    has been removed. A line that does not fit on the disk is removed again: StorageError.
     """
 
     def __init__(self, path: Path, offset: int | None = None) -> None:
@@ -28,7 +28,9 @@ class AppendLog:
         with storage_errors(path, 0):
             path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not path.exists()
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link would have another file cut off
+            flags = (
+                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            )  # through a link another file would be truncated
             self._descriptor = os.open(path, flags, 0o666)
             if is_new:
                 sync_directory(path.parent)
@@ -41,7 +43,7 @@ class AppendLog:
 
     @classmethod
     def reopened(cls, path: Path, offset: int) -> tuple[AppendLog, list[str]]:
-        """The log cut back to `offset`, and what there is to say: one that has lost lines costs these, and no more."""
+        """The log truncated to `offset`, and warnings; where it has lost lines, only these are lost."""
         try:
             return cls(path, offset), []
         except CheckpointError as error:
@@ -49,13 +51,13 @@ class AppendLog:
 
     @property
     def offset(self) -> int:
-        """Bytes written so far: store this in the checkpoint (after `sync`)."""
+        """Bytes written so far; a checkpoint stores it (after `sync`)."""
         return self._offset
 
     def append(self, record: Mapping[str, Any]) -> int:
         """Write one line (keys sorted) to the operating system; returns the new offset.
 
-        Survives a kill of this process at once, a power loss after `sync`.
+        The line survives a kill of this process at once, and a power loss after `sync`.
         Raises ValueError for NaN and inf, StorageError.
         """
         line = json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(", ", ": "))
@@ -83,19 +85,11 @@ class AppendLog:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __enter__(self) -> AppendLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
     """The records of an append log; a torn last line is left out.
 
-    Raises CheckpointError, naming file and line; with `damaged` a line that is no record is left out instead.
+    Raises CheckpointError, naming file and line; with `damaged` such a line is left out instead.
     """
     records = []
     try:
@@ -116,7 +110,7 @@ def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:
-    """The offset behind the last newline, found from the end: logs of rollouts are long."""
+    """The offset after the last newline, searched from the end: logs of rollouts are long."""
     end = size
     while end > 0:
         start = max(0, end - _CHUNK_BYTES)

@@ -1,7 +1,8 @@
-"""Tensors on their way to the disk: one at a time, so that those made on demand never stand in memory together."""
+"""Tensors written to the disk one at a time, so that those made on demand are never in memory together."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -26,11 +27,11 @@ _DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What the safetensors format calls torch's types."""
+"""The names of torch's types in the safetensors format."""
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each made when it is asked for: a model's worth of them need not exist at one time."""
+    """Tensors by name, each made when it is read, so that they need not exist at the same time."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]) -> None:
         self._names = dict.fromkeys(names)
@@ -52,13 +53,15 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], mode: int) -> None:
-    """Write a safetensors file with the umask's mode, a tensor at a time: what a mapping makes on demand is not kept.
+    """Write a safetensors file with the umask's mode, one tensor at a time; tensors made on demand are not kept.
 
-    Tied tensors are written once each, strided ones packed. The file says `format: pt`, without which transformers
-    before 5 refuses it. Raises OSError.
+    Tied tensors are written once each, strided ones packed. The metadata has `format: pt`, without which transformers
+    before 5 refuses the file. Raises OSError.
     """
     found = {name: (tensors[name].dtype, list(tensors[name].shape)) for name in tensors}
-    order = sorted(found, key=lambda name: (-found[name][0].itemsize, name))  # wide ones first: all are aligned
+    order = sorted(
+        found, key=lambda name: (-found[name][0].itemsize, name)
+    )  # wide types first, so that all are aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in order:
@@ -70,8 +73,22 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], mode: int) -> None:
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            tensor = tensors[name].detach().cpu().contiguous()
-            file.write(tensor.view(-1).view(torch.uint8).numpy().data)
+            file.write(_bytes(tensors[name]))
         file.flush()
         os.fsync(file.fileno())
     path.chmod(mode & 0o666)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """The sha256, in hex, of the tensors' names, types, shapes and bytes. Nothing is written; one is read at a time."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A tensor's numbers, row by row."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

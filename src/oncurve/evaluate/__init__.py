@@ -10,36 +10,19 @@ What is not covered: comparing two policies on rewards that are not 0 or 1 (use 
 
 from __future__ import annotations
 
-from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
+from oncurve.evaluate.estimators import maj_at_k as maj_at_k, pass_at_k as pass_at_k, powers_of_two as powers_of_two
 from oncurve.evaluate.evaluation import (
-    EVALUATION_DRAW,
-    Engine,
-    Evaluation,
-    OverlappingScorer,
-    Scorer,
-    Scoring,
-    evaluate,
-    part_is_1,
-    vote_of,
+    EVALUATION_DRAW as EVALUATION_DRAW,
+    Evaluation as Evaluation,
+    evaluate as evaluate,
+    part_is_1 as part_is_1,
+    vote_of as vote_of,
 )
-from oncurve.evaluate.intervals import Interval, bootstrap, paired_difference, share, wilson
-
-__all__ = [
-    "EVALUATION_DRAW",
-    "Engine",
-    "Evaluation",
-    "Interval",
-    "OverlappingScorer",
-    "Scorer",
-    "Scoring",
-    "bootstrap",
-    "evaluate",
-    "maj_at_k",
-    "paired_difference",
-    "part_is_1",
-    "pass_at_k",
-    "powers_of_two",
-    "share",
-    "vote_of",
-    "wilson",
-]
+from oncurve.evaluate.first_wrong import FirstWrong as FirstWrong, score_first_wrong as score_first_wrong
+from oncurve.evaluate.intervals import (
+    Interval as Interval,
+    bootstrap as bootstrap,
+    paired_difference as paired_difference,
+    share as share,
+    wilson as wilson,
+)

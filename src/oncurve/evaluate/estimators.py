@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
-__all__ = ["maj_at_k", "pass_at_k", "powers_of_two"]
-
 
 def pass_at_k(completions: int, correct: int, k: int) -> float:
     """The probability that k of n completions, drawn without replacement, hold a correct one; unbiased.
@@ -24,7 +22,7 @@ def pass_at_k(completions: int, correct: int, k: int) -> float:
 def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
     """The probability that the majority of k of the n completions, drawn without replacement, is right; ties uniform.
 
-    `answers[i]` is what completion i votes for, None for no vote (no answer in it); if nobody votes, the majority is
+    `answers[i]` is what completion i votes for, None for no vote (no answer in it); without any vote the majority is
     wrong. An answer is as right as the share of its completions that are correct. Example: A A B B C with A right,
     k = 3, gives 0.4333...
 

@@ -1,84 +1,27 @@
-"""Ask a policy held-out prompts, and say how well it does."""
+"""Evaluation of a policy on held-out prompts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
 from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
 from oncurve.evaluate.intervals import Interval, bootstrap, share, wilson
-from oncurve.rewards.answers import final_answer
+from oncurve.rewards import Scorer, final_answer
+from oncurve.rollout import RolloutEngine, Sampling, sample
 from oncurve.types import Completion, Group, Prompt, Score
-
-__all__ = [
-    "EVALUATION_DRAW",
-    "Engine",
-    "Evaluation",
-    "OverlappingScorer",
-    "Scorer",
-    "Scoring",
-    "evaluate",
-    "part_is_1",
-    "vote_of",
-]
 
 EVALUATION_DRAW = -1  # training draws count up from 0, so no evaluation shares its random numbers with a step
 
 Correct = Callable[[Score], bool]
 """Whether a score is that of a correct completion."""
 
-Settings = TypeVar("Settings", contravariant=True)
-
-
-class Engine(Protocol[Settings]):
-    """What evaluation needs of a rollout engine."""
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        draw: int,
-        sampling: Settings,
-        on_group: Callable[[int, Group], None] | None = None,
-    ) -> list[Group]:
-        """One group a prompt, sampled as `sampling` says; `on_group` is told of each as soon as it has ended."""
-        ...
-
-
-class Scorer(Protocol):
-    """What evaluation needs of the rewards."""
-
-    def score(self, groups: Sequence[Group]) -> list[Group]:
-        """The same groups, each completion with its score."""
-        ...
-
-
-class Scoring(Protocol):
-    """Scores that are begun while other groups are still being written."""
-
-    def submit(self, index: int, group: Group) -> None:
-        """Group number `index` has ended."""
-        ...
-
-    def finish(self, groups: Sequence[Group]) -> list[Group]:
-        """All groups, each completion with its score."""
-        ...
-
-
-@runtime_checkable
-class OverlappingScorer(Protocol):
-    """Rewards that can score a group while others are still being written."""
-
-    def begin(self) -> AbstractContextManager[Scoring]:
-        """The scoring of one call of the engine, which then must take `on_group`."""
-        ...
-
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate`. Fields that were not asked for are None or empty.
+    """The result of `evaluate`. Fields that were not requested are None or empty.
 
     `completions` is n, the sampled completions a prompt; `mean_reward`, `pass_at_k` and `maj_at_k` are of those.
     `mean_length` (tokens) and `truncated_fraction` are of the sampled completions, of the greedy ones where there are
@@ -128,13 +71,13 @@ class Evaluation:
         metrics = {} if self.greedy_accuracy is None else {"eval/accuracy": self.greedy_accuracy.value}
         if reward is not None:
             metrics["eval/reward"] = reward.value
-        metrics["eval/completion_length"] = self.mean_length
+        metrics["eval/length"] = self.mean_length
         metrics |= {f"eval/pass@{k}": interval.value for k, interval in self.pass_at_k.items()}
         return metrics | {f"eval/maj@{k}": interval.value for k, interval in self.maj_at_k.items()}
 
 
 def vote_of(text: str) -> str | None:
-    """What a completion votes for where nothing better is known: its marked final answer, else all its text.
+    """A completion's vote without a better one: its marked final answer, else all its text.
 
     Stripped of spaces around it; None, no vote, where nothing is left.
     """
@@ -158,22 +101,22 @@ def part_is_1(name: str) -> Correct:
 
 
 def evaluate(
-    engine: Engine[Settings],
-    scorer: Scorer | OverlappingScorer,
+    engine: RolloutEngine,
+    scorer: Scorer,
     prompts: Sequence[Prompt],
     *,
-    greedy: Settings | None = None,
-    sampled: Settings | None = None,
+    greedy: Sampling | None = None,
+    sampled: Sampling | None = None,
     ks: Sequence[int] | None = None,
     correct: Correct | None = reward_is_1,
     verifier: str | None = None,
     answer_of: Callable[[str], Hashable | None] = vote_of,
     seed: int = 0,
 ) -> Evaluation:
-    """Ask every prompt greedily, or n times, or both, and say how well the policy does.
+    """Sample every prompt greedily, or n times, or both, and estimate how good the policy is.
 
-    scorer            scores groups while others are still being written, if it can (`OverlappingScorer`)
-    greedy, sampled   sampling settings as the engine takes them: temperature 0 and one completion; n completions
+    scorer            scores the groups
+    greedy, sampled   sampling settings: temperature 0 and one completion; n completions
     ks                the k of pass@k and maj@k, each at most n; None: powers of two up to n
     correct           whether a score is that of a correct completion; None: not known, and then neither accuracy nor
                       pass@k nor maj@k is given
@@ -214,13 +157,9 @@ def evaluate(
     )
 
 
-def _scored(
-    engine: Engine[Settings], scorer: Scorer | OverlappingScorer, prompts: Sequence[Prompt], sampling: Settings
-) -> list[Group]:
-    if not isinstance(scorer, OverlappingScorer):
-        return scorer.score(engine.generate(prompts, EVALUATION_DRAW, sampling))
+def _scored(engine: RolloutEngine, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
     with scorer.begin() as scoring:
-        groups = engine.generate(prompts, EVALUATION_DRAW, sampling, on_group=scoring.submit)
+        groups = sample(engine, prompts, EVALUATION_DRAW, sampling.group_size, sampling, scoring.submit)
         return scoring.finish(groups)
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from oncurve.evaluate.intervals import Interval, paired_difference, wilson
 from oncurve.types import LabelledSteps
 
-__all__ = ["FirstWrong", "find_first_wrong", "first_wrong", "judge_first_wrong"]
-
 
 def first_wrong(labels: Sequence[float | None]) -> int | None:
     """The index of the first step whose label is below one half; None: there is none."""
@@ -34,7 +32,7 @@ def find_first_wrong(right: Sequence[float]) -> int | None:
 
 @dataclass(frozen=True)
 class FirstWrong:
-    """How many first wrong steps were found, and how many by saying the most frequent place of the training data.
+    """How many first wrong steps were found, and how many by the most frequent position in the training data.
 
     found, majority   shares of `count` completions, with 95 % intervals
     gain              how much larger `found` is, with the interval of a paired comparison
@@ -50,21 +48,21 @@ class FirstWrong:
         low, high = 100 * self.gain.low, 100 * self.gain.high
         return (
             f"first wrong step found in {100 * self.found.value:.1f} % of {self.count} held-out completions; "
-            f"the most frequent place is right in {100 * self.majority.value:.1f} % "
+            f"the most frequent position is right in {100 * self.majority.value:.1f} % "
             f"({100 * self.gain.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f})"
         )
 
 
-def judge_first_wrong(
+def score_first_wrong(
     trained: Sequence[LabelledSteps], held_out: Sequence[LabelledSteps], right: Sequence[Sequence[float]]
 ) -> FirstWrong:
-    """A process model's answers on held-out completions, beside the most frequent answer of those it learned from.
+    """A process model's answers on held-out completions, compared with the most frequent one in its training data.
 
     `right[i]` are the likelihoods that the steps of `held_out[i]` are right, for all of its steps. Raises ValueError:
-    nothing to judge.
+    no completions to score.
     """
     if not held_out or not trained:
-        raise ValueError("there is nothing to judge")
+        raise ValueError("there are no completions to score")
     usual = Counter(first_wrong(example.labels) for example in trained).most_common(1)[0][0]
     truth = [first_wrong(example.labels) for example in held_out]
     said = [find_first_wrong(steps) for steps in right]

@@ -10,8 +10,6 @@ import torch
 
 from oncurve.randomness import row_keys, uniform_at
 
-__all__ = ["Interval", "bootstrap", "paired_difference", "share", "wilson"]
-
 _Z = 1.959963984540054  # the normal distribution's 97.5 % point
 _DRAW = -1  # training draws count up from 0: no interval shares its random numbers with a step
 _RESAMPLES = 2000
@@ -49,7 +47,7 @@ def wilson(successes: int, total: int) -> Interval:
 def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
     """The mean of one value a prompt, and its 95 % percentile bootstrap interval (Efron 1979) over prompts.
 
-    2,000 resamples whose indices are a function of (seed, resample, place): the same values give the same interval.
+    2,000 resamples whose indices are a function of (seed, resample, index): the same values give the same interval.
     Where all values agree there is no spread to resample and the interval is the value. Raises ValueError: no values.
     """
     if not values:
@@ -87,7 +85,7 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Interval
 
 
 def share(values: Sequence[float], seed: int = 0) -> Interval:
-    """The mean of values in [0, 1]: bootstrap, or Wilson's interval where every prompt came out 0, or every one 1."""
+    """The mean of values in [0, 1]: bootstrap, or Wilson's interval where all prompts came out 0, or all 1."""
     if max(values) == min(values) and values[0] in (0.0, 1.0):
         return wilson(round(values[0]) * len(values), len(values))
     return bootstrap(values, seed)

@@ -1,42 +1,38 @@
-"""What a run will hold and how long a step will take: counted from shapes, rehearsed on this machine."""
+"""The memory that a run needs and the time of a step: counted from shapes, rehearsed on this machine."""
 
-from oncurve.forecast.counting import floors
-from oncurve.forecast.machines import MACHINES, Machine, Room, machine, memory_here
-from oncurve.forecast.memory import Activations, Footprint, Memory, activations_of, memory_of
-from oncurve.forecast.meter import MemoryMeter, measure_machine, tidy
-from oncurve.forecast.outlook import Forecast, Mend, Variant, mends
-from oncurve.forecast.rehearsal import Parts
-from oncurve.forecast.scaling import rehearse_and_scale
-from oncurve.forecast.shapes import MODELS, ModelShape, Work, named_shape, parse_parameters, shape_of, shape_of_size
-from oncurve.forecast.variants import count_parameters
-
-__all__ = [
-    "MACHINES",
-    "MODELS",
-    "Activations",
-    "Footprint",
-    "Forecast",
-    "Machine",
-    "Memory",
-    "MemoryMeter",
-    "Mend",
-    "ModelShape",
-    "Parts",
-    "Room",
-    "Variant",
-    "Work",
-    "activations_of",
-    "count_parameters",
-    "floors",
-    "machine",
-    "measure_machine",
-    "memory_here",
-    "memory_of",
-    "mends",
-    "named_shape",
-    "parse_parameters",
-    "rehearse_and_scale",
-    "shape_of",
-    "shape_of_size",
-    "tidy",
-]
+from oncurve.forecast.command import check_memory as check_memory, forecast_command as forecast_command
+from oncurve.forecast.counting import floors as floors
+from oncurve.forecast.machines import (
+    MACHINES as MACHINES,
+    AvailableMemory as AvailableMemory,
+    Machine as Machine,
+    machine as machine,
+    memory_here as memory_here,
+)
+from oncurve.forecast.memory import (
+    Activations as Activations,
+    Footprint as Footprint,
+    Memory as Memory,
+    activations_of as activations_of,
+    memory_of as memory_of,
+)
+from oncurve.forecast.meter import MemoryMeter as MemoryMeter, measure_machine as measure_machine, tidy as tidy
+from oncurve.forecast.outlook import (
+    Forecast as Forecast,
+    Suggestion as Suggestion,
+    Variant as Variant,
+    suggestions as suggestions,
+)
+from oncurve.forecast.rehearsal import Parts as Parts
+from oncurve.forecast.request import Sizes as Sizes
+from oncurve.forecast.scaling import rehearse_and_scale as rehearse_and_scale
+from oncurve.forecast.shapes import (
+    MODELS as MODELS,
+    ModelShape as ModelShape,
+    Work as Work,
+    named_shape as named_shape,
+    parse_parameters as parse_parameters,
+    shape_of as shape_of,
+    shape_of_size as shape_of_size,
+)
+from oncurve.forecast.variants import count_parameters as count_parameters

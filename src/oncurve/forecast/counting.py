@@ -1,4 +1,4 @@
-"""The least a step can cost on a machine: FLOPs and bytes counted, divided by what the machine can do.
+"""Lower bounds for the time of a step: FLOPs and bytes counted, divided by the rates of the machine.
 
 With N_b body and N_h head parameters, M prompts of P tokens, G completions of C tokens, B = M·G,
 a = 4·L·heads·head_dim, numbers of w bytes, K/V of `kv` bytes a token,
@@ -10,7 +10,10 @@ R FLOP/s and BW bytes a second, each prompt computed once per group:
     train          [6·N_b·M·(P + G·C) + 6·N_h·M·G·C + 3.5·a·M·(P²/2 + G·(P·C + C²/2))] / R, for each pass
     optimizer      every byte of weights, masters, moments and gradients read, and all but the gradients written, / BW
 
-These are limits, not measurements: nothing runs at 1.0 of them.
+With an adapter of n parameters the frozen matrices have no gradient of their own (4 in the place of 6), and every token
+goes through the n parameters too: 2·n forward, 6·n in training.
+
+These are limits, not measurements: no program reaches them.
 """
 
 from __future__ import annotations
@@ -21,12 +24,10 @@ from oncurve.forecast.machines import Machine
 from oncurve.forecast.memory import Footprint
 from oncurve.forecast.shapes import ModelShape, Work
 
-__all__ = ["decode_step_floor", "floors", "prefill_flops", "scoring_flops", "training_flops"]
-
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Sums over the groups of a step that every formula here asks for."""
+    """Sums over the groups of a step, for all formulas."""
 
     prompt: float
     completion: float
@@ -42,28 +43,33 @@ def _tokens(work: Work) -> _Tokens:
 
 
 def prefill_flops(shape: ModelShape, work: Work) -> float:
-    """FLOPs of the prompts, each once, and of one distribution behind each."""
+    """FLOPs of the prompts, each once, and of one distribution after each."""
     squares = work.prompts / len(work.prompt_tokens) * sum(p * p / 2 for p in work.prompt_tokens)
-    return 2 * shape.body * _tokens(work).prompt + shape.attention_flops * squares + 2 * shape.head * work.prompts
+    body = shape.body + shape.adapter
+    return 2 * body * _tokens(work).prompt + shape.attention_flops * squares + 2 * shape.head * work.prompts
+
+
+def _products(shape: ModelShape, tokens: _Tokens, frozen: int, adapter: int) -> float:
+    """FLOPs of the products: `frozen` or `adapter` of them per parameter and token, the head on completions only."""
+    every = tokens.prompt + tokens.completion
+    return frozen * (shape.body * every + shape.head * tokens.completion) + adapter * shape.adapter * every
 
 
 def scoring_flops(shape: ModelShape, work: Work) -> float:
     """FLOPs of one forward pass over all tokens, the head on completion tokens only."""
     tokens = _tokens(work)
-    products = 2 * shape.body * (tokens.prompt + tokens.completion) + 2 * shape.head * tokens.completion
-    return products + shape.attention_flops * tokens.attended
+    return _products(shape, tokens, 2, 2) + shape.attention_flops * tokens.attended
 
 
 def training_flops(shape: ModelShape, work: Work) -> float:
     """FLOPs of one pass of training over all tokens: forward and backward, nothing computed twice."""
     tokens = _tokens(work)
-    products = 6 * shape.body * (tokens.prompt + tokens.completion) + 6 * shape.head * tokens.completion
-    return products + 3.5 * shape.attention_flops * tokens.attended
+    return _products(shape, tokens, 4 if shape.adapter else 6, 6) + 3.5 * shape.attention_flops * tokens.attended
 
 
 def decode_step_floor(shape: ModelShape, work: Work, machine: Machine, step: float, width: int = 2) -> float:
     """Seconds of the decode step that appends token `step` to every completion, by bytes or by FLOPs."""
-    products, rows, prompt = shape.body + shape.head, work.completions, work.mean_prompt
+    products, rows, prompt = shape.body + shape.head + shape.adapter, work.completions, work.mean_prompt
     traffic = width * products + shape.cache_bytes(width) * (work.prompts * prompt + rows * step)
     flops = 2 * products * rows + shape.attention_flops * rows * (prompt + step)
     return max(traffic / machine.bandwidth, flops / machine.flops)
@@ -72,7 +78,7 @@ def decode_step_floor(shape: ModelShape, work: Work, machine: Machine, step: flo
 def floors(
     shape: ModelShape, work: Work, machine: Machine, footprint: Footprint, reference: bool = False
 ) -> dict[str, float]:
-    """Seconds of each phase of a step that the machine cannot go below; `decode_step` is one step of `decode`."""
+    """The least seconds of each phase of a step; `decode_step` is one step of `decode`."""
     width = footprint.weight
     decode = sum(decode_step_floor(shape, work, machine, step, width) for step in range(work.completion_tokens))
     state = footprint.weight + footprint.master + footprint.moments
@@ -81,7 +87,7 @@ def floors(
         "decode": decode,
         "reference": scoring_flops(shape, work) / machine.flops if reference else 0.0,
         "old": scoring_flops(shape, work) / machine.flops if work.old_pass else 0.0,
-        "train": work.passes * training_flops(shape, work) / machine.flops,
-        "optimizer": work.updates * shape.parameters * (2 * state + footprint.gradient) / machine.bandwidth,
+        "train": work.ppo_epochs * training_flops(shape, work) / machine.flops,
+        "optimizer": work.updates * shape.trained * (2 * state + footprint.gradient) / machine.bandwidth,
     }
     return {**found, "step": sum(found.values()), "decode_step": decode / work.completion_tokens}

@@ -1,7 +1,7 @@
-"""The machine: what it can do by its data sheet or by measurement, and how much memory there is.
+"""The machine: its rates by data sheet or by measurement, and its memory.
 
-A machine's three numbers are all that the limits of `counting` ask for. On the machine at hand they are measured
-(`rehearsal`), and the memory is the least of what its limits leave.
+The limits of `counting` need three numbers of a machine. On this machine they are measured (`rehearsal`), and its
+memory is the smallest of all limits.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from pathlib import Path
 
 from oncurve.errors import ConfigError, shown
 from oncurve.spec import suggest
-
-__all__ = ["MACHINES", "Machine", "Room", "machine", "memory_here", "parse_bytes"]
 
 GIB = 2**30
 MOST = 1e24  # of bytes, or of FLOP/s: no machine has more
@@ -39,7 +37,7 @@ MACHINES: dict[str, Machine] = {
     "rtx4090": Machine("rtx4090", 23.6 * GIB, 165e12, 1.01e12),
     "rtx3090": Machine("rtx3090", 23.6 * GIB, 71e12, 0.936e12),
 }
-"""Cards by name. A data sheet's figure is never reached: a limit made of one lies below one made of a measurement."""
+"""Cards by name. No card reaches the rates of its data sheet, so limits by data sheet are lower than by measurement."""
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -55,7 +53,7 @@ def parse_bytes(text: str, option: str) -> float:
 
 
 def machine(name: str | None, memory: str | None, tflops: float | None, bandwidth: str | None) -> Machine:
-    """A machine by name, with what is given beside the name in its place.
+    """A machine by name, with the other arguments in place of its numbers.
 
     Raises ConfigError: an unknown name, or none and not all three numbers.
     """
@@ -81,33 +79,33 @@ def machine(name: str | None, memory: str | None, tflops: float | None, bandwidt
 
 
 @dataclass(frozen=True)
-class Room:
-    """How much memory there is for this process, and by which limit. `total`: what the limit allows altogether."""
+class AvailableMemory:
+    """The memory available to this process, in bytes, and the limit that decides it. `total`: the limit as a whole."""
 
     available: float
     total: float
     limit: str
 
 
-def memory_here(root: Path = Path("/")) -> Room:
-    """The room this process has: the least of the free memory of the machine and of what its control groups leave.
+def memory_here(root: Path = Path("/")) -> AvailableMemory:
+    """The memory available to this process: the smallest of the machine's free memory and of its control groups' rest.
 
-    What this process holds already counts as room, for a plan counts the whole process; so does what the kernel can
-    take back (file caches). `root` stands in for `/`, for tests.
+    Memory that this process holds already counts as available, because a plan counts the whole process; so do file
+    caches, which the kernel can free. `root` stands in for `/`, for tests.
     """
     import psutil
 
     own = psutil.Process().memory_info().rss
     memory = psutil.virtual_memory()
-    rooms = [Room(memory.available + own, memory.total, "the machine's free memory")]
+    limits = [AvailableMemory(memory.available + own, memory.total, "the machine's free memory")]
     for name, limit, used in _groups(root):
         if limit < memory.total:
-            rooms.append(Room(max(limit - used, 0.0) + own, limit, name))
-    return min(rooms, key=lambda room: room.available)
+            limits.append(AvailableMemory(max(limit - used, 0.0) + own, limit, name))
+    return min(limits, key=lambda limit: limit.available)
 
 
 def _groups(root: Path) -> list[tuple[str, float, float]]:
-    """Limit and use of this process's control groups and of all above them, version 2 and 1: those that have one."""
+    """Limit and use of this process's control groups and of all above them, version 2 and 1, if limited."""
     found = []
     for version, folder in _group_folders(root):
         names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -149,7 +147,7 @@ def _number(path: Path) -> float | None:
 
 
 def _cache(path: Path, key: str) -> float:
-    """What of a group's memory is file cache that nobody has touched lately."""
+    """The inactive file cache in a group's memory, in bytes."""
     try:
         pairs = [line.split() for line in path.read_text().splitlines()]
     except OSError:

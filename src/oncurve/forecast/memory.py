@@ -1,8 +1,9 @@
-"""Where the memory goes: bytes a parameter, keys and values, activations; and the peak of a run.
+"""The memory of a run: bytes per parameter, keys and values, activations; and the peak.
 
-A run holds its state throughout, and one phase's own memory at a time:
+A run holds its state throughout, and the memory of one phase at a time:
 
-    state        N·(weight + master + moments + reference), and reward models
+    state        N·(weight + master + moments + reference), reward models, a teacher; with an adapter of n parameters
+                 N·weight + n·(weight + master + moments + reference): reference and critic share the frozen model
     rollout      weights packed for decoding; K/V of the prompts once and of every completion in flight; the sampler's
                  logits
     training     gradients and activations: at the start of a backward pass all layers' activations (and the gradients
@@ -10,7 +11,7 @@ A run holds its state throughout, and one phase's own memory at a time:
                  (on a CPU gradients stay from update to update: all of them in every phase)
     export       the largest tensor in float32: the files are written a tensor at a time
 
-The peak is the process as it was before the model, the state, and the largest phase.
+The peak is the sum of the process before the model, the state, and the largest phase.
 """
 
 from __future__ import annotations
@@ -19,25 +20,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oncurve.forecast.shapes import ModelShape, Work
-from oncurve.models.fused_head import ACCELERATOR_WORKSPACE_BYTES, KEPT_BYTES, WORKSPACE_BYTES
-
-__all__ = ["Activations", "Footprint", "Memory", "activations_of", "cache_bytes", "memory_of"]
+from oncurve.models.head import ACCELERATOR_WORKSPACE_BYTES, FROZEN_KEPT_BYTES, KEPT_BYTES, WORKSPACE_BYTES
 
 HEAD_BLOCKS = 2
-"""Blocks of logits that the head holds at one time: the logits or their gradient, and a temporary."""
+"""Blocks of logits that the head holds at the same time: the logits or their gradient, and a temporary."""
 
 SAMPLED_LOGITS = 64 * 2**20
 
 HEAP = 1.35
-"""What a heap holds over what is in use, on a CPU: freed pieces between living ones. 1 where torch caches blocks."""
+"""The size of a CPU's heap over the memory in use, because of fragmentation. 1 where torch caches blocks."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one parameter, by what holds them. `gradient`: on a GPU from backward to update only.
+    """Bytes per parameter of the policy, by use. `gradient`: on a GPU from backward to update only.
 
-    `critic`: another model's weights, masters and moments, a parameter of the policy's each. Example: bfloat16 with
-    everything else in float32 and a reference is `Footprint(2, 4, 8, 4, 2)`, 20 bytes.
+    `critic`: weights, masters and moments of the critic. Example: bfloat16 with everything else in float32 and a
+    reference is `Footprint(2, 4, 8, 4, 2)`, 20 bytes.
     """
 
     weight: int = 2
@@ -57,9 +56,9 @@ class Footprint:
         critic: bool = False,
         averaged: bool = False,
     ) -> Footprint:
-        """By settings: a float32 weight is its own master; a split master adds the low 16 bits to a bfloat16 weight.
+        """The bytes for these settings. A float32 weight is its own master; a split one adds 16 bits to bfloat16.
 
-        `averaged`: the reference is a moving average, which a bfloat16 one keeps in float32 beside it.
+        `averaged`: the reference is a moving average, which in bfloat16 has a float32 copy too.
         """
         half = dtype != "float32"
         weight = 2 if half else 4
@@ -71,23 +70,23 @@ class Footprint:
 
     @property
     def lasting(self) -> int:
-        """Without the gradient."""
+        """The sum without the gradient."""
         return self.weight + self.master + self.moments + self.reference + self.critic
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.lasting + self.gradient
 
 
 @dataclass(frozen=True)
 class Activations:
-    """What forward and backward hold beside parameters and gradients.
+    """The memory of forward and backward in addition to parameters and gradients.
 
-    token   bytes a token that one layer keeps for its backward pass
-    inside  bytes a token that one layer's backward needs while it runs, and what stands before and after the layers
-    fixed   bytes whatever the number of tokens: chunks of logits, workspaces
-    heap    factor on all of it, see `HEAP`
+    token   bytes per token that one layer keeps for its backward pass
+    inside  bytes per token of one layer's backward while it runs, and of the parts before and after the layers
+    fixed   bytes independent of the number of tokens: chunks of logits, workspaces
+    heap    factor on all of it, `HEAP`
     """
 
     token: float
@@ -101,18 +100,19 @@ def activations_of(
 ) -> Activations:
     """By formula, for a gated layer in numbers of `width` bytes, h hidden, i intermediate, q = heads·head_dim:
 
-    token    w·(4h + 3q + 2·kv·(P + C)/C + 4i): two norms and what they give, queries, output twice, keys and
-             values behind the prefix, gate, up, silu and their product
-    inside   w·(2i + 4h), with checkpointing also what `token` is without, which is w·h then
+    token    w·(4h + 3q + 2·kv·(P + C)/C + 4i): two norms with their outputs, queries, output twice, keys and values
+             with the prefix, gate, up, silu and their product; w·h with checkpointing
+    inside   w·(2i + 4h); with checkpointing also the bytes that `token` has without it
     """
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    behind = (work.mean_prompt + work.completion_tokens) / work.completion_tokens
-    behind = min(behind, 1.0 + work.mean_prompt)
-    kept = width * (4 * shape.hidden + 3 * query + 2 * key * behind + 4 * shape.intermediate)
+    spread = (work.mean_prompt + work.completion_tokens) / work.completion_tokens
+    spread = min(spread, 1.0 + work.mean_prompt)
+    kept = width * (4 * shape.hidden + 3 * query + 2 * key * spread + 4 * shape.intermediate)
     inside = width * (2 * shape.intermediate + 4 * shape.hidden)
     block = WORKSPACE_BYTES if on_cpu else ACCELERATOR_WORKSPACE_BYTES
     logits = 4.0 * shape.vocabulary * work.largest_micro[1]
-    fixed = HEAD_BLOCKS * min(float(block), logits) + min(float(KEPT_BYTES), logits)
+    most = FROZEN_KEPT_BYTES if shape.adapter else KEPT_BYTES
+    fixed = HEAD_BLOCKS * min(float(block), logits) + min(float(most), logits)
     heap = HEAP if on_cpu else 1.0
     if checkpointing:
         return Activations(width * shape.hidden, inside + kept, fixed, heap)
@@ -120,7 +120,7 @@ def activations_of(
 
 
 def cache_bytes(shape: ModelShape, work: Work, width: int) -> float:
-    """Keys and values at their most: every group's prompt once, and each completion in flight at full length."""
+    """The largest size of keys and values: every group's prompt once, each concurrent completion at full length."""
     rows = min(work.completions, max(work.rows, work.group_size))
     prompts = rows / work.group_size
     return shape.cache_bytes(width) * (prompts * work.mean_prompt + rows * work.completion_tokens)
@@ -141,7 +141,7 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """The most that is held at any time."""
+        """The largest of all phases."""
         return self.phases[self.when]
 
 
@@ -153,39 +153,43 @@ def memory_of(
     process: float = 0.0,
     training: float | None = None,
     packed: float = 0.0,
-    judges: float = 0.0,
+    reward_models: float = 0.0,
+    teacher: float = 0.0,
     gradients_stay: bool = False,
 ) -> Memory:
     """The whole forecast.
 
-    training    what a training pass was seen to hold over the state, where that is known
-    packed      bytes of weights that are put in order for decoding
-    judges      bytes of reward models
-    gradients_stay   whether they are kept from update to update (`models.gradients`), as on a CPU
+    training    measured bytes of a training pass above the state, where they are known
+    packed      bytes of weights that are packed for decoding
+    reward_models    of reward models
+    teacher          of a distillation's teacher
+    gradients_stay   whether gradients are kept from update to update, as on a CPU
     """
-    number, width = shape.parameters, footprint.weight
+    number, trained, width = shape.parameters + shape.adapter, shape.trained, footprint.weight
     micro_tokens, _ = work.largest_micro
     kept = activations.heap * shape.layers * activations.token * micro_tokens
-    beside = activations.heap * (activations.inside * micro_tokens + activations.fixed)
-    gradients = float(footprint.gradient * number)
-    first = gradients if gradients_stay or work.micro_batches > 1 else float(footprint.gradient * shape.outside_layers)
-    passing = max(first + kept + beside, gradients + kept / shape.layers + beside)
+    around = activations.heap * (activations.inside * micro_tokens + activations.fixed)
+    gradients = float(footprint.gradient * trained)
+    outside = 0.0 if shape.adapter else float(footprint.gradient * shape.outside_layers)
+    first = gradients if gradients_stay or work.micro_batches > 1 else outside
+    passing = max(first + kept + around, gradients + kept / shape.layers + around)
     cache = cache_bytes(shape, work, width)
     rows = min(work.completions, max(work.rows, work.group_size))
     sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows)
-    state = process + number * footprint.lasting + judges
+    state = process + number * width + trained * (footprint.lasting - width) + reward_models + teacher
     staying = gradients if gradients_stay else 0.0
     parts = {
         "process": process,
-        "parameters": float(number * (footprint.weight + footprint.master)),
-        "optimizer": float(number * footprint.moments),
+        "parameters": float(number * width + trained * footprint.master),
+        "optimizer": float(trained * footprint.moments),
         "gradients": gradients,
-        "reference": float(number * footprint.reference),
-        "critic": float(number * footprint.critic),
-        "reward_models": judges,
+        "reference": float(trained * footprint.reference),
+        "critic": float(trained * footprint.critic),
+        "reward_models": reward_models,
+        "teacher": teacher,
         "keys_and_values": cache,
         "activations": kept,
-        "head_and_workspace": beside,
+        "head_and_workspace": around,
     }
     phases = {
         "rollout": state + staying + packed + 1.25 * cache + sampler,

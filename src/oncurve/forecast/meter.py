@@ -1,4 +1,4 @@
-"""Measuring what a piece of work holds and takes: resident memory and its peak, seconds, rates of this machine."""
+"""Measurements of memory and time: resident memory and its peak, seconds, rates of this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ import torch
 from oncurve.forecast.machines import Machine
 from oncurve.forecast.shapes import ModelShape
 
-__all__ = ["MemoryMeter", "measure_machine", "seconds_of", "tidy"]
-
 
 def tidy() -> None:
-    """Free what nothing refers to any more, and give it back to the system."""
+    """Free unreferenced memory, and return it to the system."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -27,10 +25,10 @@ def tidy() -> None:
 
 
 class MemoryMeter:
-    """What this process holds on the device: `now()`, and `peak()` since `reset()`.
+    """The memory of this process on the device: `now()`, and `peak()` since `reset()`.
 
-    On the CPU the resident set, whose high-water mark Linux resets on request; `exact` is False where it does not
-    (another system), and `peak()` is then the largest of the whole process.
+    On the CPU this is the resident set, whose high-water mark Linux can reset. On other systems `exact` is False, and
+    `peak()` is the peak of the whole process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,7 +36,7 @@ class MemoryMeter:
         self.exact = device.type == "cuda" or self.reset()
 
     def reset(self) -> bool:
-        """Begin a new peak at what is held now; whether that could be done."""
+        """Reset the peak to the memory held now; returns whether that is possible."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
             return True
@@ -68,7 +66,7 @@ class MemoryMeter:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """How long a piece of work takes, until the device is done with it."""
+    """The seconds of a call, until the device has finished it."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -79,8 +77,8 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def measure_machine(shape: ModelShape, dtype: torch.dtype, device: torch.device, memory: float) -> Machine:
-    """This machine as the formulas know one: the rate of a layer's own products (forward and both of the backward pass,
-    512 rows), and of reading memory. About 0.3 s."""
+    """This machine's measured rates: of a layer's products (forward and both of the backward pass, 512 rows), and of
+    reading memory. Takes about 0.3 s."""
     rows, wide = 512, min(shape.intermediate, 8192)
     x = torch.ones(rows, shape.hidden, dtype=dtype, device=device)
     weight = torch.full((wide, shape.hidden), 0.01, dtype=dtype, device=device)
@@ -98,7 +96,7 @@ def measure_machine(shape: ModelShape, dtype: torch.dtype, device: torch.device,
 
 
 def _fastest(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """The least time of one call, of at least 3 and as many as fit."""
+    """The least time of one call, of at least 3 calls and as many as fit into `seconds`."""
     work()
     times = [seconds_of(work, device) for _ in range(3)]
     while sum(times) < seconds and len(times) < 1000:

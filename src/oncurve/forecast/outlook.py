@@ -1,4 +1,4 @@
-"""The forecast as a whole: memory against the room there is, seconds by phase, what to change where it does not fit."""
+"""The forecast as a whole: predicted and available memory, seconds by phase, suggestions where it does not fit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oncurve.forecast.machines import Machine, Room
+from oncurve.forecast.machines import AvailableMemory, Machine
 from oncurve.forecast.memory import Activations, Footprint, Memory, activations_of, memory_of
 from oncurve.forecast.shapes import ModelShape, Work
-from oncurve.models.packing import packed_bytes
+from oncurve.models.layers import prepacked_bytes
 
-__all__ = ["Forecast", "Mend", "Variant", "mends"]
+USUAL_RANK = 16
+"""The rank of an adapter that is suggested where a model does not fit: that of the preset `lora`."""
 
 PART_NAMES = {
     "process": "process, before the model",
@@ -21,6 +22,7 @@ PART_NAMES = {
     "reference": "reference",
     "critic": "critic",
     "reward_models": "reward models",
+    "teacher": "teacher",
     "keys_and_values": "keys and values",
     "activations": "activations",
     "head_and_workspace": "head and workspace",
@@ -28,7 +30,7 @@ PART_NAMES = {
 
 
 @dataclass(frozen=True)
-class Mend:
+class Suggestion:
     """Settings that make a run smaller, and the peak it would then have."""
 
     settings: str
@@ -38,11 +40,11 @@ class Mend:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What `oncurve plan` says.
+    """The result of `oncurve plan`.
 
-    title     what it is about               seconds   by phase; "decode_step" and "step" are among them
-    room      the memory there is            measured  whether seconds are scaled measurements (limits otherwise)
-    notes     what else a reader should know
+    title     its subject                    seconds   by phase, with "decode_step" and "step"
+    budget    the available memory           measured  whether seconds are scaled measurements (limits otherwise)
+    notes     other remarks for the reader
     """
 
     title: str
@@ -50,23 +52,24 @@ class Forecast:
     work: Work
     footprint: Footprint
     memory: Memory
-    room: Room
+    budget: AvailableMemory
     seconds: Mapping[str, float]
     measured: bool
     machine: Machine
-    mends: Sequence[Mend] = ()
+    suggestions: Sequence[Suggestion] = ()
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak is within the room."""
-        return self.memory.peak <= self.room.available
+        """Whether the predicted peak is within the available memory."""
+        return self.memory.peak <= self.budget.available
 
     def to_json(self) -> dict[str, object]:
         """All numbers, in bytes and seconds."""
         return {
             "title": self.title,
             "parameters": self.shape.parameters,
+            "trained_parameters": self.shape.trained,
             "bytes_per_parameter": self.footprint.total,
             "work": {
                 "prompts": self.work.prompts,
@@ -81,8 +84,8 @@ class Forecast:
             "phases": {key: round(value) for key, value in self.memory.phases.items()},
             "peak_bytes": round(self.memory.peak),
             "peak_in": self.memory.when,
-            "available_bytes": round(self.room.available),
-            "limit": self.room.limit,
+            "available_bytes": round(self.budget.available),
+            "limit": self.budget.limit,
             "fits": self.fits,
             "seconds": dict(self.seconds),
             "seconds_are": "measured and scaled" if self.measured else "limits by formula",
@@ -92,12 +95,15 @@ class Forecast:
                 "bytes_per_second": self.machine.bandwidth,
                 "source": self.machine.source,
             },
-            "mends": [{"settings": mend.settings, "peak_bytes": round(mend.peak)} for mend in self.mends],
+            "suggestions": [
+                {"settings": suggestion.settings, "peak_bytes": round(suggestion.peak)}
+                for suggestion in self.suggestions
+            ],
             "notes": list(self.notes),
         }
 
     def text(self) -> str:
-        """All of it for a person to read."""
+        """All of it as text."""
         lines = [self.title, "", *self._memory_lines(), "", *self._time_lines()]
         if self.notes:
             lines += ["", *(f"note: {note}" for note in self.notes)]
@@ -106,12 +112,17 @@ class Forecast:
 
     def _memory_lines(self) -> list[str]:
         per = self.footprint
+        adapter = self.shape.adapter
+        each = "a parameter of the adapter" if adapter else "a parameter"
+        trained = f"{per.weight + per.master} bytes"
+        without = "none: the model with its adapter off" if self.seconds.get("reference") else "none: no KL term"
         says = {
-            "parameters": f"{self.shape.parameters:,} × {per.weight + per.master} bytes",
-            "optimizer": f"{per.moments} bytes a parameter",
-            "gradients": f"{per.gradient} bytes a parameter",
-            "reference": f"{per.reference} bytes a parameter" if per.reference else "none: no KL term",
-            "critic": f"{per.critic} bytes a parameter",
+            "parameters": f"{self.shape.parameters:,} × {per.weight if adapter else trained}"
+            + (f" bytes, frozen; {adapter:,} × {trained}" if adapter else ""),
+            "optimizer": f"{per.moments} bytes {each}",
+            "gradients": f"{per.gradient} bytes {each}",
+            "reference": f"{per.reference} bytes {each}" if per.reference else without,
+            "critic": f"{per.critic} bytes {each}",
             "keys_and_values": "while sampling, at full length",
             "activations": f"{self.work.largest_micro[0]:,.0f} tokens a pass, while training",
             "head_and_workspace": "while training",
@@ -120,7 +131,7 @@ class Forecast:
         body = [
             f"  {PART_NAMES[name]:<26} {size(value):>10}   {says.get(name, '')}".rstrip()
             for name, value in self.memory.parts.items()
-            if value or name not in ("process", "critic", "reward_models")
+            if value or name not in ("process", "critic", "reward_models", "teacher")
         ]
         return [*head, *body, f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"]
 
@@ -140,21 +151,21 @@ class Forecast:
         return [*lines, f"  {'step':<12} {duration(self.seconds['step']):>10}   and what the rewards take"]
 
     def _verdict(self) -> list[str]:
-        room = f"{size(self.room.available)} ({self.room.limit})"
+        budget = f"{size(self.budget.available)} ({self.budget.limit})"
         if self.fits:
-            return [f"It fits: {size(self.memory.peak)} of {room}."]
-        lines = [f"It does not fit: {size(self.memory.peak)} of {room}."]
-        if not self.mends:
+            return [f"It fits: {size(self.memory.peak)} of {budget}."]
+        lines = [f"It does not fit: {size(self.memory.peak)} of {budget}."]
+        if not self.suggestions:
             return [*lines, "No setting makes it small enough: take a smaller model, or more memory."]
-        listed = [f"  {mend.settings:<60} {size(mend.peak):>10}" for mend in self.mends]
-        enough = any(mend.peak <= self.room.available for mend in self.mends)
+        listed = [f"  {suggestion.settings:<60} {size(suggestion.peak):>10}" for suggestion in self.suggestions]
+        enough = any(suggestion.peak <= self.budget.available for suggestion in self.suggestions)
         rest = [] if enough else ["All of them together do not make it fit: take a smaller model, or more memory."]
         return [*lines, "What makes it smaller:", *listed, *rest]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What of a run a mend may change, and from which the peak follows."""
+    """The settings of a run that a suggestion may change and that determine the peak."""
 
     shape: ModelShape
     work: Work
@@ -167,12 +178,16 @@ class Variant:
     process: float = 0.0
     critic: bool = False
     averaged: bool = False
-    judges: float = 0.0
+    reward_models: float = 0.0
+    held: bool = True
+    """Whether the reference has weights of its own, and is not the model with its adapter off."""
+    teacher: float = 0.0
 
     @property
     def footprint(self) -> Footprint:
-        """Bytes a parameter."""
-        return Footprint.of(self.dtype, self.moments, self.masters, self.reference, self.critic, self.averaged)
+        """Bytes per trained parameter (a frozen one has its weight alone)."""
+        held = self.reference and self.held
+        return Footprint.of(self.dtype, self.moments, self.masters, held, self.critic, self.averaged)
 
     def activations(self) -> Activations:
         """By formula."""
@@ -182,20 +197,21 @@ class Variant:
         """The forecast, with measured activations where they are given."""
         found = activations or self.activations()
         width = self.footprint.weight
-        packed = packed_bytes(width * (self.shape.body + self.shape.head), width == 2) if self.on_cpu else 0
-        state = (self.footprint, found, self.process, training, packed, self.judges)
+        packed = prepacked_bytes(width * (self.shape.body + self.shape.head), width == 2) if self.on_cpu else 0
+        state = (self.footprint, found, self.process, training, packed, self.reward_models, self.teacher)
         return memory_of(self.shape, self.work, *state, gradients_stay=self.on_cpu)
 
 
-def mends(variant: Variant, factor: float = 1.0) -> list[Mend]:
-    """What makes the run smaller: one setting at a time, then all of those that help together.
+def suggestions(variant: Variant, factor: float = 1.0) -> list[Suggestion]:
+    """Settings that make the run smaller: one at a time, then all of those that help together.
 
-    `factor` is what was measured over what the formulas say, for the run as it is; the mends are scaled by it. One that
-    saves less than 2 % is left out.
+    `factor` is measurement over formula for the run as it is, and scales the peaks. A suggestion that saves less than
+    2 % is left out.
     """
     now = variant.memory().peak
     tokens = max(256, int(variant.work.largest_micro[0]) // 4)
     smaller = replace(variant.work, micro_tokens=tokens)
+    adapted = replace(variant.shape, adapter=variant.shape.low_rank(USUAL_RANK))
     rows = max(variant.work.group_size, min(variant.work.rows, variant.work.completions) // 4)
     tried: list[tuple[str, dict[str, Any], bool]] = [
         (f"learner.tokens_per_micro_batch={tokens}", {"work": smaller}, variant.work.micro_tokens > tokens),
@@ -203,11 +219,12 @@ def mends(variant: Variant, factor: float = 1.0) -> list[Mend]:
         ('model.dtype="bfloat16"', {"dtype": "bfloat16"}, variant.dtype == "float32"),
         ('learner.moments="bfloat16"', {"moments": "bfloat16"}, variant.moments == "float32"),
         ('learner.masters="split"', {"masters": "split"}, variant.masters == "float32" and variant.dtype != "float32"),
-        ("reference.mixup=1.0", {"averaged": False}, variant.reference and variant.averaged),
+        ("reference.mixup_alpha=1.0", {"averaged": False}, variant.reference and variant.averaged),
         ("kl.coef=0", {"reference": False}, variant.reference),
-        (f"rollout.rows={rows}", {"work": replace(variant.work, rows=rows)}, variant.work.rows > rows),
+        (f"lora.rank={USUAL_RANK}", {"shape": adapted}, not variant.shape.adapter),
+        (f"rollout.max_concurrent={rows}", {"work": replace(variant.work, rows=rows)}, variant.work.rows > rows),
     ]
-    found: list[Mend] = []
+    found: list[Suggestion] = []
     together = variant
     words: list[str] = []
     for settings, changes, open_ in tried:
@@ -215,12 +232,12 @@ def mends(variant: Variant, factor: float = 1.0) -> list[Mend]:
             continue
         peak = replace(variant, **changes).memory().peak
         if peak < 0.98 * now:
-            found.append(Mend(settings, peak * factor))
+            found.append(Suggestion(settings, peak * factor))
             if "work" in changes and together.work is not variant.work:
                 changes = {"work": replace(together.work, rows=rows)}
             together, words = replace(together, **changes), [*words, settings]
     if len(words) > 1:
-        found.append(Mend(" ".join(words), together.memory().peak * factor))
+        found.append(Suggestion(" ".join(words), together.memory().peak * factor))
     return found
 
 

@@ -1,7 +1,7 @@
-"""A step rehearsed: the run's own engine and learner on a small relative of its model, timed, its memory watched.
+"""A rehearsed step: the run's own engine and learner on a small variant of its model, with its time and memory.
 
-Nothing here knows how a step is computed; it calls what a run calls. So a forecast follows the code. What is too large
-to be rehearsed whole is rehearsed on fewer layers, groups or tokens (`plan_rehearsal`) and scaled up (`scaling`).
+The rehearsal calls what a run calls, so a forecast follows the code. What is too large to be rehearsed whole is
+rehearsed on fewer layers, groups or tokens (`plan_rehearsal`) and scaled up (`scaling`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from oncurve.forecast.counting import training_flops
 from oncurve.forecast.meter import MemoryMeter, seconds_of, tidy
 from oncurve.forecast.shapes import ModelShape, Work
 from oncurve.forecast.variants import build_variant
-from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.learner import LearnerSettings, LocalLearner
 from oncurve.losses import Objective, Regularizer
-from oncurve.models import CausalModel
-from oncurve.models.gradients import kept_bytes
-from oncurve.models.probe import wrap
-from oncurve.rollout import InProcessEngine, Policy, Sampling
-from oncurve.types import Completion, Graded, Group, Prompt, Score, TrainBatch
+from oncurve.models import CausalModel, LocalWeights, LoraSettings, wrap
+from oncurve.models.adapters import put_adapter
+from oncurve.models.head import kept_bytes
+from oncurve.rollout import InProcessEngine, Sampling
+from oncurve.types import AdvantagesAndReturns, Completion, Group, Prompt, Score, TrainBatch
 
-__all__ = ["Parts", "Rehearsed", "Sample", "part_of", "rehearse"]
-
+NO_ADAPTER = LoraSettings()
+REFERENCE, OLD = frozenset({"reference"}), frozenset({"old"})
 WARM = Work(1, 2, 3, (4,))
 DECODE_SECONDS = 1.2
 AGAIN_SECONDS = 3.0
@@ -35,24 +35,25 @@ AGAIN_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Parts:
-    """What of a run's settings decides how long a step takes. `config` is the model's, `advantage` and `token_weights`
+    """The parts of a run that decide how long a step takes. `config` is the model's, `advantage` and `token_weights`
     make a batch ready for the learner, as the trainer does."""
 
     config: Any
     sampling: Sampling
-    learner: LearnerConfig
+    learner: LearnerSettings
     objective: Objective
     regularizer: Regularizer
-    advantage: Callable[[TrainBatch], Tensor | Graded]
+    advantage: Callable[[TrainBatch], Tensor | AdvantagesAndReturns]
     token_weights: Callable[[TrainBatch], Tensor]
     dtype: torch.dtype
     device: torch.device
     attention: Literal["auto", "generic"] = "auto"
+    lora: LoraSettings = NO_ADAPTER
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What is rehearsed: layers, tokens of the vocabulary, and the work of one training pass and of one rollout."""
+    """A rehearsal's size: layers, tokens of the vocabulary, and the work of one training pass and of one rollout."""
 
     layers: int
     vocabulary: int
@@ -62,10 +63,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What a rehearsal saw.
+    """The measurements of a rehearsal.
 
     seconds      by phase: "prefill", "decode_step", "reference", "old", "train", "optimizer"
-    parameters   of the relative
+    trained      parameters of the relative that are trained
     saved        bytes that the forward pass of the layers kept for the backward
     held         bytes that the training pass held, gradients with it; None where it cannot be seen
     path_reason  which path the model takes, and why
@@ -74,7 +75,7 @@ class Rehearsed:
     """
 
     seconds: dict[str, float]
-    parameters: int
+    trained: int
     saved: int
     held: int | None
     path_reason: str
@@ -85,9 +86,11 @@ class Rehearsed:
 def rehearse(parts: Parts, sample: Sample) -> Rehearsed:
     """Build the relative, go once through a tiny step to warm up, then through the sample's."""
     module = build_variant(parts.config, sample.layers, sample.vocabulary)
-    parameters = sum(parameter.numel() for parameter in module.parameters())
-    model = wrap(module.to(parts.device), parts.attention)
-    learner = parts.learner.build(
+    module = module.to(parts.device)
+    adapter = put_adapter(module, parts.lora, seed=0) if parts.lora.adapted else None
+    model = wrap(module, parts.attention, adapter)
+    learner = LocalLearner(
+        parts.learner,
         model,
         parts.objective,
         parts.regularizer,
@@ -107,7 +110,7 @@ def rehearse(parts: Parts, sample: Sample) -> Rehearsed:
         held = max(held, more) if held is not None and more is not None else None
     return Rehearsed(
         {"prefill": prefill, "decode_step": step, **seconds},
-        parameters,
+        learner.optimizer.trained_count,
         saved,
         held,
         model.path_reason,
@@ -124,7 +127,7 @@ class _Stage:
         free = parts.sampling.model_copy(update={"stop": (), "eos_ids": ()})
         self._sampling = free
         self._engine = InProcessEngine(free)
-        self._engine.follow(Policy(model, 0))
+        self._engine.follow(LocalWeights(model, 0))
         self._meter = MemoryMeter(parts.device)
 
     def generate(self, work: Work, tokens: int) -> float:
@@ -154,11 +157,9 @@ class _Stage:
         seconds = {"reference": 0.0, "old": 0.0}
         scored: list[TrainBatch] = [batch]
         if learner.reference is not None:
-            seconds["reference"] = seconds_of(lambda: scored.append(learner.reference_streams(batch)), device)
+            seconds["reference"] = seconds_of(lambda: scored.append(learner.score(batch, REFERENCE)), device)
         if work.old_pass:
-            old: list[Tensor] = []
-            seconds["old"] = seconds_of(lambda: old.append(learner.old_logprobs(batch)), device)
-            scored.append(scored[-1].having(old_logprobs=old[0]))
+            seconds["old"] = seconds_of(lambda: scored.append(learner.score(scored[-1], OLD)), device)
         ready = scored[-1].with_advantages(self._parts.advantage(scored[-1]))
         ready = ready.with_weights(self._parts.token_weights(ready))
         tidy()
@@ -211,15 +212,20 @@ class _Stage:
         return collate(groups)
 
 
+def some_advantage(batch: TrainBatch) -> Tensor:
+    """An advantage `(B, T)` in place of one that needs a critic or a teacher: each row has a gradient."""
+    return batch.existing().to(torch.float64)
+
+
 def part_of(work: Work, shape: ModelShape, flops: float) -> Work:
     """As much of one training pass as costs no more than `flops`: fewer groups, then fewer rows, then fewer tokens."""
     groups = max(1, int(work.micro_groups))
     rows = work.group_size if work.micro_groups >= 1 else max(2, round(work.group_size * work.micro_groups))
-    sample = replace(work, prompts=groups, group_size=rows, minibatches=1, passes=1)
+    sample = replace(work, prompts=groups, group_size=rows, minibatches=1, ppo_epochs=1)
     while training_flops(shape, sample) > flops:
         if sample.prompts > 1:
             sample = replace(sample, prompts=-(-sample.prompts // 2))
-        elif sample.group_size > 2:  # one completion alone cannot be graded
+        elif sample.group_size > 2:  # a single completion has no siblings
             sample = replace(sample, group_size=max(2, sample.group_size // 2))
         elif sample.completion_tokens > 32:
             sample = replace(sample, completion_tokens=sample.completion_tokens // 2)

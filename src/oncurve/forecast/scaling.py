@@ -1,11 +1,11 @@
-"""From rehearsals to the whole run: which relatives to rehearse, and what they say of all layers, tokens and groups.
+"""From rehearsals to the whole run: the smaller models to rehearse, and the formula for all layers, tokens and groups.
 
-With T(l, v) the measure (seconds or bytes) of a relative of l layers and v tokens in the vocabulary,
+With T(l, v) the measure (seconds or bytes) of a model of l layers and v tokens in the vocabulary,
 
     T(L, V) = T(1, v) + (L - 1)·[T(d, v) - T(1, v)] / (d - 1) + [T(1, u) - T(1, v)]·(V - v) / (u - v)
 
 for depths 1 and d, a small vocabulary v and a large one u. Where the model is small enough, d = L and u = V in one
-relative: nothing is scaled but the groups, in proportion to the FLOPs they cost.
+model: only the groups are scaled, in proportion to their FLOPs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from oncurve.forecast.memory import HEAP, Activations, Footprint, activations_of
 from oncurve.forecast.rehearsal import Parts, Rehearsed, Sample, part_of, rehearse
 from oncurve.forecast.shapes import ModelShape, Work
 
-__all__ = ["Scaled", "rehearse_and_scale"]
-
 CACHED_BYTES = 128 * 2**20
-"""Layers of so many bytes do not stay in a processor's cache from one decode step to the next."""
+"""Layers of this size do not stay in a processor's cache from one decode step to the next."""
 
 WHOLE_HEAD_BYTES = 256 * 2**20
 LARGEST_HEAD = 300_000_000
@@ -33,10 +31,10 @@ TRAIN_SECONDS = 1.2
 
 @dataclass(frozen=True)
 class Scaled:
-    """What rehearsals say of the whole run.
+    """The whole run, from rehearsals.
 
     seconds      of each phase of a step, and "decode_step"
-    activations  measured; `training`: what a pass was seen to hold over the state, where it was rehearsed whole
+    activations  measured; `training`: the measured bytes of a pass above the state, where it was rehearsed whole
     whole        whether the model was rehearsed with all its layers and vocabulary
     share        of a training pass's FLOPs that was rehearsed, at most 1
     """
@@ -58,7 +56,7 @@ def rehearse_and_scale(
     checkpointing: bool,
     say: Callable[[str], None],
 ) -> Scaled:
-    """Rehearse what is affordable and scale it up. Takes a few seconds on a quiet machine."""
+    """Rehearse a part of the step and scale it up. Takes a few seconds on a quiet machine."""
     deep = min(shape.layers, 1 + max(2, math.ceil(CACHED_BYTES / (shape.layer_products * footprint.weight))))
     rollout = _one_pass(work)
     if deep == shape.layers and 4 * shape.head <= WHOLE_HEAD_BYTES:
@@ -79,7 +77,7 @@ def rehearse_and_scale(
 
 
 def _one_pass(work: Work) -> Work:
-    """The prompts whose completions are decoded side by side."""
+    """The prompts whose completions are decoded together."""
     prompts = min(work.prompts, max(1, work.rows // work.group_size))
     return replace(work, prompts=prompts, prompt_tokens=work.prompt_tokens[:prompts])
 
@@ -94,7 +92,7 @@ def _phases(shape: ModelShape, work: Work, sample: Work, at: dict[str, float]) -
         "decode": at["decode_step"] * (work.completion_tokens - 1) * rollouts,
         "reference": at["reference"] * scored,
         "old": at["old"] * scored,
-        "train": at["train"] * trained * work.passes,
+        "train": at["train"] * trained * work.ppo_epochs,
         "optimizer": at["optimizer"] * work.updates,
         "decode_step": at["decode_step"],
     }
@@ -106,7 +104,7 @@ def _of_whole(
     formula = activations_of(shape, work, footprint.weight, checkpointing)
     tokens, seen_tokens = work.largest_micro[0], sample.tokens
     token = seen.saved / shape.layers / seen_tokens
-    gradients = footprint.gradient * shape.parameters
+    gradients = footprint.gradient * shape.trained
     training = None
     fixed = formula.fixed
     if seen.held is not None:
@@ -125,7 +123,7 @@ def _of_whole(
 
 @dataclass(frozen=True)
 class _Relatives:
-    """The three relatives: 1 layer and few tokens in the vocabulary, `deep` layers, `many` tokens."""
+    """The three smaller models: 1 layer and few tokens in the vocabulary, `deep` layers, `many` tokens."""
 
     base: Rehearsed
     deeper: Rehearsed
@@ -135,7 +133,7 @@ class _Relatives:
     many: int
 
     def of(self, shape: ModelShape, measure: Callable[[Rehearsed], float]) -> float:
-        """T(L, V), never less than the largest relative's."""
+        """T(L, V), at least that of the largest smaller model."""
         base, deeper, wider = measure(self.base), measure(self.deeper), measure(self.wider)
         layers = (shape.layers - 1) * max(0.0, deeper - base) / max(1, self.deep - 1)
         tokens = max(0.0, wider - base) * (shape.vocabulary - self.few) / max(1, self.many - self.few)
@@ -153,8 +151,8 @@ def _of_relatives(
 ) -> Scaled:
     names = ("prefill", "decode_step", "reference", "old", "train")
     at = {name: relatives.of(shape, lambda seen, name=name: seen.seconds[name]) for name in names}  # type: ignore[misc]
-    widest = max((relatives.deeper, relatives.wider), key=lambda seen: seen.parameters)
-    at["optimizer"] = widest.seconds["optimizer"] / widest.parameters * shape.parameters
+    widest = max((relatives.deeper, relatives.wider), key=lambda seen: seen.trained)
+    at["optimizer"] = widest.seconds["optimizer"] / widest.trained * shape.trained
     formula = activations_of(shape, work, footprint.weight, checkpointing)
     tokens = sample.tokens
     token = formula.token
@@ -162,7 +160,7 @@ def _of_relatives(
         token = (relatives.deeper.saved - relatives.base.saved) / (relatives.deep - 1) / tokens
     fixed = formula.fixed
     if relatives.wider.held is not None:
-        gradients = footprint.gradient * relatives.wider.parameters
+        gradients = footprint.gradient * relatives.wider.trained
         fixed = max(0.0, (relatives.wider.held - gradients) / HEAP - (token + formula.inside) * tokens)
     return Scaled(
         _phases(shape, work, sample, at),

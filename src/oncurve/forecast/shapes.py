@@ -1,6 +1,6 @@
-"""What a forecast is about: the shape of a model, and the work of one step.
+"""The subject of a forecast: the shape of a model, and the work of one step.
 
-A shape comes from a configuration, which is a few numbers, or from the command line; no weight is ever looked at.
+A shape comes from a configuration, which is a few numbers, or from the command line; no weights are read.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 from oncurve.errors import ConfigError, shown
 from oncurve.spec import suggest
 
-__all__ = ["MODELS", "ModelShape", "Work", "named_shape", "parse_parameters", "shape_of", "shape_of_size"]
-
 LEAST_PARAMETERS, MOST_PARAMETERS = 1e6, 1e13
 
 
@@ -21,10 +19,11 @@ LEAST_PARAMETERS, MOST_PARAMETERS = 1e6, 1e13
 class ModelShape:
     """A transformer with gated layers. Example: Qwen2.5-0.5B is `ModelShape(24, 896, 14, 2, 64, 4864, 151936, True)`.
 
-    layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary   what they are called in a configuration
+    layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary   as in a configuration
     tied      whether the head is the embedding
     counted   parameters as the module itself has them; None: by the formula of `parameters`
-    positions the positions that the model was made for, prompt and completion together; None: not known
+    positions the model's number of positions, prompt and completion together; None: not known
+    adapter   parameters of the adapter that is trained while the model is frozen; 0: the model itself is trained
     """
 
     layers: int
@@ -37,6 +36,17 @@ class ModelShape:
     tied: bool
     counted: int | None = None
     positions: int | None = None
+    adapter: int = 0
+
+    @property
+    def trained(self) -> int:
+        """Parameters with a gradient: the adapter's, or all of the model."""
+        return self.adapter or self.parameters
+
+    def low_rank(self, rank: int) -> int:
+        """Parameters of LoRA matrices of `rank` on all linear layers but the head: r·(in + out) of each, 7 a layer."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return rank * self.layers * (7 * self.hidden + 2 * (query + key) + 3 * self.intermediate)
 
     @property
     def layer_products(self) -> int:
@@ -66,7 +76,7 @@ class ModelShape:
 
     @property
     def attention_flops(self) -> int:
-        """a = 4·L·heads·head_dim: what a token pays for every token it attends to."""
+        """a = 4·L·heads·head_dim: FLOPs of a token for every token that it attends to."""
         return 4 * self.layers * self.heads * self.head_dim
 
     def cache_bytes(self, width: int = 2) -> int:
@@ -80,9 +90,9 @@ class Work:
 
     prompts, group_size, completion_tokens   M, G, C
     prompt_tokens       P of each of the M prompts
-    rows                completions decoded side by side, at most
+    rows                completions decoded together, at most
     micro_tokens        tokens of one forward and backward pass, at most
-    minibatches, passes updates a step: `passes` times over the batch in `minibatches` pieces
+    minibatches, ppo_epochs   per step `ppo_epochs` passes over the batch, each in `minibatches` updates
     old_pass            whether the old policy's log-probs are computed
     """
 
@@ -93,7 +103,7 @@ class Work:
     rows: int = 256
     micro_tokens: int = 16384
     minibatches: int = 1
-    passes: int = 1
+    ppo_epochs: int = 1
     old_pass: bool = False
 
     @property
@@ -118,8 +128,8 @@ class Work:
 
     @property
     def updates(self) -> int:
-        """Optimizer updates a step."""
-        return self.passes * min(self.minibatches, self.prompts)
+        """Optimizer updates per step."""
+        return self.ppo_epochs * min(self.minibatches, self.prompts)
 
     @property
     def micro_groups(self) -> float:
@@ -198,7 +208,7 @@ def parse_parameters(text: str) -> float:
 
 
 def shape_of_size(parameters: float) -> ModelShape:
-    """A usual shape of so many parameters: the nearest named one, its layers made wider or narrower.
+    """A usual shape with this number of parameters: the nearest named one, its layers made wider or narrower.
 
     Widths scale with √(parameters / those of the named one), heads and K/V heads with them; the vocabulary stays.
     Raises ConfigError below a million or above ten trillion parameters.
@@ -221,7 +231,7 @@ def shape_of_size(parameters: float) -> ModelShape:
 
 
 def named_shape(name: str) -> ModelShape:
-    """The shape of that name. Raises ConfigError with the names there are."""
+    """The shape of that name. Raises ConfigError with all names."""
     if name.lower() not in MODELS:
         raise ConfigError(
             f"--model {shown(name)}: unknown{suggest(name, MODELS) or '; there are: ' + ', '.join(MODELS)}"

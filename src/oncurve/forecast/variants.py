@@ -1,6 +1,6 @@
 """Small relatives of a model, from its configuration alone: fewer layers, fewer tokens in the vocabulary, any weights.
 
-A layer costs what it costs whatever its weights are, so a rehearsal on two depths tells what all layers take.
+The cost of a layer does not depend on its weights, so a rehearsal of two depths gives the cost of all layers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import torch
 from torch import nn
 
 from oncurve.errors import ConfigError
-from oncurve.models.quiet import quiet
-from oncurve.models.sources import said_by
-
-__all__ = ["build_variant", "count_parameters"]
+from oncurve.models.loading import quiet, said_by
 
 _TILE = 1 << 16
 
@@ -25,13 +22,17 @@ def count_parameters(config: Any) -> int:
 
     Raises ConfigError where transformers cannot make a model of it.
     """
+    return sum(parameter.numel() for parameter in unallocated(config).parameters())
+
+
+def unallocated(config: Any) -> nn.Module:
+    """The model of a transformers configuration, without memory. Raises ConfigError as `count_parameters` does."""
     with torch.device("meta"):
-        module = _from_config(config)
-    return sum(parameter.numel() for parameter in module.parameters())
+        return _from_config(config)
 
 
 def build_variant(config: Any, layers: int, vocabulary: int) -> nn.Module:
-    """The model of `config` with so many layers and tokens, in float32, with arbitrary small weights."""
+    """The model of `config` with this number of layers and tokens, in float32, with arbitrary small weights."""
     smaller = copy.deepcopy(config)
     text = smaller.get_text_config()
     text.num_hidden_layers, text.vocab_size = layers, vocabulary
@@ -61,8 +62,8 @@ def _from_config(config: Any) -> nn.Module:
         with quiet(), no_init_weights():
             module: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         if hasattr(module, "tie_weights"):
-            module.tie_weights()  # what skipping the initialisation skips too
-    except Exception as error:  # transformers has no common base; whatever a configuration lacks is the user's to see
+            module.tie_weights()  # skipped together with the initialisation
+    except Exception as error:  # transformers' errors have no common base
         raise ConfigError(f"transformers makes no model of this configuration{said_by(error)}") from error
     result: nn.Module = module
     return result

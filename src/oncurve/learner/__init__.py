@@ -1,29 +1,41 @@
 """The learner: owns weights and optimizer, and turns a batch with advantages and weights into one update."""
 
-from oncurve.learner.actor_critic import ActorCritic, SharedActorCritic
-from oncurve.learner.critic import CRITIC_KINDS, CriticConfig, NoCritic, SharedCriticConfig, gives_values, warmup_of
-from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
-from oncurve.learner.policy import Accumulated, LearnerConfig, LocalLearner
-from oncurve.learner.protocol import Learner, UpdateResult
-from oncurve.learner.reference import Reference, ReferenceSettings
-
-__all__ = [
-    "CRITIC_KINDS",
-    "Accumulated",
-    "ActorCritic",
-    "CriticConfig",
-    "Learner",
-    "LearnerConfig",
-    "LocalLearner",
-    "MasterAdamW",
-    "NoCritic",
-    "Reference",
-    "ReferenceSettings",
-    "Schedule",
-    "SharedActorCritic",
-    "SharedCriticConfig",
-    "UpdateResult",
-    "gives_values",
-    "scheduled_rate",
-    "warmup_of",
-]
+from oncurve.learner.actor_critic import ActorCritic as ActorCritic, SharedActorCritic as SharedActorCritic
+from oncurve.learner.critic import (
+    CRITIC_KINDS as CRITIC_KINDS,
+    Critic as Critic,
+    CriticConfig as CriticConfig,
+    NoCritic as NoCritic,
+    SharedCriticConfig as SharedCriticConfig,
+    check_critic as check_critic,
+    gives_values as gives_values,
+    warmup_of as warmup_of,
+)
+from oncurve.learner.kinds import (
+    LEARNER_KINDS as LEARNER_KINDS,
+    LearnerConfig as LearnerConfig,
+    check_learner as check_learner,
+    check_learner_settings as check_learner_settings,
+)
+from oncurve.learner.optim import MasterAdamW as MasterAdamW, Schedule as Schedule, scheduled_rate as scheduled_rate
+from oncurve.learner.policy import (
+    Accumulated as Accumulated,
+    LocalLearner as LocalLearner,
+)
+from oncurve.learner.protocol import Learner as Learner, UpdateResult as UpdateResult
+from oncurve.learner.reference import (
+    AdapterReference as AdapterReference,
+    Reference as Reference,
+    ReferenceSettings as ReferenceSettings,
+)
+from oncurve.learner.reward_model import (
+    REWARD_MODEL_KINDS as REWARD_MODEL_KINDS,
+    Example as Example,
+    NoRewardModel as NoRewardModel,
+    OutcomeModel as OutcomeModel,
+    ProcessModel as ProcessModel,
+    RewardLearner as RewardLearner,
+    RewardModelSettings as RewardModelSettings,
+)
+from oncurve.learner.settings import LearnerSettings as LearnerSettings
+from oncurve.learner.stored_once import FROZEN as FROZEN

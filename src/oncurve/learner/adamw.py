@@ -1,8 +1,8 @@
-"""AdamW in slices: each is opened, stepped by torch's own kernel and closed while it is in the processor's cache.
+"""AdamW in slices: each is loaded, stepped by torch's own kernel and stored while it is in the processor's cache.
 
 What this adds to `torch.optim.AdamW` is only where the numbers live: masters in two halves, moments in bfloat16, the
-refresh of the half-precision weights and the gradient's scale, all in one pass over memory, with room for a single
-slice beside.
+refresh of the half-precision weights and the gradient's scale, all in one pass over memory. The only extra memory is
+the scratch space of one slice.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from torch.optim.adamw import adamw
 from oncurve.learner.masters import Master
 from oncurve.randomness import rounding_key, rounding_table
 
-__all__ = ["Hyperparameters", "Moments", "Piece", "SlicedAdamW", "pieces"]
-
 SLICE = 2**17
-"""Elements of one slice on the CPU: with its workspaces 2.6 MB, what the caches of two cores hold."""
+"""Elements of one slice on the CPU: 2.6 MB with its workspace, which fits the caches of two cores."""
 
 ACCELERATOR_SLICE = 2**24
-"""The same elsewhere, where starting a kernel is dear and no cache holds a slice."""
+"""The same on other devices, where starting a kernel is expensive and no cache holds a slice."""
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """AdamW's own numbers, the learning rate aside."""
+    """The settings of AdamW other than the learning rate."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
@@ -49,19 +47,19 @@ class Piece:
 
 
 def pieces(sizes: Mapping[str, int], most: int) -> Iterator[list[Piece]]:
-    """Parameters of `sizes` cut into slices of at most `most` elements in all, in order: small ones go together."""
+    """Parameters of `sizes` cut, in order, into slices of at most `most` elements; small parameters share a slice."""
     batch: list[Piece] = []
-    room = most
+    left = most
     for name, size in sizes.items():
         start = 0
         while start < size:
-            stop = min(size, start + room)
+            stop = min(size, start + left)
             batch.append(Piece(name, start, stop))
-            room -= stop - start
+            left -= stop - start
             start = stop
-            if not room:
+            if not left:
                 yield batch
-                batch, room = [], most
+                batch, left = [], most
     if batch:
         yield batch
 
@@ -69,9 +67,9 @@ def pieces(sizes: Mapping[str, int], most: int) -> Iterator[list[Piece]]:
 class Moments:
     """The two moving averages of a parameter's gradient, in the master's precision or in bfloat16.
 
-    A bfloat16 moment is rounded stochastically: up with the probability that the discarded bits are of a whole step, so
-    its expectation is exact. Rounding to the nearest would stall the second moment: at β₂ = 0.999 it shrinks by 0.001
-    of itself an update at most, and half a step of bfloat16 is 0.002 to 0.004 of it.
+    A bfloat16 moment is rounded stochastically: the probability of rounding up is the discarded fraction of a step, so
+    the expectation is exact. Rounding to the nearest would stall the second moment: at β₂ = 0.999 it shrinks by at most
+    0.001 of itself per update, and half a step of bfloat16 is 0.002 to 0.004 of it.
     """
 
     def __init__(self, master: Master, rounded: bool) -> None:
@@ -79,43 +77,43 @@ class Moments:
         dtype = torch.bfloat16 if rounded else master.dtype
         self.both = [torch.zeros(like.shape, dtype=dtype, device=like.device) for _ in range(2)]
 
-    def open(self, index: int, piece: Piece, room: Tensor) -> Tensor:
-        """Moment `index` of a piece in the master's precision: where it is, or in `room`."""
+    def load_slice(self, index: int, piece: Piece, scratch: Tensor) -> Tensor:
+        """Moment `index` of a piece in the master's precision: a view of the moment, or `scratch`, filled."""
         stored = piece.of(self.both[index])
-        return room.copy_(stored) if stored.dtype == torch.bfloat16 else stored
+        return scratch.copy_(stored) if stored.dtype == torch.bfloat16 else stored
 
-    def close(self, index: int, piece: Piece, opened: Tensor, noise: Tensor) -> None:
-        """Take back what `open` gave, changed. `noise`: whole numbers from 0 to 2¹⁶ - 1, one an element."""
+    def store_slice(self, index: int, piece: Piece, values: Tensor, noise: Tensor) -> None:
+        """Write back what `load_slice` gave, changed. `noise`: one integer from 0 to 2¹⁶ - 1 per element."""
         stored = piece.of(self.both[index])
         if stored.dtype == torch.bfloat16:
-            bits = opened.view(torch.int32).add_(noise).bitwise_right_shift_(16)
+            bits = values.view(torch.int32).add_(noise).bitwise_right_shift_(16)
             stored.view(torch.int16).copy_(bits)
 
 
 class Workspace:
-    """Room for one slice on one device: weight and moments in float32, and the noise of the moments' rounding.
+    """Scratch space for one slice on one device: weight and moments in float32, and noise for rounding the moments.
 
-    `lean`: whether anything is stored in less than it is computed in; otherwise there is nothing to make room for.
+    `lean`: whether anything is stored in less precision than it is computed in; otherwise no scratch space is needed.
     """
 
     def __init__(self, device: torch.device, lean: bool) -> None:
         self.size = SLICE if device.type == "cpu" else ACCELERATOR_SLICE
         self.fused = True if device.type in ("cpu", "cuda") else None
         size = self.size if lean else 0
-        self._rooms = torch.empty(3, size, dtype=torch.float32, device=device)
+        self._scratch = torch.empty(3, size, dtype=torch.float32, device=device)
         self._noise = torch.empty(2, size, dtype=torch.int32, device=device)
         self._table = rounding_table(size, device)
 
     def at(self, offset: int, size: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The three rooms, and the noise of the two moments, of `size` elements at `offset` of the slice."""
-        places = slice(offset, offset + size)
-        return [room[places] for room in self._rooms], [noise[places] for noise in self._noise]
+        """The three scratch tensors and the noise of the two moments, for `size` elements at `offset` of the slice."""
+        here = slice(offset, offset + size)
+        return [scratch[here] for scratch in self._scratch], [noise[here] for noise in self._noise]
 
     def draw(self, step: int, index: int) -> None:
-        """Noise for slice `index` of `step`: of (step, index, place) and nothing else, so a resumed run has the same.
+        """Noise for slice `index` of `step`: a function of (step, index, position) alone, so a resumed run repeats it.
 
-        a·hash(place) + b modulo 2³², with an odd a and a b of their own for each (step, index): every value is uniform.
-        Its low half is the first moment's noise, its high half the second's.
+        a·hash(position) + b modulo 2³², with an odd a and a b for each (step, index): every value is uniform. Its low
+        half is the first moment's noise, its high half the second's.
         """
         key = rounding_key(step, index)
         low, high = self._noise
@@ -128,7 +126,7 @@ class SlicedAdamW:
     """AdamW (arXiv:1711.05101) over masters and their moments, in place, one slice of the parameters after another."""
 
     def __init__(self, masters: Mapping[str, Master], numbers: Hyperparameters, rounded_moments: bool) -> None:
-        """`masters`: what is stepped, by name. `rounded_moments`: in bfloat16 rather than the masters' precision."""
+        """`masters`: by name. `rounded_moments`: the moments are in bfloat16 rather than the masters' precision."""
         self.moments: dict[str, Moments] = {}
         self._masters = masters
         self._numbers = numbers
@@ -137,12 +135,12 @@ class SlicedAdamW:
         self._workspaces: dict[torch.device, Workspace] = {}
 
     def begin(self) -> None:
-        """Moments of 0, as before the first step."""
+        """Set the moments to 0, as before the first step."""
         self.moments = {name: Moments(master, self._rounded) for name, master in self._masters.items()}
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float, number: int) -> None:
-        """Step `number` (from 1) with `gradients` times `scale`; what they hold afterwards is not defined."""
+        """Step `number` (from 1) with `gradients` times `scale`; their contents are undefined afterwards."""
         if not self.moments:
             self.begin()
         for device in dict.fromkeys(gradient.device for gradient in gradients.values()):
@@ -162,17 +160,17 @@ class SlicedAdamW:
         learning_rate: float,
         number: int,
     ) -> None:
-        """One slice: open, torch's AdamW, close."""
+        """One slice: load it, step it with torch's AdamW, store it."""
         weights, first, second, noises, offset = [], [], [], [], 0
         slopes = [piece.of(gradients[piece.name]) for piece in batch]
         for piece, slope in zip(batch, slopes, strict=True):
-            rooms, noise = workspace.at(offset, slope.numel())
+            scratch, noise = workspace.at(offset, slope.numel())
             offset += slope.numel()
             if scale < 1:
                 slope.mul_(scale)
-            weights.append(self._masters[piece.name].open(piece.start, piece.stop, rooms[0]))
-            first.append(self.moments[piece.name].open(0, piece, rooms[1]))
-            second.append(self.moments[piece.name].open(1, piece, rooms[2]))
+            weights.append(self._masters[piece.name].load_slice(piece.start, piece.stop, scratch[0]))
+            first.append(self.moments[piece.name].load_slice(0, piece, scratch[1]))
+            second.append(self.moments[piece.name].load_slice(1, piece, scratch[2]))
             noises.append(noise)
         done = torch.full((len(batch),), number - 1.0, device=slopes[0].device)
         adamw(
@@ -191,10 +189,10 @@ class SlicedAdamW:
             eps=self._numbers.epsilon,
             maximize=False,
         )
-        for place, piece in enumerate(batch):
-            self._masters[piece.name].close(piece.start, piece.stop, weights[place])
-            self.moments[piece.name].close(0, piece, first[place], noises[place][0])
-            self.moments[piece.name].close(1, piece, second[place], noises[place][1])
+        for index, piece in enumerate(batch):
+            self._masters[piece.name].store_slice(piece.start, piece.stop, weights[index])
+            self.moments[piece.name].store_slice(0, piece, first[index], noises[index][0])
+            self.moments[piece.name].store_slice(1, piece, second[index], noises[index][1])
 
 
 def _as_int32(value: int) -> int:

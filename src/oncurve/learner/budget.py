@@ -1,4 +1,4 @@
-"""The tokens of one micro-batch: what the settings say, halved for good where the memory did not suffice."""
+"""The tokens of one micro-batch: as the settings say, halved for the rest of the run when memory runs out."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import torch
 from oncurve.errors import TrainingError
 from oncurve.types import TrainBatch
 
-__all__ = ["Budget"]
-
 Result = TypeVar("Result")
 
 
 class Budget:
-    """How many tokens a forward and backward pass may have. `tokens`: now; `halved`: how often it was too many."""
+    """How many tokens a forward and backward pass may have. `tokens`: now; `halved`: how often it was halved."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.halved = 0
 
-    def fit(self, work: Callable[[int], Result], batch: TrainBatch) -> Result:
-        """`work(tokens)`, from its start again with half of them as often as the device runs out of memory.
+    def lower_to(self, tokens: int) -> None:
+        """At most `tokens` from now on: what did not fit before a run was resumed does not fit now."""
+        self.tokens = min(self.tokens, tokens)
 
-        A processor that runs out kills without a word, so this is for accelerators.
+    def fit(self, work: Callable[[int], Result], batch: TrainBatch) -> Result:
+        """`work(tokens)`, repeated from its start with half as many tokens whenever the device runs out of memory.
+
+        This is for accelerators: a process that uses up the host's memory is killed without an exception.
 
         Raises TrainingError when even a single row of `batch` at a time is too much.
         """
@@ -34,7 +36,7 @@ class Budget:
                 return work(self.tokens)
             except torch.OutOfMemoryError as error:
                 problem = str(error).partition("\n")[0]
-            self._halve(batch, problem)  # out of the handler: the traceback holds the tensors that are to be freed
+            self._halve(batch, problem)  # outside the handler: the traceback holds the tensors that must be freed
 
     def _halve(self, batch: TrainBatch, problem: str) -> None:
         rows = [

@@ -1,11 +1,11 @@
-"""A parameter's full-precision master, its moments, and what holds them: whole float32, or two bytes each.
+"""The full-precision master weights of the parameters that are trained.
 
-    master "float32"   the bfloat16 weight (2 bytes), and a float32 master beside it (4)
-    master "split"     the weight is the master's high half, an int16 its low one (2 + 2): the same 32 bits
+    master "float32"   the bfloat16 weight (2 bytes), and a float32 master (4 bytes) next to it
+    master "split"     the weight is the master's high half, an int16 its low half (2 + 2 bytes): the same 32 bits
     moment "float32"   4 bytes;   "bfloat16"   2 bytes, rounded stochastically
 
-A step works on slices: `open` gives a slice in full precision, `close` takes it back. So nothing of a parameter's full
-size is ever made, and a slice stays in the processor's cache between the two.
+A step works on slices: `load_slice` gives a slice in full precision, `store_slice` writes it back. No temporary tensor
+has a parameter's full size, and a slice stays in the processor's cache between the two calls.
 """
 
 from __future__ import annotations
@@ -15,33 +15,31 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.gradients import keep_gradient
-
-__all__ = ["Master", "SplitMaster", "WholeMaster", "make_master"]
+from oncurve.models.head import keep_gradient
 
 HALF = (torch.bfloat16, torch.float16)
 
 
 class Master(Protocol):
-    """The full-precision value of one parameter, and how the parameter follows it. `dtype`: of that value."""
+    """The full-precision value of one parameter, in `dtype`, and how the parameter follows it."""
 
     parameter: nn.Parameter
     dtype: torch.dtype
 
     def whole(self) -> Tensor:
-        """All of it, in the parameter's shape; perhaps made anew, so not to be written to."""
+        """The whole master in the parameter's shape. It may be a copy, so do not write to it."""
 
-    def open(self, start: int, stop: int, room: Tensor) -> Tensor:
-        """Its elements `start` to `stop`, flat, in full precision: where they are, or in `room`."""
+    def load_slice(self, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """Elements `start` to `stop`, flat, in full precision: a view of the master, or `scratch`, filled."""
 
-    def close(self, start: int, stop: int, opened: Tensor) -> None:
-        """Take back what `open` gave, changed; the parameter follows. `opened` is not to be read after it."""
+    def store_slice(self, start: int, stop: int, values: Tensor) -> None:
+        """Write back what `load_slice` gave, changed; the parameter follows. `values` is undefined afterwards."""
 
     def stored(self) -> dict[str, Tensor]:
         """What a checkpoint holds of it, by kind. Views."""
 
     def refresh(self) -> None:
-        """Make the parameter follow what `stored` holds, after it was written to."""
+        """Make the parameter follow what `stored` holds, after that was written to."""
 
 
 class WholeMaster:
@@ -53,24 +51,24 @@ class WholeMaster:
         self.dtype = master.dtype
 
     def whole(self) -> Tensor:
-        """See `Master.whole`; the tensor itself."""
+        """The master itself."""
         return self._master
 
-    def open(self, start: int, stop: int, room: Tensor) -> Tensor:
-        """See `Master.open`; a view."""
+    def load_slice(self, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """A view of the master."""
         return self._master.detach().view(-1)[start:stop]
 
-    def close(self, start: int, stop: int, opened: Tensor) -> None:
-        """See `Master.close`."""
+    def store_slice(self, start: int, stop: int, values: Tensor) -> None:
+        """Copy the slice into the parameter, unless the parameter is the master."""
         if self.parameter is not self._master:
-            self.parameter.data.view(-1)[start:stop].copy_(opened)
+            self.parameter.data.view(-1)[start:stop].copy_(values)
 
     def stored(self) -> dict[str, Tensor]:
-        """See `Master.stored`."""
+        """The master as `master`."""
         return {"master": self._master.detach()}
 
     def refresh(self) -> None:
-        """See `Master.refresh`."""
+        """Copy the master into the parameter."""
         if self.parameter is not self._master:
             self.parameter.data.copy_(self._master)
 
@@ -91,52 +89,58 @@ class SplitMaster:
         self.parameter = parameter
         self._low = torch.zeros(parameter.shape, dtype=torch.int16, device=parameter.device)
         if exact.dtype != torch.bfloat16:
-            self.close(0, parameter.numel(), exact.to(torch.float32, copy=True).view(-1))
+            self.store_slice(0, parameter.numel(), exact.to(torch.float32, copy=True).view(-1))
 
     def whole(self) -> Tensor:
-        """See `Master.whole`; made anew."""
-        room = torch.empty(self._low.numel(), dtype=torch.float32, device=self._low.device)
-        return self.open(0, room.numel(), room).view(self._low.shape)
+        """The two halves joined in a new tensor."""
+        joined = torch.empty(self._low.numel(), dtype=torch.float32, device=self._low.device)
+        return self.load_slice(0, joined.numel(), joined).view(self._low.shape)
 
-    def open(self, start: int, stop: int, room: Tensor) -> Tensor:
-        """See `Master.open`; always in `room`."""
-        room.copy_(self.parameter.data.view(-1)[start:stop])
-        room.view(torch.int32).add_(self._low.view(-1)[start:stop])
-        return room
+    def load_slice(self, start: int, stop: int, scratch: Tensor) -> Tensor:
+        """The two halves of the slice joined in `scratch`."""
+        scratch.copy_(self.parameter.data.view(-1)[start:stop])
+        scratch.view(torch.int32).add_(self._low.view(-1)[start:stop])
+        return scratch
 
-    def close(self, start: int, stop: int, opened: Tensor) -> None:
-        """See `Master.close`."""
-        bits = opened.view(torch.int32)
+    def store_slice(self, start: int, stop: int, values: Tensor) -> None:
+        """Split the slice into the two halves."""
+        bits = values.view(torch.int32)
         self._low.view(-1)[start:stop].copy_(bits)  # the low 16 bits: int32 to int16 wraps
         high = bits.add_(1 << 15).bitwise_right_shift_(16)
         self.parameter.data.view(-1)[start:stop].view(torch.int16).copy_(high)
 
     def stored(self) -> dict[str, Tensor]:
-        """See `Master.stored`."""
+        """The two halves as `high` and `low`."""
         return {"high": self.parameter.detach(), "low": self._low}
 
     def refresh(self) -> None:
-        """See `Master.refresh`; the parameter is the high half."""
+        """The parameter is the high half: there is nothing to do."""
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """A half-precision tensor in float32; any other as it is."""
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
+def cast_parameter(parameter: nn.Parameter, dtype: torch.dtype | None) -> Tensor:
+    """Give a floating parameter `dtype` (None: its own) and a dense layout; returns its data from before the cast."""
+    before = parameter.data.contiguous()
+    cast = dtype is not None and parameter.is_floating_point() and parameter.dtype != dtype
+    parameter.data = before.to(dtype) if cast else before
+    return before
 
 
 def make_master(parameter: nn.Parameter, dtype: torch.dtype | None, split: bool) -> Master:
-    """The master of a parameter, which itself becomes `dtype`: itself, or one that holds what it held before.
+    """The master of a trainable parameter, which is cast to `dtype`: it holds the values from before the cast.
 
-    A bfloat16 parameter has a split master where `split`. The gradient of a trainable one accumulates in its master's
-    precision from now on, see `keep_gradient`. A parameter without a dense layout is laid out anew.
+    A float32 or float64 parameter is its own master; a bfloat16 one has a split master where `split`. From now on the
+    gradient accumulates in the master's precision (`keep_gradient`).
     """
-    before = parameter.data.contiguous()
-    parameter.data = before
-    if not parameter.is_floating_point():
-        return WholeMaster(parameter, parameter)
-    if dtype is not None and parameter.dtype != dtype:
-        parameter.data = before.to(dtype)
+    before = cast_parameter(parameter, dtype)
     half = parameter.dtype in HALF
-    if parameter.requires_grad:
-        keep_gradient(parameter, torch.float32 if half else parameter.dtype)
+    keep_gradient(parameter, torch.float32 if half else parameter.dtype)
     if not half:
         return WholeMaster(parameter, parameter)
     if split and parameter.dtype == torch.bfloat16:
         return SplitMaster(parameter, before)
-    master = before.to(torch.float32, copy=before.dtype == torch.float32 and before is parameter.data)
-    return WholeMaster(parameter, nn.Parameter(master, requires_grad=parameter.requires_grad))
+    return WholeMaster(parameter, before.to(torch.float32))

@@ -1,8 +1,8 @@
 """The optimizer: AdamW over full-precision masters, schedules as pure functions, one gradient norm.
 
 What is covered: float32 and float64 parameters (they are their own master), bfloat16 and float16 parameters (a
-float32 master each; of bfloat16 ones also split, and moments in bfloat16), tied weights (one parameter, one master),
-frozen parameters (kept, saved, never stepped).
+float32 master each; for bfloat16 also a split master, and moments in bfloat16), tied weights (one parameter, one
+master), frozen parameters (in the compute dtype, without master, moments or gradient).
 What is not: loss scaling for float16, sharded parameters.
 """
 
@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from oncurve import durable
 from oncurve.durable import LazyTensors
 from oncurve.errors import CheckpointError, ModelError
 from oncurve.learner.adamw import Hyperparameters, SlicedAdamW
-from oncurve.learner.masters import make_master
-from oncurve.models.gradients import kept_gradient
-
-__all__ = ["MasterAdamW", "MasterKind", "MomentKind", "Schedule", "scheduled_rate"]
+from oncurve.learner.masters import cast_parameter, make_master, widened
+from oncurve.learner.stored_once import KnownByHash, StoredOnce
+from oncurve.models.head import kept_gradient
 
 Schedule = Literal["constant", "linear", "cosine"]
 MasterKind = Literal["float32", "split"]
@@ -54,14 +55,15 @@ class MasterAdamW:
     float32 master, and the parameter follows the master: small updates are not lost to rounding, and every matrix
     product still runs in half precision. A float32 or float64 parameter is its own master.
 
-    Bytes a bfloat16 parameter takes with its gradient: weight and master 6 or, split, 4; moments 8 or, in bfloat16, 4;
-    gradient 4: so 18, 16, 14 or 12.
+    Bytes per bfloat16 parameter, gradient included: weight and master 6 or, split, 4; moments 8 or, in bfloat16, 4;
+    gradient 4: so 18, 16, 14 or 12. A frozen parameter (`requires_grad=False`) takes its 2 bytes and nothing else.
 
-    Every trainable parameter takes part in every step: one that got no gradient has gradient 0. So what a step does
-    never depends on which rows of a batch were worth computing.
+    Every trainable parameter takes part in every step: one without a gradient has gradient 0. So a step never depends
+    on which rows of a batch were computed.
 
-    `masters` maps a parameter's name (as in `named_parameters`, tied weights once) to its master; a split one is made
-    when it is asked for.
+    masters   a parameter's name (as in `named_parameters`, tied weights once) to its full-precision value: of a frozen
+              one its own value, widened; of a split one a tensor made on access
+    frozen    the frozen parameters by name
     """
 
     def __init__(
@@ -73,25 +75,40 @@ class MasterAdamW:
         weight_decay: float = 0.0,
         masters: MasterKind = "float32",
         moments: MomentKind = "float32",
+        has_base: bool = False,
     ) -> None:
         """Take charge of `module`; its floating parameters become `dtype` (None: stay as they are), buffers are left.
 
-        Raises ModelError if nothing in the module can be trained.
+        `has_base`: the frozen parameters are a base model, which whatever loads a checkpoint has too: only their hash
+        is stored.
+        Raises ModelError, with nothing changed, if all parameters of the module are frozen.
         """
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
-        self._masters = {
-            name: make_master(parameter, dtype, masters == "split") for name, parameter in self.parameters.items()
-        }
-        self.masters = LazyTensors(self._masters, lambda name: self._masters[name].whole())
         self.trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         if not self.trained:
             raise ModelError("no parameter of the model has requires_grad=True: there is nothing to train")
+        self.frozen = {name: parameter for name, parameter in self.parameters.items() if not parameter.requires_grad}
+        for parameter in self.frozen.values():
+            cast_parameter(parameter, dtype)
+        self._masters = {name: make_master(self.parameters[name], dtype, masters == "split") for name in self.trained}
+        self.masters = LazyTensors(self.parameters, self._exact)
         self.steps = 0
-        stepped = {name: self._masters[name] for name in self.trained}
-        self._adamw = SlicedAdamW(stepped, Hyperparameters(betas, epsilon, weight_decay), moments == "bfloat16")
+        self._stored = StoredOnce()
+        self._base = KnownByHash(self.frozen) if has_base else None
+        numbers = Hyperparameters(betas, epsilon, weight_decay)
+        self._adamw = SlicedAdamW(self._masters, numbers, moments == "bfloat16")
+
+    @property
+    def trained_count(self) -> int:
+        """How many numbers are trained."""
+        return sum(self.parameters[name].numel() for name in self.trained)
+
+    def _exact(self, name: str) -> Tensor:
+        """A parameter's value in full precision."""
+        return self._masters[name].whole() if name in self._masters else widened(self.frozen[name].detach())
 
     def zero_grad(self) -> None:
-        """Forget the accumulated gradient."""
+        """Drop the accumulated gradient."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -102,11 +119,11 @@ class MasterAdamW:
             parameter = self.parameters[name]
             gradient = parameter.grad
             if gradient is None or gradient.is_sparse or not gradient.is_contiguous():
-                place = kept_gradient(parameter)
-                if place is None:
-                    place = torch.empty(parameter.shape, dtype=self._masters[name].dtype, device=parameter.device)
-                place.zero_()
-                gradient = place if gradient is None else place.add_(gradient)
+                buffer = kept_gradient(parameter)
+                if buffer is None:
+                    buffer = torch.empty(parameter.shape, dtype=self._masters[name].dtype, device=parameter.device)
+                buffer.zero_()
+                gradient = buffer if gradient is None else buffer.add_(gradient)
                 parameter.grad = gradient
             found[name] = gradient
         return found
@@ -117,19 +134,19 @@ class MasterAdamW:
 
     @torch.no_grad()
     def step(self, learning_rate: float, norm: float, max_norm: float = 0.0) -> None:
-        """One AdamW step at `learning_rate` with the gradient times min(1, max_norm / (norm + 1e-6)), forgotten then.
+        """One AdamW step at `learning_rate` with the gradient times min(1, max_norm / (norm + 1e-6)), dropped then.
 
         `norm` is `gradient_norm()`; `max_norm` 0 means no clipping; the 1e-6 is torch's `clip_grad_norm_`.
         Half-precision parameters follow their masters.
         """
         scale = max_norm / (norm + 1e-6) if max_norm > 0 else 1.0
         gradients = self.gradients()
-        self.steps += 1  # before the first weight changes: a step that fails half-way is told by it
+        self.steps += 1  # before the first weight changes, so that a step that fails half-way can be told
         self._adamw.step(gradients, scale, learning_rate, self.steps)
         self.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
-        """Every master and moment by name: `master.*` (of a split one `high.*` and `low.*`), `moment1.*`, `moment2.*`.
+        """Every master and moment by name: `master.*` (split: `high.*` and `low.*`), `moment1.*`, `moment2.*`.
 
         Views: valid until the next step.
         """
@@ -144,9 +161,9 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Take back what `state()` gave after `steps` steps, bit for bit.
+        """Restore what `state()` gave after `steps` steps, bit for bit.
 
-        Raises CheckpointError if names, shapes or dtypes are not those of this module; nothing is changed then.
+        Raises CheckpointError, with nothing changed, if names, shapes or dtypes are not those of this module.
         """
         before = self._adamw.moments
         if not steps:
@@ -165,6 +182,30 @@ class MasterAdamW:
             master.refresh()
         self.steps = steps
         self.zero_grad()
+
+    def save(self, folder: Path, name: str) -> dict[str, Any]:
+        """Write `state()` to `<name>.safetensors` in `folder`, and the frozen parameters once; the record of both.
+
+        Of a base model the record has the hash.
+        """
+        durable.save_tensors(folder / f"{name}.safetensors", self.state())
+        if self._base is not None:
+            return {"steps": self.steps, "base": self._base.digest()}
+        return {"steps": self.steps, "frozen": self._stored.save(folder, 0, self.frozen)}
+
+    @torch.no_grad()
+    def load(self, folder: Path, name: str, record: Mapping[str, Any]) -> None:
+        """The inverse of `save`, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
+        tensors, steps = durable.read_tensors(folder / f"{name}.safetensors"), int(record["steps"])
+        if self._base is not None:
+            self._base.check(record["base"])
+            self.load_state(tensors, steps)
+            return
+        frozen = self._stored.load(folder, 0, record["frozen"])
+        _check_same(self.frozen, frozen)
+        self.load_state(tensors, steps)
+        for key, parameter in self.frozen.items():
+            parameter.copy_(frozen[key])
 
 
 def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

@@ -1,23 +1,20 @@
-"""What the trainer knows of a learner, wherever its weights live."""
+"""The interface between trainer and learner, wherever the weights are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from oncurve.metrics import Metrics
-from oncurve.models import CausalModel
+from oncurve.models import Weights
 from oncurve.types import TrainBatch
-
-__all__ = ["Learner", "UpdateResult"]
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update did. `skipped`: loss or gradient was not finite, nothing was changed, and `reason` says what."""
+    """The result of an update. `skipped`: nothing was changed, because loss or gradient was not finite (`reason`)."""
 
     metrics: Metrics
     skipped: bool = False
@@ -25,48 +22,58 @@ class UpdateResult:
 
 
 class Learner(Protocol):
-    """Owns the policy's weights. The trainer knows no more of it than this, wherever the weights live."""
+    """Owns the policy's weights and whatever is trained with them. The trainer sees a learner through these alone.
+
+    Weights may live in this process or elsewhere, on one machine or several.
+    """
 
     @property
     def version(self) -> int:
-        """How often the weights have changed."""
+        """How often the policy's weights have changed."""
 
-    def policy(self) -> CausalModel:
-        """The model to sample from, with the weights as they are now."""
+    @property
+    def changes(self) -> int:
+        """How often anything that `save` writes has begun to change, the reference included.
+
+        Counted before the first tensor changes: while it is equal, `save` writes the same, whatever was raised in
+        between. A skipped update counts too, because the schedule moves on.
+        """
+
+    def weights(self) -> Weights:
+        """What an engine samples from: the weights as they are now, with their version."""
+
+    def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
+        """The batch with what `want` names, without a gradient, in one call.
+
+        old         `old_logprobs (B, T)`, the log-probs under the weights as they are now
+        entropy     `entropy (B, T)` of the next-token distributions under these weights, at the sampling temperature
+        reference   what the KL term needs of the reference: `ref_logprobs (B, T)`, perhaps `ref_hidden (N, H)`
+        teacher     `teacher_logprobs (B, T)` of a distillation's teacher, which reads `teacher_prompts`, where they are
+                    there, in place of `prompts`
+        values      the critic's `values (B, T)` and `bootstrap_values (B,)`
+
+        What the learner does not have, a reference, a teacher or a critic, is left out.
+        """
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One optimizer update on a batch with `advantages` and `token_weights`."""
 
-    def old_logprobs(self, batch: TrainBatch) -> Tensor:
-        """Log-probs `(B, T)` of the batch under the weights as they are now, without a gradient."""
+    def move_reference(self, alpha: float) -> None:
+        """π_ref ← α π_θ + (1 - α) π_ref; at α = 1 KL is exactly 0. Without a reference `changes` stays as it is."""
 
-    def reference_streams(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with what the KL term needs of the reference; unchanged where there is no reference."""
+    def save(self, folder: Path) -> Mapping[str, Any]:
+        """Write everything that the next update needs into files in `folder`; returns a JSON-able record for `load`.
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and a JSON-able record: everything that the next update needs, the reference aside."""
-
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """The inverse of `state`, bit for bit."""
-
-    @property
-    def changes(self) -> int:
-        """How often anything of `state()`, or the reference, has begun to change.
-
-        Counted before the first tensor changes: where it is what it was, `state()` is what it was, whatever was raised
-        in between. A skipped update counts too, because the schedule moves on.
+        `folder` becomes a checkpoint when all is written: a manifest then covers every file in it, so several processes
+        may write their own. Tensors that seldom change go into `folder.parent / "frozen"` once (`durable.store`); one
+        stays there as long as a checkpoint's record has its name.
         """
-        ...
 
-    @property
-    def reference_version(self) -> int:
-        """How often the reference has moved; 0: it is as it was given, or there is none."""
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """The inverse of `save`, bit for bit. Raises CheckpointError for another model's checkpoint."""
 
-    def move_reference(self, mixup: float) -> None:
-        """π_ref ← mixup π_θ + (1 - mixup) π_ref; at 1 KL is exactly 0. Nothing happens where there is no reference."""
+    def export(self, folder: Path) -> None:
+        """Write the policy in Hugging Face form, whole or not at all, from its full-precision weights."""
 
-    def reference_state(self) -> dict[str, Tensor] | None:
-        """The reference's tensors, which `move_reference` alone changes; None where there is no reference."""
-
-    def load_reference(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `reference_state`."""
+    def close(self) -> None:
+        """Release what the learner holds. Called when the run ends, whatever ended it; twice is allowed."""

@@ -1,42 +1,43 @@
-"""The reference: the policy as it was given, frozen, which the KL term holds the trained one near.
+"""The reference: the policy as it was given, frozen. The KL term measures how far the trained policy is from it.
 
-It may follow the policy, by steps that only `move` makes: a copy of it every so often, or a moving average.
+It may follow the policy, as a copy every so many steps or as a moving average; `move` alone changes it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from oncurve.batching import micro_batches
 from oncurve.errors import CheckpointError, ModelError
 from oncurve.learner.masters import HALF
-from oncurve.models import CausalModel, Head, token_streams
+from oncurve.learner.scoring import scored_stats
+from oncurve.learner.stored_once import StoredOnce
+from oncurve.models import Adapter, CausalModel, Head
 from oncurve.spec import Component
 from oncurve.types import TrainBatch
 
-__all__ = ["Reference", "ReferenceSettings", "check_can_follow", "scored_logprobs"]
-
 
 class ReferenceSettings(Component):
-    """How the reference follows the policy: a copy every so often, or an average; by default it stays as it was given.
-
-    every   steps between its moves towards the policy; 0: it never moves
-    mixup   how far it moves: π_ref ← mixup π_θ + (1 - mixup) π_ref, parameter by parameter; 1.0 copies the policy
-    """
+    """How the reference follows the policy: by copies or by an average. By default it never moves."""
 
     every: int = Field(default=0, ge=0, le=10**9)
-    mixup: float = Field(default=1.0, gt=0, le=1)
+    """Steps between its moves towards the policy; 0: it never moves."""
+
+    mixup_alpha: float = Field(default=1.0, gt=0, le=1)
+    """α, how far it moves: π_ref ← α π_θ + (1 - α) π_ref, parameter by parameter; 1.0 copies the policy."""
 
     def check(self, policy: CausalModel, given: CausalModel | None, dtype: torch.dtype | None = None) -> None:
-        """Raises ModelError where the reference is to follow, and the model that was `given` for it cannot.
+        """Raises ModelError where the reference is to follow the policy, and the model `given` for it cannot.
 
-        `dtype` is what both are going to compute in; None: what they compute in now.
+        `dtype` is what both will compute in; None: what they compute in now.
         """
         if self.every and given is not None:
             check_can_follow(policy, given, dtype)
@@ -45,27 +46,39 @@ class ReferenceSettings(Component):
 class Reference:
     """A frozen model π_ref: a copy of the given policy, never a reload, so that KL is exactly 0 at the start.
 
-    It computes as the policy does (same dtype, same attention path). Its tensors change by `move` alone, and `version`
-    counts those, so a checkpoint stores them once for each.
+    It computes as the policy does (same dtype, same attention path). `version` counts its moves, and its tensors are
+    stored once per version.
+
+    model     what computes, within `selected()`
+    tensors   what `move` changes, by the names of the policy's parameters
     """
 
     def __init__(self, model: CausalModel, dtype: torch.dtype | None = None) -> None:
         """Freeze `model`, which must share no parameter with the policy; its floating parameters become `dtype`."""
-        self.model = model
-        self.version = 0
-        self._averages: dict[str, Tensor] = {}
+        self._begin(model, dict(model.module.named_parameters()))
         for parameter in model.module.parameters():
             parameter.requires_grad_(False)
             if dtype is not None and parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)
 
+    def _begin(self, model: CausalModel, tensors: dict[str, Tensor]) -> None:
+        self.model, self.tensors = model, tensors
+        self.version = 0
+        self._stored = StoredOnce()
+        self._averages: dict[str, Tensor] = {}
+
     @classmethod
-    def beside(cls, policy: CausalModel, given: CausalModel | None, dtype: torch.dtype | None = None) -> Reference:
-        """The reference of `policy`: the model that was `given`, or a copy of the policy if none or the policy was."""
+    def of(cls, policy: CausalModel, given: CausalModel | None, dtype: torch.dtype | None = None) -> Reference:
+        """The reference of `policy`: the `given` model, or where none, or the policy's own, was given, the policy now.
+
+        That is a copy, or the policy's own network where an adapter is all that is trained (`AdapterReference`).
+        """
         mine = set(map(id, policy.module.parameters()))
-        if given is None or any(id(parameter) in mine for parameter in given.module.parameters()):
-            return cls.copy_of(policy if given is None else given)
-        return cls(given, dtype)
+        if given is not None and not any(id(parameter) in mine for parameter in given.module.parameters()):
+            return cls(given, dtype)
+        if policy.adapter is not None:
+            return AdapterReference(policy, policy.adapter)
+        return cls.copy_of(policy if given is None else given)
 
     @classmethod
     def copy_of(cls, policy: CausalModel) -> Reference:
@@ -81,67 +94,127 @@ class Reference:
             parameter.grad = None
         return cls(twin)
 
+    def selected(self) -> AbstractContextManager[object]:
+        """A context in which `model` computes as the reference does."""
+        return nullcontext()
+
     def head(self) -> Head:
-        """What makes logits of the hidden states that `score` keeps for the full KL."""
+        """The layer that turns the hidden states kept by `score` into logits, for the full KL."""
         return self.model.head()
 
     @torch.no_grad()
     def score(self, batch: TrainBatch, temperature: float, tokens_per_micro_batch: int, full: bool) -> TrainBatch:
         """`batch` with `ref_logprobs (B, T)`; with `full` also `ref_hidden (N, H)`, which the full KL needs."""
-        scored = batch.having(ref_logprobs=scored_logprobs(self.model, batch, temperature, tokens_per_micro_batch))
-        if not full:
-            return scored
-        hidden = [
-            self.model.completion_hidden(micro.prompts, micro.group_ids, micro.completion_ids, micro.lengths)
-            for micro in micro_batches(batch, tokens_per_micro_batch)
-        ]
+        with self.selected():
+            stats = scored_stats(self.model, batch, temperature, tokens_per_micro_batch)
+            scored = batch.having(ref_logprobs=stats.logprobs)
+            if not full:
+                return scored
+            hidden = [
+                self.model.completion_hidden(micro.prompts, micro.group_ids, micro.completion_ids, micro.lengths)
+                for micro in micro_batches(batch, tokens_per_micro_batch)
+            ]
         return scored.having(ref_hidden=torch.cat(hidden))
 
     @torch.no_grad()
-    def move(self, policy: CausalModel, masters: Mapping[str, Tensor], mixup: float) -> None:
-        """π_ref ← mixup π_θ + (1 - mixup) π_ref, one parameter at a time.
+    def move(self, policy: CausalModel, masters: Mapping[str, Tensor], mixup_alpha: float) -> None:
+        """π_ref ← mixup_alpha π_θ + (1 - mixup_alpha) π_ref, one parameter at a time.
 
-        At 1 it gets the bits that `policy` computes with, so that KL is exactly 0. Below, the policy is its
-        full-precision `masters`, and a half-precision parameter follows a float32 average that is kept beside it:
+        At 1 it gets the bits that `policy` computes with, so that KL is exactly 0. Below 1 it moves towards the
+        full-precision `masters`, and a half-precision parameter follows a float32 average that is kept next to it:
         small moves are not lost to rounding.
 
         Raises ModelError, with nothing changed, where the reference is another model than the policy.
         """
         check_can_follow(policy, self.model)
-        self.version += 1  # before the first tensor changes: a move that fails half-way is told by it
+        self.version += 1  # before the first tensor changes, so that a move that fails half-way can be told
         now = dict(policy.module.named_parameters())
-        for name, parameter in self.model.module.named_parameters():
-            if mixup == 1 or not parameter.is_floating_point():
+        for name, parameter in self.tensors.items():
+            if mixup_alpha == 1 or not parameter.is_floating_point():
                 self._averages.pop(name, None)
                 parameter.copy_(now[name])
                 continue
             if parameter.dtype in HALF and name not in self._averages:
                 self._averages[name] = parameter.detach().float()
             average = self._averages.get(name, parameter)
-            average.lerp_(masters[name].to(average.device), mixup)
+            average.lerp_(masters[name].to(average.device), mixup_alpha)
             parameter.copy_(average)
 
     def state(self) -> dict[str, Tensor]:
-        """Every parameter by name, or in its place the float32 average that it follows. Views, until the next move."""
-        return {name: parameter.detach() for name, parameter in self.model.module.named_parameters()} | self._averages
+        """Every one of `tensors`, or the float32 average that it follows. Views, valid until the next move."""
+        return {name: tensor.detach() for name, tensor in self.tensors.items()} | self._averages
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Store the tensors once per version next to the checkpoint in `folder`; the record for `load`."""
+        return {"version": self.version, "tensors": self._stored.save(folder, self.version, self.state())}
 
     @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what `state()` gave. Raises CheckpointError if it belongs to another model."""
-        mine = dict(self.model.module.named_parameters())
+    def load(self, folder: Path, record: Mapping[str, Any]) -> None:
+        """The inverse of `save`, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
+        version = int(record["version"])
+        tensors = self._stored.load(folder, version, record["tensors"])
+        mine = self._for(tensors)
         if mine.keys() != tensors.keys() or any(mine[name].shape != tensors[name].shape for name in mine):
             raise CheckpointError("the stored reference has other tensors than this model: it belongs to another")
+        self.version, self.tensors = version, mine
         self._averages.clear()
         for name, parameter in mine.items():
             parameter.copy_(tensors[name])
             if parameter.dtype in HALF and tensors[name].dtype == torch.float32:
                 self._averages[name] = tensors[name].to(parameter.device, copy=True)
 
+    def _for(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that take the stored ones."""
+        return self.tensors
+
+
+class AdapterReference(Reference):
+    """The policy's own network with its adapter off, or with a frozen copy of its adapter: no second model.
+
+    The adapter is off (`tensors` is empty) as long as the reference is the base model: until the first move, and from
+    the start where the adapter began with B = 0. The KL is then exactly 0 at the start, because x + 0 = x.
+    """
+
+    def __init__(self, policy: CausalModel, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._begin(policy, {} if adapter.begins_as_base() else adapter.copy_frozen())
+
+    def selected(self) -> AbstractContextManager[object]:
+        """A context in which the policy's network computes as the reference does, for scoring alone."""
+        return self._adapter.using(self.tensors) if self.tensors else self._adapter.off()
+
+    def head(self) -> Head:
+        """The policy's head, with the adapter as the reference has it."""
+        policy = self.model.head()
+
+        def logits(hidden: Tensor) -> Tensor:
+            with self.selected():
+                return policy(hidden)
+
+        return logits
+
+    @torch.no_grad()
+    def move(self, policy: CausalModel, masters: Mapping[str, Tensor], mixup_alpha: float) -> None:
+        """π_ref ← mixup_alpha π_θ + (1 - mixup_alpha) π_ref, one parameter of the adapter at a time.
+
+        The first move of a reference that was the base model starts at the policy's A with B = 0, so that its low-rank
+        product becomes mixup_alpha times the policy's.
+        """
+        if not self.tensors:
+            self.tensors = self._adapter.copy_frozen()
+            for name, tensor in self.tensors.items():
+                if ".lora_B." in name:
+                    tensor.zero_()
+        super().move(policy, masters, mixup_alpha)
+
+    def _for(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._adapter.copy_frozen() if stored else {}
+
 
 def check_can_follow(policy: CausalModel, reference: CausalModel, dtype: torch.dtype | None = None) -> None:
     """Raises ModelError where the reference could not become the policy: another class, other tensors.
 
-    `dtype` is what the floating parameters of both become; None: they stay what they are, and must be the same.
+    `dtype` is what the floating parameters of both become; None: they keep their dtypes, which must be equal.
     """
     theirs, mine = policy.module, reference.module
     reason = _unlike(theirs, mine, dtype)
@@ -153,7 +226,7 @@ def check_can_follow(policy: CausalModel, reference: CausalModel, dtype: torch.d
 
 
 def _unlike(policy: nn.Module, reference: nn.Module, dtype: torch.dtype | None) -> str | None:
-    """How the second module differs from the first in more than the values of its parameters; None: not at all."""
+    """How the second module differs from the first in more than the values of its parameters; None: in nothing."""
     if type(policy) is not type(reference):
         return f"it is a {type(reference).__name__}, the policy a {type(policy).__name__}"
     theirs, mine = dict(policy.named_parameters()), dict(reference.named_parameters())
@@ -172,14 +245,3 @@ def _unlike(policy: nn.Module, reference: nn.Module, dtype: torch.dtype | None) 
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one, other.to(one.device))
-
-
-@torch.no_grad()
-def scored_logprobs(model: CausalModel, batch: TrainBatch, temperature: float, tokens_per_micro_batch: int) -> Tensor:
-    """Log-probs `(B, T)` of the batch's completions under `model`, by micro-batches, without a gradient."""
-    width = batch.completion_ids.shape[1]
-    pieces = []
-    for micro in micro_batches(batch, tokens_per_micro_batch):
-        logprobs = token_streams(model, micro, temperature=temperature).logprobs
-        pieces.append(pad(logprobs, (0, width - logprobs.shape[1])))
-    return torch.cat(pieces).to(batch.completion_ids.device)

@@ -1,9 +1,9 @@
-"""The learner of a reward model: a classifier, its optimizer, and the two kinds of examples that it learns from.
+"""The learner of a reward model: a classifier, its optimizer, and the two kinds of examples that it is trained on.
 
-outcome   preference pairs: the chosen completion's reward is to be above the rejected one's
-process   labelled steps: at the end of each step, how likely it is right
+outcome   preference pairs: the chosen completion's reward should exceed the rejected one's
+process   labelled steps: the probability, at the end of each step, that the step is right
 
-Its weights are the very ones that a reward of kind "model" or "process_model" judges with.
+A reward of kind "model" or "process_model" scores with these very weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,26 +23,22 @@ from oncurve.learner.optim import MasterAdamW, Schedule, scheduled_rate
 from oncurve.learner.protocol import UpdateResult
 from oncurve.losses import bradley_terry, step_cross_entropy
 from oncurve.metrics import Metrics
-from oncurve.models import save
-from oncurve.models.classifier import Classifier, Encoded, HeadKind, OverlongError, batches_by_length
-from oncurve.models.judges import load_classifier
-from oncurve.models.precision import DTYPES
+from oncurve.models.classifiers import (
+    Classifier,
+    Encoded,
+    HeadKind,
+    OverlongError,
+    batches_by_length,
+    load_classifier,
+    save_classifier,
+)
+from oncurve.models.loading import DTYPES
 from oncurve.spec import Component
 from oncurve.types import LabelledSteps, PreferencePair
 
-__all__ = [
-    "REWARD_MODEL_KINDS",
-    "Example",
-    "NoRewardModel",
-    "OutcomeModel",
-    "ProcessModel",
-    "RewardLearner",
-    "RewardModelSettings",
-]
-
 Example = PreferencePair | LabelledSteps
 TOKENS = 16384
-"""Of one forward and backward pass, padding included."""
+"""Tokens of one forward and backward pass, padding included."""
 
 MAX_NORM = 1.0
 
@@ -50,39 +46,47 @@ MAX_NORM = 1.0
 class NoRewardModel(Component):
     """No reward model of the run's own (`kind = "none"`)."""
 
+    head: ClassVar[None] = None
+
 
 class RewardModelSettings(Component):
-    """What both kinds have: the network, and how it is trained.
+    """The fields of both kinds of reward model: the network, and how it is trained."""
 
-    path            a directory in Hugging Face form, or a hub id: a reward model, or, to be trained, a causal language
-                    model, whose backbone gets a new head
-    dtype           what it computes in: "float32", or "bfloat16", whose 8 bits blur what is between siblings
-    device          "auto": cuda where there is one
-    max_length      longest text it reads, in tokens, prompt and completion together; none: what it was made for
-    learning_rate   peak of the schedule, of AdamW
-    schedule        "constant", or "linear" or "cosine" down to 0 at the last update
-    epochs          times over the examples
-    batch_size      examples of an update
-    """
+    head: ClassVar[HeadKind] = "outcome"
+    """Which kind of classifier it is: a value per completion, or one per step."""
+
+    examples: ClassVar[str] = "pairs"
+    """The kind of its examples, in words."""
 
     path: str = ""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_length: int | None = Field(default=None, ge=1, le=10**7)
-    learning_rate: float = Field(default=2e-5, ge=0)
-    schedule: Schedule = "constant"
-    epochs: int = Field(default=1, ge=1, le=10**4)
-    batch_size: int = Field(default=32, ge=1, le=10**6)
+    """A directory in Hugging Face form, or a hub id: a reward model, or, to be trained, a causal language model, whose
+    backbone gets a new head."""
 
-    @property
-    def head(self) -> HeadKind:
-        """Which kind of classifier it is."""
-        return "process" if isinstance(self, ProcessModel) else "outcome"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What it computes in: "float32", or "bfloat16", whose 8 bits hide small differences within a group."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it runs; "auto": cuda where there is one."""
+
+    max_length: int | None = Field(default=None, ge=1, le=10**7)
+    """Longest input in tokens, prompt and completion together; none: the model's own limit."""
+
+    learning_rate: float = Field(default=2e-5, ge=0)
+    """Peak of the schedule, for AdamW."""
+
+    schedule: Schedule = "constant"
+    """The learning rate: "constant", or "linear" or "cosine" down to 0 at the last update."""
+
+    epochs: int = Field(default=1, ge=1, le=10**4)
+    """Passes over the examples."""
+
+    batch_size: int = Field(default=32, ge=1, le=10**6)
+    """Examples (pairs, or completions with labelled steps) of one update."""
 
     def load(self, new_head: bool = False, masters: bool = True) -> Classifier:
-        """The classifier: with `masters` in full precision, for `build`, else in `dtype`, to judge.
+        """The classifier: with `masters` in full precision, for `build`; otherwise in `dtype`, to score only.
 
-        With `new_head` it may be one that is yet to become a reward model. Raises ModelError.
+        With `new_head` it may be a language model, which gets a new head. Raises ModelError.
         """
         return load_classifier(
             self.path,
@@ -99,36 +103,17 @@ class RewardModelSettings(Component):
 
 
 class OutcomeModel(RewardModelSettings):
-    """A reward a completion (`kind = "outcome"`), learned from preference pairs.
-
-    path            a directory in Hugging Face form, or a hub id: a reward model, or, to be trained, a causal language
-                    model, whose backbone gets a new head
-    dtype           what it computes in: "float32", or "bfloat16", whose 8 bits blur what is between siblings
-    device          "auto": cuda where there is one
-    max_length      longest text it reads, in tokens, prompt and completion together; none: what it was made for
-    learning_rate   peak of the schedule, of AdamW
-    schedule        "constant", or "linear" or "cosine" down to 0 at the last update
-    epochs          times over the examples
-    batch_size      pairs of an update
-    center          how much rewards are drawn towards 0, of which the pairs say nothing; 0: not at all
-    """
+    """One reward per completion (`kind = "outcome"`), learned from preference pairs."""
 
     center: float = Field(default=0.0, ge=0)
+    """How strongly rewards are drawn towards 0, which pairs alone do not determine; 0: not at all."""
 
 
 class ProcessModel(RewardModelSettings):
-    """A reward a step (`kind = "process"`), learned from labelled steps.
+    """One reward per step (`kind = "process"`), learned from labelled steps."""
 
-    path            a directory in Hugging Face form, or a hub id: a reward model, or, to be trained, a causal language
-                    model, whose backbone gets a new head
-    dtype           what it computes in: "float32", or "bfloat16", whose 8 bits blur what is between siblings
-    device          "auto": cuda where there is one
-    max_length      longest text it reads, in tokens, prompt and completion together; none: what it was made for
-    learning_rate   peak of the schedule, of AdamW
-    schedule        "constant", or "linear" or "cosine" down to 0 at the last update
-    epochs          times over the examples
-    batch_size      completions of an update
-    """
+    head: ClassVar[HeadKind] = "process"
+    examples: ClassVar[str] = "completions with labelled steps"
 
 
 REWARD_MODEL_KINDS: dict[str, type[Component]] = {
@@ -157,11 +142,11 @@ class RewardLearner:
     def __init__(self, settings: RewardModelSettings, classifier: Classifier, total_updates: int = 0) -> None:
         """Take charge of `classifier`, in full precision as `RewardModelSettings.load` gives it.
 
-        total_updates   of all that is to come; the decaying schedules end there
+        total_updates   of the whole training; the decaying schedules end there
         """
         self.settings = settings
         self.classifier = classifier
-        self.optimizer = MasterAdamW(classifier.module, DTYPES[settings.dtype])
+        self.optimizer = MasterAdamW(classifier.module, DTYPES[settings.dtype], has_base=classifier.adapter is not None)
         self.total_updates = total_updates
         self._attempts = 0
 
@@ -172,11 +157,11 @@ class RewardLearner:
 
     @property
     def changes(self) -> int:
-        """How often anything of `state()` has begun to change, counted before the first tensor does."""
+        """How often anything that `save` writes has begun to change, counted before the first tensor does."""
         return self._attempts + self.optimizer.steps
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
-        """The examples that the classifier can read and that teach it something. Raises ModelError, DataError."""
+        """The examples that fit the classifier and have a label. Raises ModelError, DataError."""
         return [example for example in examples if self._read(example) is not None]
 
     def update(self, examples: Sequence[Example]) -> UpdateResult:
@@ -185,8 +170,8 @@ class RewardLearner:
             outcome:  1/N Σ bradley_terry(r_chosen, r_rejected, margin)         N pairs
             process:  1/S Σ step_cross_entropy(verdict, label)                  S labelled steps
 
-        It does not depend on the pieces that a batch is computed in. Nothing changes where loss or gradient is not
-        finite. Examples that do not fit are passed over (see `fitting`); where none does, nothing is done.
+        The result does not depend on the pieces that a batch is computed in. Nothing changes where loss or gradient is
+        not finite. Examples that do not fit are left out (`fitting`).
         """
         rate = scheduled_rate(
             self.settings.learning_rate, self._attempts, self.total_updates, 0, self.settings.schedule
@@ -208,10 +193,10 @@ class RewardLearner:
 
     @torch.no_grad()
     def measure(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Loss and accuracy on examples, nothing learned: `{"loss": ..., "accuracy": ...}`; empty where none fits."""
+        """Loss and accuracy on examples, without an update: `{"loss": ..., "accuracy": ...}`; empty where none fits."""
         metrics = Metrics()
         self._measured(examples, metrics, backward=False)
-        return {name.removeprefix("reward_model_"): value for name, value in metrics.result().items()}
+        return {name.removeprefix("reward_model/"): value for name, value in metrics.result().items()}
 
     def _measured(self, examples: Sequence[Example], metrics: Metrics, backward: bool) -> list[float]:
         """The losses of the pieces, whose sum is the batch's; their gradient is left in `.grad` with `backward`."""
@@ -224,30 +209,30 @@ class RewardLearner:
             if backward:
                 (total / count).backward()  # type: ignore[no-untyped-call]
             losses.append(float(total.detach()) / count)
-            metrics.add("reward_model_loss", float(total.detach()), count=float(len(right)))
-            metrics.add("reward_model_accuracy", right)
+            metrics.add("reward_model/loss", float(total.detach()), count=float(len(right)))
+            metrics.add("reward_model/accuracy", right)
         return losses
 
     def _piece(self, read: Sequence[_Read]) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of some examples `()`, and which pairs or steps are judged rightly `(n,)`."""
-        verdicts = self.classifier.verdicts(
+        """The sum of the losses of some examples `()`, and which pairs or steps are classified correctly `(n,)`."""
+        scores = self.classifier.scores(
             [text for texts in zip(*(e.texts for e in read), strict=True) for text in texts]
         )
         if self.classifier.head == "outcome":
-            chosen, rejected = verdicts.chunk(2)
-            margins = torch.tensor([each.margin for each in read], device=verdicts.device)
+            chosen, rejected = scores.chunk(2)
+            margins = torch.tensor([each.margin for each in read], device=scores.device)
             losses = bradley_terry(chosen, rejected, margins, self.center)
             return losses.sum(), (chosen > rejected).detach()
-        labels = torch.tensor([label for each in read for label in each.labels], device=verdicts.device)
-        losses = step_cross_entropy(verdicts, labels)
-        return losses.sum(), ((verdicts > 0) == (labels >= 0.5)).detach()
+        labels = torch.tensor([label for each in read for label in each.labels], device=scores.device)
+        losses = step_cross_entropy(scores, labels)
+        return losses.sum(), ((scores > 0) == (labels >= 0.5)).detach()
 
     def _read(self, example: Example) -> _Read | None:
         """An example's texts; None where they are too long, or no step has a label."""
         is_pair = isinstance(example, PreferencePair)
         if is_pair != (self.classifier.head == "outcome"):
             wanted = "preference pairs" if self.classifier.head == "outcome" else "labelled steps"
-            raise DataError(f"{self.classifier.name} learns from {wanted}, and was given {type(example).__name__}")
+            raise DataError(f"{self.classifier.name} learns from {wanted}, and got {type(example).__name__}")
         try:
             if isinstance(example, PreferencePair):
                 texts = tuple(
@@ -260,15 +245,15 @@ class RewardLearner:
         except OverlongError:
             return None
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Masters and moments by name, and the counts. Tensors are views: write them before the next update."""
-        return self.optimizer.state(), {"steps": self.optimizer.steps, "attempts": self._attempts}
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write masters and moments to `reward_model.safetensors` in `folder`; the record for `load`."""
+        return self.optimizer.save(folder, "reward_model") | {"attempts": self._attempts}
 
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """The inverse of `state`, bit for bit. Raises CheckpointError for another model's."""
-        self.optimizer.load_state(tensors, int(meta["steps"]))
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """The inverse of `save`, bit for bit. Raises CheckpointError for another model's."""
+        self.optimizer.load(folder, "reward_model", meta)
         self._attempts = int(meta["attempts"])
 
-    def save(self, path: Path) -> None:
-        """The classifier in Hugging Face form, from its full-precision masters."""
-        save(self.classifier.module, self.classifier.tokenizer, path, self.optimizer.masters)
+    def export(self, path: Path) -> None:
+        """Write the classifier in Hugging Face form, from its full-precision masters."""
+        save_classifier(self.classifier, path, self.optimizer.masters)

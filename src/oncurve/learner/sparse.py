@@ -1,4 +1,4 @@
-"""The gradient of an embedding as the rows that were looked up, not as a whole table of zeros around them."""
+"""The gradient of an embedding as the rows that were looked up, without the table of zeros around them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from oncurve.models.gradients import gradient_dtype
-
-__all__ = ["sparse_embeddings"]
+from oncurve.models.head import gradient_dtype
 
 
 @contextmanager
 def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
-    """Within: what is looked up in embeddings below `module` on the CPU has a sparse gradient; after: it is in `.grad`.
+    """Within: lookups in embeddings of `module` on the CPU have a sparse gradient. After: it has been added to `.grad`.
 
-    A table of 152,000 rows is not made, widened and added for the few hundred rows of a micro-batch; and the rows are
-    summed in the precision the gradient is accumulated in. Lookups go through a stand-in of the weight that shares its
-    memory: where the head is tied to it, autograd would otherwise hold the head's whole gradient until the lookup's
-    comes, and then a sum of both beside it. Other devices keep their dense gradient: a sparse one is added by atomic
-    operations there, in another order each time.
+    A table of 152,000 rows need not be allocated, widened and added for the few hundred rows of a micro-batch, and the
+    rows are summed in the precision that the gradient is accumulated in. Lookups go through a stand-in of the weight
+    that shares its memory: with a head tied to it, autograd would otherwise hold the head's whole gradient until the
+    lookup's arrives, and then their sum as a third tensor. Other devices keep their dense gradient: there a sparse one
+    is added by atomic operations, in an order that varies.
 
-    What it gives is to be called after each micro-batch: the rows so far are added to the head's gradient, where there
-    is one, or to each other, where they have become more than the table has. So they do not grow with the batch.
+    The function it yields is called after each micro-batch. It adds the rows so far to the head's gradient, where there
+    is one, or merges them once they outnumber the table's rows, so that they do not grow with the batch.
     """
     looked_up = [
         (part, part.weight)
@@ -39,7 +37,7 @@ def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
         part.weight.grad_dtype = gradient_dtype(weight)
 
     def settle() -> None:
-        """Bound the rows that have gathered, see above."""
+        """Bound the number of gathered rows."""
         for part, weight in looked_up:
             found = part.weight.grad
             if found is None or not found.is_sparse:

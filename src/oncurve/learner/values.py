@@ -1,4 +1,4 @@
-"""Reading values off hidden states: V_t of every token, before it is written, and one behind the last."""
+"""Values read off hidden states: V_t of every token before it is written, and one after the last token."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from torch.nn.functional import pad
 
 from oncurve.batching import micro_batches
 from oncurve.learner.budget import Budget
-from oncurve.models import CausalModel
-from oncurve.models.causal import module_device
+from oncurve.models import CausalModel, module_device
 from oncurve.types import TrainBatch
-
-__all__ = ["ValueReader", "blank_head"]
 
 
 def blank_head(model: CausalModel) -> nn.Linear:
-    """A value head for the hidden states of `model`, in float32. It begins at 0: no value is claimed of anything."""
+    """A value head for the hidden states of `model`, in float32. Its weights are 0, so every value begins at 0."""
     device = module_device(model.module)
     one = torch.ones(1, dtype=torch.int64, device=device)
     with torch.no_grad():
@@ -34,7 +31,7 @@ class ValueReader:
         self.model, self.head, self.budget = model, head, budget
 
     def of(self, micro: TrainBatch) -> Tensor:
-        """`V_t (b, T)` of a micro-batch, 0 where no token is; differentiable."""
+        """`V_t (b, T)` of a micro-batch, 0 where there is no token; differentiable."""
         hidden = self.model.completion_hidden(micro.prompts, micro.group_ids, micro.completion_ids, micro.lengths)
         return self.read(hidden, micro)
 
@@ -45,11 +42,11 @@ class ValueReader:
         return torch.zeros(exists.shape, dtype=column.dtype, device=column.device).masked_scatter(exists, column)
 
     def fill(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with `values (B, T)` and `values_beyond (B,)`, without a gradient.
+        """The batch with `values (B, T)` and `bootstrap_values (B,)`, without a gradient.
 
-        The value behind a completion is what would be said before one token more.
+        The bootstrap value is the value after the last token: that of the state in which one more token would follow.
         """
-        longer = TrainBatch(  # one token more, and only what a network reads
+        longer = TrainBatch(  # rows with one more token, and only the fields that a network reads
             completion_ids=pad(batch.completion_ids, (0, 1)),
             lengths=batch.lengths + 1,
             loss_mask=pad(batch.loss_mask, (0, 1)),
@@ -62,7 +59,7 @@ class ValueReader:
             found = self.budget.fit(lambda tokens: self._all(longer, tokens), longer).to(batch.completion_ids.device)
         rows = torch.arange(batch.size, device=found.device)
         values = torch.where(batch.existing(), found[:, :-1], 0.0)
-        return batch.having(values=values, values_beyond=found[rows, batch.lengths])
+        return batch.having(values=values, bootstrap_values=found[rows, batch.lengths])
 
     def _all(self, batch: TrainBatch, tokens: int) -> Tensor:
         width = batch.completion_ids.shape[1]

@@ -1,39 +1,86 @@
-"""Losses: objective and regularizer give a loss per token, aggregation a weight per token; the products are summed."""
+"""Losses: objective and regularizer give a loss per token, aggregation a weight per token; the products are summed.
+
+An objective states `needs` (token statistics), and may state
+
+    zero_gradient_at_zero_advantage   rows whose advantages are all 0 have loss and gradient 0. Left out: False
+    zero_statistics                   statistics of its own that are 0 in such rows. Left out: none
+    reads_reference                   it reads `batch.ref_logprobs`. Left out: True
+    importance_ratio                  π_θ/π_old corrects for updates since the batch was sampled. Left out: True
+    corrects_for_sampler              its ratio is to the sampler's recorded log-probs, π_θ/μ. Left out: False
+    expected_aggregation              the kind of aggregation that its formula is meant for. Left out: any
+    note                              what the plan says of its settings, after its name. Left out: nothing
+    describe()                        its `Equation`. Left out: `config explain` names the class
+
+and an aggregation
+
+    resolved(config)                  itself, with constants that stand elsewhere in the configuration. Left out: itself
+    grows_with_batch                  the gradient grows with the batch. Left out: False
+    describe()                        its `Equation`, the sums in front of the braces
+
+and a correction
+
+    corrects                          it gives weights other than 1. Left out: True
+    describe()                        its `Equation`, the weight in front of the objective's term
+"""
 
 from oncurve.losses.aggregate import (
-    AGGREGATION_KINDS,
-    AggregationName,
-    PolicyAndKL,
-    SeqMeanTokenMean,
-    SeqMeanTokenSum,
-    SeqMeanTokenSumNorm,
-    TokenMean,
-    TokenSum,
+    Aggregation as Aggregation,
+    PolicyAndKL as PolicyAndKL,
+    SeqMeanTokenMean as SeqMeanTokenMean,
+    SeqMeanTokenSum as SeqMeanTokenSum,
+    SeqMeanTokenSumNorm as SeqMeanTokenSumNorm,
+    TokenMean as TokenMean,
+    TokenSum as TokenSum,
+    check_aggregation as check_aggregation,
+    grows_with_batch as grows_with_batch,
+    resolved as resolved,
 )
-from oncurve.losses.objectives import OBJECTIVE_KINDS, Clipped, Objective, Reinforce, Sequence, check_objective
-from oncurve.losses.preference import bradley_terry, step_cross_entropy
-from oncurve.losses.regularize import KLPenalty, Regularizer
-from oncurve.losses.value import ValueLoss, value_loss
-
-__all__ = [
-    "AGGREGATION_KINDS",
-    "OBJECTIVE_KINDS",
-    "AggregationName",
-    "Clipped",
-    "KLPenalty",
-    "Objective",
-    "PolicyAndKL",
-    "Regularizer",
-    "Reinforce",
-    "SeqMeanTokenMean",
-    "SeqMeanTokenSum",
-    "SeqMeanTokenSumNorm",
-    "Sequence",
-    "TokenMean",
-    "TokenSum",
-    "ValueLoss",
-    "bradley_terry",
-    "check_objective",
-    "step_cross_entropy",
-    "value_loss",
-]
+from oncurve.losses.cispo import Cispo as Cispo
+from oncurve.losses.clipped import Clipped as Clipped, clipped_surrogate as clipped_surrogate
+from oncurve.losses.correction import (
+    Correction as Correction,
+    ImportanceWeights as ImportanceWeights,
+    Masked as Masked,
+    NoCorrection as NoCorrection,
+    Truncated as Truncated,
+    check_correction as check_correction,
+    corrects as corrects,
+    importance_ratios as importance_ratios,
+)
+from oncurve.losses.dppo import Dppo as Dppo, binary_kl as binary_kl, binary_tv as binary_tv
+from oncurve.losses.entropy import EntropyBonus as EntropyBonus
+from oncurve.losses.gmpo import Gmpo as Gmpo
+from oncurve.losses.gspo import Gspo as Gspo
+from oncurve.losses.kinds import (
+    AGGREGATION_KINDS as AGGREGATION_KINDS,
+    CORRECTION_KINDS as CORRECTION_KINDS,
+    OBJECTIVE_KINDS as OBJECTIVE_KINDS,
+)
+from oncurve.losses.objectives import (
+    Objective as Objective,
+    check_objective as check_objective,
+    corrects_for_sampler as corrects_for_sampler,
+    expected_aggregation as expected_aggregation,
+    has_importance_ratio as has_importance_ratio,
+    objective_loss as objective_loss,
+    objective_note as objective_note,
+    reads_reference as reads_reference,
+    zero_gradient_at_zero_advantage as zero_gradient_at_zero_advantage,
+    zero_statistics as zero_statistics,
+)
+from oncurve.losses.preference import bradley_terry as bradley_terry, step_cross_entropy as step_cross_entropy
+from oncurve.losses.ratios import (
+    ratio_stats as ratio_stats,
+    token_log_ratio as token_log_ratio,
+    trained_advantages as trained_advantages,
+)
+from oncurve.losses.regularize import KLPenalty as KLPenalty, Regularizer as Regularizer
+from oncurve.losses.reinforce import Reinforce as Reinforce
+from oncurve.losses.sapo import Sapo as Sapo, soft_gate as soft_gate
+from oncurve.losses.sequence_product import SequenceProduct as SequenceProduct
+from oncurve.losses.tokens import (
+    WithoutOffPolicy as WithoutOffPolicy,
+    off_policy as off_policy,
+    top_entropy as top_entropy,
+)
+from oncurve.losses.value import ValueLoss as ValueLoss, value_loss as value_loss

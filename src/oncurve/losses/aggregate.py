@@ -13,49 +13,60 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
+from oncurve.capabilities import Equation, check_of
+from oncurve.errors import ConfigError
 from oncurve.spec import Component
 from oncurve.types import TokenWeights, TrainBatch
 
-__all__ = [
-    "AGGREGATION_KINDS",
-    "AggregationName",
-    "PolicyAndKL",
-    "SeqMeanTokenMean",
-    "SeqMeanTokenSum",
-    "SeqMeanTokenSumNorm",
-    "TokenMean",
-    "TokenSum",
-    "seq_mean_token_mean_weights",
-    "seq_mean_token_sum_weights",
-    "token_mean_weights",
-    "token_sum_weights",
-]
+Aggregation = Callable[[TrainBatch], Tensor]
+"""The token weights `(B, T)` of a batch, float64, 0 where `loss_mask` is False. It sees masks, no losses."""
 
 
-def token_sum_weights(loss_mask: Tensor) -> Tensor:
+def resolved(aggregation: Aggregation, config: Any) -> Aggregation:
+    """The aggregation with the constants that it takes from elsewhere in the run's `RunConfig`.
+
+    That is its `resolved(config)`. Left out by a component: it has no such constants.
+    """
+    take = getattr(aggregation, "resolved", None)
+    found: Aggregation = aggregation if take is None else take(config)
+    if not callable(found):
+        raise ConfigError(f"aggregation.kind: {type(aggregation).__name__}.resolved(config) returned {found!r}")
+    return found
+
+
+def grows_with_batch(aggregation: object) -> bool:
+    """Whether the sum, and with it the gradient, grows with the batch. Left out by a component: False."""
+    return bool(getattr(aggregation, "grows_with_batch", False))
+
+
+check_aggregation = check_of("aggregation", ("__call__",), ("grows_with_batch",))
+
+
+def token_sum_weights(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """1 per trained token: `Σ_it l_it`. `(B, T)` bool to `(B, T)` float64."""
     return loss_mask.to(torch.float64)
 
 
-def token_mean_weights(loss_mask: Tensor) -> Tensor:
+def token_mean_weights(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """1/N: every token of the batch weighs the same (DAPO, arXiv:2503.14476). `(B, T)` bool to `(B, T)` float64."""
     mask = loss_mask.to(torch.float64)
     return mask / mask.sum().clamp(min=1)
 
 
-def seq_mean_token_sum_weights(loss_mask: Tensor) -> Tensor:
+def seq_mean_token_sum_weights(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """1/B: the mean over completions of their sums of token losses. `(B, T)` bool to `(B, T)` float64."""
     mask = loss_mask.to(torch.float64)
     return mask / loss_mask.any(1).sum().clamp(min=1)
 
 
-def seq_mean_token_mean_weights(loss_mask: Tensor) -> Tensor:
+def seq_mean_token_mean_weights(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """1/(B·|o_i|): every completion weighs the same (GRPO as published, arXiv:2402.03300 eq. 3).
 
     `(B, T)` bool to `(B, T)` float64. A token of a long completion weighs less than one of a short one.
@@ -65,47 +76,73 @@ def seq_mean_token_mean_weights(loss_mask: Tensor) -> Tensor:
 
 
 class TokenMean(Component):
-    """`token-mean`: see `token_mean_weights`."""
+    """`token-mean`: every trained token of the batch has the same weight, 1 over their number."""
 
-    def __call__(self, batch: TrainBatch) -> Tensor:
+    def describe(self) -> Equation:
+        """The sums."""
+        return Equation("1/N Σ_i Σ_t")
+
+    def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Token weights `(B, T)` float64, 0 where nothing is trained."""
         return token_mean_weights(batch.loss_mask)
 
 
 class TokenSum(Component):
-    """`token-sum`: see `token_sum_weights`. The gradient grows with the batch; the learning rate has to know."""
+    """`token-sum`: every trained token has weight 1. The gradient grows with the batch; choose the learning rate for
+    it."""
 
-    def __call__(self, batch: TrainBatch) -> Tensor:
+    grows_with_batch: ClassVar[bool] = True
+
+    def describe(self) -> Equation:
+        """The sums."""
+        return Equation("Σ_i Σ_t")
+
+    def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Token weights `(B, T)` float64, 0 where nothing is trained."""
         return token_sum_weights(batch.loss_mask)
 
 
 class SeqMeanTokenSum(Component):
-    """`seq-mean-token-sum`: see `seq_mean_token_sum_weights`. The one that `sequence` objectives are made for."""
+    """`seq-mean-token-sum`: the mean over completions of the sum over tokens, as `sequence_product` needs it."""
 
-    def __call__(self, batch: TrainBatch) -> Tensor:
+    def describe(self) -> Equation:
+        """The sums."""
+        return Equation("1/B Σ_i Σ_t")
+
+    def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Token weights `(B, T)` float64, 0 where nothing is trained."""
         return seq_mean_token_sum_weights(batch.loss_mask)
 
 
 class SeqMeanTokenMean(Component):
-    """`seq-mean-token-mean`: see `seq_mean_token_mean_weights`."""
+    """`seq-mean-token-mean`: the mean over completions of the mean over tokens (GRPO's 1/G Σ 1/|o_i| Σ)."""
 
-    def __call__(self, batch: TrainBatch) -> Tensor:
+    def describe(self) -> Equation:
+        """The sums."""
+        return Equation("1/B Σ_i 1/|o_i| Σ_t")
+
+    def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Token weights `(B, T)` float64, 0 where nothing is trained."""
         return seq_mean_token_mean_weights(batch.loss_mask)
 
 
 class SeqMeanTokenSumNorm(Component):
-    """`seq-mean-token-sum-norm`: 1/(B·L), L a constant (Dr.GRPO, arXiv:2503.20783), so that length earns nothing.
-
-    max_length   L in tokens: the most that a completion may have. None: whoever puts the run together sets it to the
-                 sampler's limit.
-    """
+    """`seq-mean-token-sum-norm`: 1/(B·L) with a constant L (Dr.GRPO, arXiv:2503.20783): no bias of length."""
 
     max_length: int | None = Field(default=None, gt=0, le=10**7)
+    """L in tokens: the most that a completion may have; none: `rollout.max_new_tokens`."""
 
-    def __call__(self, batch: TrainBatch) -> Tensor:
+    def resolved(self, config: Any) -> SeqMeanTokenSumNorm:
+        """With `rollout.max_new_tokens` in the place of a `max_length` that was left out."""
+        if self.max_length is not None:
+            return self
+        return self.model_copy(update={"max_length": config.rollout.max_new_tokens})
+
+    def describe(self) -> Equation:
+        """The sums."""
+        return Equation("1/(B·L) Σ_i Σ_t" if self.max_length is None else f"1/(B·{self.max_length:,}) Σ_i Σ_t")
+
+    def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
         """Token weights `(B, T)` float64, 0 where nothing is trained. Raises ValueError without a `max_length`."""
         if self.max_length is None:
             raise ValueError("seq-mean-token-sum-norm needs max_length, the most tokens that a completion may have")
@@ -119,23 +156,9 @@ class PolicyAndKL:
     `Σ_it w_it (policy loss_it - α H_it) + Σ_it v_it β KL_it`, w of `policy` and v of `kl`, both of the same batch.
     """
 
-    policy: Callable[[TrainBatch], Tensor]
-    kl: Callable[[TrainBatch], Tensor]
+    policy: Aggregation
+    kl: Aggregation
 
     def __call__(self, batch: TrainBatch) -> TokenWeights:
         """Both weights, `(B, T)` each."""
         return TokenWeights(self.policy(batch), self.kl(batch))
-
-
-AggregationName = Literal[
-    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-]
-"""The keys of `AGGREGATION_KINDS`."""
-
-AGGREGATION_KINDS: dict[str, type[Component]] = {
-    "token-mean": TokenMean,
-    "token-sum": TokenSum,
-    "seq-mean-token-sum": SeqMeanTokenSum,
-    "seq-mean-token-mean": SeqMeanTokenMean,
-    "seq-mean-token-sum-norm": SeqMeanTokenSumNorm,
-}

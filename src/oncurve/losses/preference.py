@@ -7,13 +7,17 @@ steps: Lightman et al., arXiv:2305.20050, with soft labels Wang et al., arXiv:23
 
 from __future__ import annotations
 
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-__all__ = ["bradley_terry", "step_cross_entropy"]
 
-
-def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, center: float = 0.0) -> Tensor:
+def bradley_terry(
+    chosen: Float[Tensor, "N"],
+    rejected: Float[Tensor, "N"],
+    margin: Float[Tensor, "N"] | float = 0.0,
+    center: float = 0.0,
+) -> Float[Tensor, "N"]:
     """The loss of each pair, `-ln σ(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)²`.
 
     Args:
@@ -27,12 +31,12 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0
     return loss + center * (chosen + rejected).square() if center else loss
 
 
-def step_cross_entropy(verdicts: Tensor, labels: Tensor) -> Tensor:
+def step_cross_entropy(verdicts: Float[Tensor, "S"], labels: Float[Tensor, "S"]) -> Float[Tensor, "S"]:
     """The loss of each step, `-(y ln p + (1 - y) ln (1 - p))` with p = σ(verdict).
 
     Args:
         verdicts: log-odds that the step is right `(S,)`.
-        labels: y in 0 ... 1 `(S,)`: whether it is, or the share of its roll-outs that reached the right answer.
+        labels: y in 0 ... 1 `(S,)`: whether it is, or the share of its continuations that reached the right answer.
 
     Returns `(S,)`. Example: verdict 0 costs ln 2 whatever the label.
     """

@@ -1,4 +1,4 @@
-"""What holds the policy back: the KL to the reference and the entropy bonus, per token, in the loss.
+"""KL regularization towards the reference and the entropy bonus, per token, in the loss.
 
     loss_it = β · KL_it - α · H_it
 
@@ -13,40 +13,65 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from oncurve.kl import KL_KINDS, EstimatorName, kl_value
-from oncurve.losses.aggregate import AggregationName
+from oncurve.kl import Estimator, check_estimator, estimator_named, kl_value
+from oncurve.losses.kinds import AGGREGATION_KINDS
 from oncurve.losses.value import ValueLoss
-from oncurve.spec import Component
-from oncurve.types import Streams, TokenLoss, TrainBatch
-
-__all__ = ["KLPenalty", "Regularizer"]
+from oncurve.spec import Component, suggest
+from oncurve.types import TokenLoss, TokenStats, TrainBatch
+from oncurve.words import kind_for
 
 
 class KLPenalty(Component):
-    """Settings of the KL term.
-
-    where       "loss": added to each token's loss; "reward": taken from each token's reward, k1 of the old policy
-    estimator   one of `oncurve.kl.KL_KINDS`
-    coef        β; at 0 there is no KL term, and no reference is needed
-    aggregation  how the KL term of the loss adds up over tokens, a kind of `[aggregation]`; none: as the objective
-    target      with where = "reward", the KL per token that β is steered to; none: β stays as it is
-    horizon     completions over which it is steered
-    """
+    """The per-token KL penalty."""
 
     where: Literal["loss", "reward"] = "loss"
-    estimator: EstimatorName = "k3"
+    """Where the penalty counts. "loss": added to each token's loss; "reward": subtracted from each token's reward, as
+    k1 of the old policy."""
+
+    estimator: str = "k3"
+    """How the KL is estimated in the loss: one of `KL_KINDS`, or an `oncurve.kl.Estimator` by path."""
+
     coef: float = Field(default=0.001, ge=0)
-    aggregation: AggregationName | None = None
+    """β; at 0 there is no KL term, and no reference is needed."""
+
+    aggregation: str | None = None
+    """How the KL term of the loss adds up over tokens, a kind of `[aggregation]`; none: as the objective does."""
+
     target: float | None = Field(default=None, gt=0)
+    """With where = "reward", the KL per token that β is adapted to; none: β stays constant."""
+
     horizon: float = Field(default=10000.0, gt=0)
+    """Completions over which β is adapted."""
 
     @field_validator("aggregation", mode="before")
     @classmethod
     def _none_has_a_word(cls, value: Any) -> Any:
         return None if value == "none" else value  # TOML has no null, and a preset may have to be undone
+
+    @field_validator("aggregation")
+    @classmethod
+    def _is_an_aggregation(cls, name: str | None) -> str | None:
+        if name is not None and name not in AGGREGATION_KINDS:
+            near = kind_for("aggregation", name) or suggest(name, AGGREGATION_KINDS)
+            raise ValueError(f"expected one of {', '.join(AGGREGATION_KINDS)}{near}")
+        return name
+
+    @field_validator("estimator")
+    @classmethod
+    def _is_an_estimator(cls, name: str) -> str:
+        problem = check_estimator(name)
+        if problem is not None:
+            raise ValueError(problem)
+        return name
+
+    @property
+    def chosen(self) -> Estimator:
+        """The estimator that `estimator` names."""
+        return estimator_named(self.estimator)
 
     @property
     def loss_coef(self) -> float:
@@ -60,10 +85,10 @@ class KLPenalty(Component):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Streams beside the log-probs: {"full_kl"} for the exact KL, where it is used at all."""
-        return KL_KINDS[self.estimator].needs if self.loss_coef > 0 else frozenset()
+        """Token statistics next to the log-probs: {"full_kl"} for the exact KL, where it is used at all."""
+        return self.chosen.needs if self.loss_coef > 0 else frozenset()
 
-    def shares(self, batch: TrainBatch, coef: float) -> Tensor:
+    def kl_penalty(self, batch: TrainBatch, coef: float) -> Float[Tensor, "B T"]:
         """-β KL(t) of each token `(B, T)`, KL(t) = log π_old(o_t) - log π_ref(o_t), 0 where nothing is trained.
 
         The old policy is the one that sampled, as the learner scores it where it has, else as the sampler did.
@@ -90,66 +115,82 @@ class KLPenalty(Component):
 
 @dataclass(frozen=True)
 class Regularizer:
-    """`β · KL - α · H` per token. `entropy_coef` is α: positive rewards undecidedness, 0 is off.
+    """`β · KL - α · H` per token. `entropy_coef` is α: a positive one raises the entropy, 0 is off.
+
+    `steered`: α changes from step to step, and is the batch's `entropy_coef`.
 
     `value`: the loss of values that are read off the policy's own hidden states, added where there are any.
 
-    Statistics: "kl", the estimator's value, where it is in the loss, or in nothing and the batch has reference
-    log-probs (a KL in the reward is another estimator's, observed where it is added); "entropy", where the stream is
-    there. Statistics alone cost no gradient.
+    Statistics: "policy/kl", the estimator's value, where it is in the loss, or in nothing and the batch has reference
+    log-probs (a KL in the reward is another estimator's, observed where it is added); "policy/entropy", where the
+    entropy is there. Statistics alone cost no gradient.
     """
 
     kl: KLPenalty
     entropy_coef: float = 0.0
     value: ValueLoss | None = None
+    steered: bool = False
 
     @property
     def needs(self) -> frozenset[str]:
-        """Streams beside the log-probs: a subset of {"full_kl", "entropy"}."""
-        return self.kl.needs | (frozenset({"entropy"}) if self.entropy_coef else frozenset())
+        """Token statistics next to the log-probs: a subset of {"full_kl", "entropy"}."""
+        return self.kl.needs | (frozenset({"entropy"}) if self.rewards_entropy else frozenset())
 
-    def __call__(self, streams: Streams, batch: TrainBatch) -> TokenLoss:
+    @property
+    def rewards_entropy(self) -> bool:
+        """Whether there is, or may be, an entropy bonus."""
+        return self.steered or self.entropy_coef != 0
+
+    def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
         """`(B, T)` loss and statistics, 0 where `loss_mask` is False; the KL apart where the batch has `kl_weights`.
 
-        Raises ValueError: the reference's log-probs or a stream in `needs` are absent.
+        Raises ValueError: the reference's log-probs or a token statistic in `needs` are absent.
         """
-        loss = torch.zeros_like(streams.logprobs)
-        stats: dict[str, Tensor] = {}
-        kl, apart = self._kl(streams, batch), None
+        loss = torch.zeros_like(stats.logprobs)
+        observed: dict[str, Tensor] = {}
+        kl, apart = self._kl(stats, batch), None
         if kl is not None:
-            stats["kl"] = kl.detach()
+            observed["policy/kl"] = kl.detach()
             if self.kl.loss_coef and batch.kl_weights is not None:
                 apart = self.kl.loss_coef * kl
             elif self.kl.loss_coef:
                 loss = loss + self.kl.loss_coef * kl
-        if streams.entropy is not None:
-            entropy = torch.where(batch.loss_mask, streams.entropy, 0.0)
-            loss = loss - self.entropy_coef * entropy if self.entropy_coef else loss
-            stats["entropy"] = entropy.detach()
-        elif self.entropy_coef:
-            raise ValueError("the entropy bonus needs the stream entropy, which is absent")
-        held = TokenLoss(loss, stats, apart)
-        if self.value is None or streams.values is None:
+        if stats.entropy is not None:
+            entropy = torch.where(batch.loss_mask, stats.entropy, 0.0)
+            loss = loss - self._entropy_coef(batch, loss.dtype) * entropy if self.rewards_entropy else loss
+            observed["policy/entropy"] = entropy.detach()
+        elif self.rewards_entropy:
+            raise ValueError("the entropy bonus needs the statistic entropy, which is absent")
+        held = TokenLoss(loss, observed, apart)
+        if self.value is None or stats.values is None:
             return held
-        return held + self.value(streams.values, batch)
+        return held + self.value(stats.values, batch)
 
-    def _kl(self, streams: Streams, batch: TrainBatch) -> Tensor | None:
+    def _entropy_coef(self, batch: TrainBatch, dtype: torch.dtype) -> Tensor | float:
+        """α, or `(B, 1)` where the batch has it. Raises ValueError: it is steered, and the batch does not have it."""
+        if not self.steered:
+            return self.entropy_coef
+        if batch.entropy_coef is None:
+            raise ValueError("a steered entropy bonus needs the batch's entropy_coef")
+        return batch.entropy_coef[:, None].to(dtype)
+
+    def _kl(self, stats: TokenStats, batch: TrainBatch) -> Tensor | None:
         """The estimator's value per token, 0 where `loss_mask` is False; None where neither needed nor to be had."""
         if self.kl.in_reward:
             return None
-        exact = "full_kl" in KL_KINDS[self.kl.estimator].needs
-        if not self.kl.coef and (streams.full_kl if exact else batch.ref_logprobs) is None:
+        exact = "full_kl" in self.kl.chosen.needs
+        if not self.kl.coef and (stats.full_kl if exact else batch.ref_logprobs) is None:
             return None
-        masked = _masker(batch.loss_mask, streams.logprobs.dtype)
+        masked = _masker(batch.loss_mask, stats.logprobs.dtype)
         return kl_value(
             self.kl.estimator,
-            torch.where(batch.loss_mask, streams.logprobs, 0.0),
+            torch.where(batch.loss_mask, stats.logprobs, 0.0),
             masked(batch.ref_logprobs),
-            masked(streams.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs),
-            None if streams.full_kl is None else torch.where(batch.loss_mask, streams.full_kl, 0.0),
+            masked(stats.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs),
+            None if stats.full_kl is None else torch.where(batch.loss_mask, stats.full_kl, 0.0),
         )
 
 
 def _masker(loss_mask: Tensor, dtype: torch.dtype) -> Callable[[Tensor | None], Tensor | None]:
-    """A function that zeroes a stream where nothing is trained, before anything can overflow there."""
-    return lambda stream: None if stream is None else torch.where(loss_mask, stream.to(dtype), 0.0)
+    """A function that zeroes a tensor where nothing is trained, before anything can overflow there."""
+    return lambda values: None if values is None else torch.where(loss_mask, values.to(dtype), 0.0)

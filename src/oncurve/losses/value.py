@@ -11,14 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.types import TokenLoss, TrainBatch
 
-__all__ = ["ValueLoss", "value_loss"]
 
-
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+def value_loss(
+    values: Float[Tensor, "*shape"],
+    old_values: Float[Tensor, "*shape"],
+    returns: Float[Tensor, "*shape"],
+    clip: float | None,
+) -> Float[Tensor, "*shape"]:
     """½ max((V - R)², (V_old + clip(V - V_old, ±c) - R)²), without `clip` ½ (V - R)²; all of one shape."""
     loss = (values - returns).square()
     if clip is not None:
@@ -33,13 +37,13 @@ class ValueLoss:
 
     clip   c; None: no clipping
 
-    Statistics: "value_loss" (without `coef`), "value_clip_fraction", and "value_error", |V - R|.
+    Statistics: "critic/loss" (without `coef`), "critic/clip", and "critic/error", |V - R|.
     """
 
     clip: float | None = 0.2
     coef: float = 1.0
 
-    def __call__(self, values: Tensor, batch: TrainBatch) -> TokenLoss:
+    def __call__(self, values: Float[Tensor, "B T"], batch: TrainBatch) -> TokenLoss:
         """`(B, T)` loss and statistics of `values (B, T)`, 0 where `loss_mask` is False.
 
         Raises ValueError: the batch has no `values` or no `returns`.
@@ -48,11 +52,11 @@ class ValueLoss:
             raise ValueError("the value loss needs the batch's values and returns: an advantage of kind gae makes them")
         mask = batch.loss_mask
         now, old, wanted = (
-            torch.where(mask, stream.to(values.dtype), 0.0) for stream in (values, batch.values, batch.returns)
+            torch.where(mask, each.to(values.dtype), 0.0) for each in (values, batch.values, batch.returns)
         )
         loss = value_loss(now, old, wanted, self.clip)
-        stats = {"value_loss": loss.detach(), "value_error": (now.detach() - wanted).abs()}
+        stats = {"critic/loss": loss.detach(), "critic/error": (now.detach() - wanted).abs()}
         if self.clip is not None:
             clipped = value_loss(now.detach(), old, wanted, None) < loss.detach()
-            stats["value_clip_fraction"] = clipped.to(values.dtype)
+            stats["critic/clip"] = clipped.to(values.dtype)
         return TokenLoss(self.coef * loss, stats)

@@ -1,7 +1,6 @@
-"""Every number a run logs: declared with its reduction, formula and advice, and accumulated as (sum, count)."""
+"""Every number that a run logs: declared with its reduction, formula and advice, and accumulated as (sum, count)."""
 
-from oncurve.metrics.accumulator import Metrics
-from oncurve.metrics.metric import Metric, Reduction
-from oncurve.metrics.table import METRICS, declared
-
-__all__ = ["METRICS", "Metric", "Metrics", "Reduction", "declared"]
+from oncurve.metrics.accumulator import Metrics as Metrics
+from oncurve.metrics.metric import Metric as Metric, Reduction as Reduction
+from oncurve.metrics.numbers import share as share, short as short
+from oncurve.metrics.table import METRICS as METRICS, declared as declared

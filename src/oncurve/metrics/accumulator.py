@@ -1,33 +1,32 @@
-"""The accumulator: observations in, one number a key out."""
+"""The accumulator: observations in, one number per key out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from operator import add
+from operator import add, itemgetter
 
 import torch
 from torch import Tensor
 
 from oncurve.metrics.table import declared
 
-__all__ = ["Metrics"]
-
 
 class Metrics:
     """Observations by declared key, kept as (sum, count), a maximum, or the last one.
 
         metrics = Metrics()
-        metrics.add("entropy", streams.entropy, micro.loss_mask)     # every trained token is an observation
-        metrics.add("grad_norm", 0.7)                                # one observation
-        metrics.add("reward", 12.0, count=32)                        # the sum of 32 observations
-        metrics.add_all("completion_length", [12.0, 7.0])            # two observations
+        metrics.add("policy/entropy", stats.entropy, micro.loss_mask)   # every trained token is an observation
+        metrics.add("optim/grad_norm", 0.7)                             # one observation
+        metrics.add("reward/mean", 12.0, count=32)                      # the sum of 32 observations
+        metrics.add_all("completions/length", [12.0, 7.0])              # two observations
         metrics.merge(metrics_of_another_micro_batch)
-        metrics.result()["entropy"]
+        metrics.result()["policy/entropy"]
 
-    Merging is exact: the result is that of all observations together, in whatever pieces they came. Observations that
-    are NaN or infinite are left out and counted in `nonfinite_values`, and so is a result that overflowed. What is
-    added from an accelerator is reduced there and fetched when it is asked for, so adding does not wait for the device.
+    Merging is exact: the result is that of all observations together, however they are divided into pieces.
+    Observations that are NaN or infinite are left out and counted in `metrics/nonfinite`, and so is a result that
+    overflowed. Tensors on an accelerator are reduced there and fetched with the result, so that adding does not wait
+    for the device.
     """
 
     def __init__(self) -> None:
@@ -60,7 +59,7 @@ class Metrics:
             self._on_device.append((key, total))
 
     def add_all(self, key: str, values: Sequence[float]) -> None:
-        """Adds every number of `values` as an observation of `key`: as many calls of `add`, in one.
+        """Adds every number of `values` as an observation of `key`, as one call of `add` for each would.
 
         Raises KeyError: `key` is not declared.
         """
@@ -74,7 +73,7 @@ class Metrics:
     def merge(self, other: Metrics, off_policy: bool = False) -> None:
         """Adds all observations of `other`; its "last" ones come after this one's.
 
-        `off_policy`: they were made after the weights had moved, so those that are declared `on_policy` are left out.
+        `off_policy`: they were made after the weights had moved, so metrics declared `on_policy` are left out.
         """
         other._fetch()
         for key, total in other._totals.items():
@@ -82,7 +81,7 @@ class Metrics:
                 self._fold(key, total)
 
     def result(self) -> dict[str, float]:
-        """One float a key; a key without any observation is absent."""
+        """One float per key; a key without any observation is absent."""
         self._fetch()
         result = {
             key: value / count if declared(key).reduction == "mean" else value
@@ -95,11 +94,11 @@ class Metrics:
             del result[key]
         left_out += len(overflowed)
         if left_out:
-            result["nonfinite_values"] = result.get("nonfinite_values", 0.0) + left_out
+            result["metrics/nonfinite"] = result.get("metrics/nonfinite", 0.0) + left_out
         return result
 
     def _fetch(self) -> None:
-        """Brings what was reduced on an accelerator here, in one transfer."""
+        """Fetches what was reduced on an accelerator, in one transfer."""
         if self._on_device:
             totals = torch.stack([total for _, total in self._on_device]).tolist()
             for (key, _), total in zip(self._on_device, totals, strict=True):
@@ -107,7 +106,7 @@ class Metrics:
             self._on_device.clear()
 
     def _fold(self, key: str, new: _Total) -> None:
-        """Joins a total to what there is; one without observations changes only the number of those left out."""
+        """Joins a total to the present one; a total without observations changes only the number of those left out."""
         old = self._totals.get(key, (0.0, 0.0, 0.0))
         if new[1] > 0 and old[1] > 0:
             value = _JOIN[declared(key).reduction](old[0], new[0])
@@ -135,14 +134,6 @@ def _last(observed: Tensor, kept: Tensor) -> Tensor:
     return padded[torch.cat([places.new_zeros(1), places]).max()]
 
 
-def _latter(old: float, new: float) -> float:
-    return new
-
-
-def _final(values: Sequence[float]) -> float:
-    return values[-1]
-
-
 def _sum_all(values: Sequence[float]) -> float:
     try:
         return math.fsum(values)
@@ -151,10 +142,7 @@ def _sum_all(values: Sequence[float]) -> float:
 
 
 _REDUCE = {"mean": _sum, "sum": _sum, "max": _max, "last": _last}
-_REDUCE_ALL: dict[str, Callable[[Sequence[float]], float]] = {
-    "mean": _sum_all,
-    "sum": _sum_all,
-    "max": max,
-    "last": _final,
-}
-_JOIN: dict[str, Callable[[float, float], float]] = {"mean": add, "sum": add, "max": max, "last": _latter}
+_REDUCE_ALL: dict[str, Callable[[Sequence[float]], float]]
+_REDUCE_ALL = {"mean": _sum_all, "sum": _sum_all, "max": max, "last": itemgetter(-1)}
+_JOIN: dict[str, Callable[[float, float], float]]
+_JOIN = {"mean": add, "sum": add, "max": max, "last": lambda _, later: later}

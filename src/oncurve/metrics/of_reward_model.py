@@ -2,106 +2,58 @@
 
 from oncurve.metrics.metric import Metric
 
-__all__ = ["REWARD_MODEL_METRICS"]
-
 REWARD_MODEL_METRICS: tuple[Metric, ...] = (
-    Metric(
-        "reward_model_loss",
-        "mean",
-        "nats",
-        "pairs: -ln σ(r_chosen - r_rejected - margin), plus center · (r_chosen + r_rejected)²; steps: "
-        "-(y ln p + (1 - y) ln (1 - p)); mean over those of the updates",
-        "How far the reward model is from the judgements that it learns from.",
-        "ln 2 = 0.693 is what a model says that knows nothing. Near 0 while the held-out loss rises: it learns by "
-        "heart; fewer epochs, more data.",
+    Metric("reward_model/loss", "mean", "nats", trl="loss").described(
+        "pairs: -ln σ(r_chosen - r_rejected - margin), plus center · (r_chosen + r_rejected)²; steps: -(y ln p + (1 - "
+        "y) ln (1 - p)); mean over those of the updates",
+        "The training loss of the reward model.",
+        "ln 2 = 0.693: the model does no better than chance. Near 0 while reward_model/heldout_loss rises: it "
+        "overfits; train for fewer epochs or on more data.",
     ),
-    Metric(
-        "reward_model_accuracy",
-        "mean",
-        "share",
-        "pairs: share with r_chosen > r_rejected; steps: share whose p is on the label's side of one half",
-        "How often the reward model judges rightly what it is being trained on, before the update on it.",
-        "Compare it with the held-out share.",
+    Metric("reward_model/accuracy", "mean", "fraction", trl="accuracy").described(
+        "pairs: fraction with r_chosen > r_rejected; steps: fraction whose p is on the label's side of one half",
+        "How often the reward model is right about the examples of an update, before that update.",
+        "Compare it with reward_model/heldout_accuracy.",
     ),
-    Metric(
-        "reward_model_heldout_loss",
-        "last",
-        "nats",
-        "as reward_model_loss, over held-out examples",
-        "The same on examples that it has not been trained on.",
-        "Rising while reward_model_loss falls: it learns by heart.",
+    Metric("reward_model/heldout_loss", "last", "nats", trl="eval_loss").described(
+        "as reward_model/loss, over held-out examples",
+        "The loss on examples that the reward model is not trained on.",
+        "Rising while reward_model/loss falls: it overfits.",
     ),
-    Metric(
-        "reward_model_heldout_accuracy",
-        "last",
-        "share",
-        "as reward_model_accuracy, over held-out examples",
-        "How often the reward model judges rightly what it has not seen.",
-        "Near 0.5 on pairs: it knows nothing, and a policy that is trained on it learns nothing.",
+    Metric("reward_model/heldout_accuracy", "last", "fraction", trl="eval_accuracy").described(
+        "as reward_model/accuracy, over held-out examples",
+        "How often the reward model is right about examples that it is not trained on.",
+        "Near 0.5 on pairs: it does no better than chance, and a policy trained on it learns nothing.",
     ),
-    Metric(
-        "reward_model_heldout_first_wrong",
-        "last",
-        "share",
-        "share of held-out completions whose first wrong step is argmax_j (1 - p_j) Π_{i<j} p_i, or none where "
-        "Π p_i is larger",
+    Metric("reward_model/heldout_first_wrong", "last", "fraction").described(
+        "fraction of held-out completions whose first wrong step is argmax_j (1 - p_j) Π_{i<j} p_i, or none where Π "
+        "p_i is larger",
         "How often a process reward model finds the first wrong step, or that there is none.",
-        "Compare it with the share of the most frequent answer, which the end of the training prints.",
+        "Compare it with the share of the most frequent answer, which is printed when training ends.",
     ),
-    Metric(
-        "reward_model_before",
-        "last",
-        "share",
-        "reward_model_heldout_accuracy of the iteration's own held-out examples, before it is trained in this one",
-        "How well the reward model still judges what the policy has come to write.",
-        "Far below reward_model_heldout_accuracy: the policy has left what the reward model knew; shorter iterations.",
+    Metric("reward_model/heldout_accuracy_before", "last", "fraction").described(
+        "reward_model/heldout_accuracy on the iteration's own held-out examples, before this iteration's training",
+        "How well the reward model still scores the policy's present completions.",
+        "Far below reward_model/heldout_accuracy: the policy has left the reward model's data; shorten the iterations.",
     ),
-    Metric(
-        "reward_model_updates",
-        "sum",
-        "updates",
+    Metric("reward_model/updates", "sum", "updates").described(
         "optimizer updates of the reward model",
         "How much the reward model was trained.",
-        "In a run with iterations, 0 means that no two completions of a group were judged differently.",
+        "0 in a run with iterations: no two completions of a group were scored differently.",
     ),
-    Metric(
-        "reward_model_new",
-        "sum",
-        "examples",
+    Metric("reward_model/new_examples", "sum", "examples").described(
         "pairs, or completions with labelled steps, made of the iteration's own samples and trained on",
-        "What the judge taught in this iteration.",
-        "Few: groups whose completions are all judged alike make no pairs.",
+        "What the verifier added to the training data in this iteration.",
+        "Few: groups whose completions all have the same score make no pairs.",
     ),
-    Metric(
-        "reward_model_replayed",
-        "sum",
-        "examples",
-        "round(iterative.replay · reward_model_history)",
+    Metric("reward_model/replayed_examples", "sum", "examples").described(
+        "round(iterative.replay · reward_model/history_examples)",
         "Examples of earlier iterations that were trained on again.",
-        "More of them keeps what was learned; fewer follows the policy faster.",
+        "More of them preserve what was learned; fewer follow the policy faster.",
     ),
-    Metric(
-        "reward_model_history",
-        "last",
-        "examples",
+    Metric("reward_model/history_examples", "last", "examples").described(
         "all examples of earlier iterations, and those of iterative.history",
-        "What the replayed examples are drawn from.",
-        "It grows by reward_model_new an iteration.",
-    ),
-    Metric(
-        "seconds_reward_model",
-        "last",
-        "seconds",
-        "wall-clock time of line 12: the reward model judged, trained and judged again",
-        "What the end of an iteration takes; it is not part of `seconds`.",
-        "Much of a run: longer iterations, fewer passes (reward_model.epochs), a smaller replay share.",
-    ),
-    Metric(
-        "iteration",
-        "last",
-        "iterations",
-        "⌈step / iterative.steps⌉",
-        "Which iteration of Algorithm 1 this step belongs to; the first is 1.",
-        "The reference changes when it does.",
+        "The examples that the replayed ones are drawn from.",
+        "It grows by reward_model/new_examples per iteration.",
     ),
 )

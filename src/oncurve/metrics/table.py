@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from oncurve.metrics.metric import Metric
+from oncurve.metrics.of_correction import CORRECTION_METRICS
 from oncurve.metrics.of_reward_model import REWARD_MODEL_METRICS
 from oncurve.metrics.of_rollout import ROLLOUT_METRICS
 from oncurve.metrics.of_update import UPDATE_METRICS
 from oncurve.spec import suggest
 
-__all__ = ["METRICS", "declared"]
-
 METRICS: dict[str, Metric] = {
-    metric.name: metric for metric in (*ROLLOUT_METRICS, *UPDATE_METRICS, *REWARD_MODEL_METRICS)
+    metric.name: metric for metric in (*ROLLOUT_METRICS, *UPDATE_METRICS, *CORRECTION_METRICS, *REWARD_MODEL_METRICS)
 }
 
 _FAMILIES: dict[str, Metric] = {metric.prefix: metric for metric in METRICS.values() if metric.prefix is not None}
@@ -20,7 +19,7 @@ _FAMILIES: dict[str, Metric] = {metric.prefix: metric for metric in METRICS.valu
 def declared(key: str) -> Metric:
     """The declaration of `key`: its own, or that of the family whose prefix it has.
 
-    Raises KeyError for a key that nobody declared, with the nearest declared name.
+    Raises KeyError: `key` is not declared; the message has the nearest declared name.
     """
     if key in METRICS and METRICS[key].prefix is None:
         return METRICS[key]

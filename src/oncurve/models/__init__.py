@@ -5,53 +5,35 @@ Loaded lazily: importing this package imports neither torch's nor transformers' 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from oncurve.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.models.causal import CausalModel, Decoder, Head
-    from oncurve.models.chat import has_template, render
-    from oncurve.models.generic import GenericModel
-    from oncurve.models.huggingface import LoadedModel, ModelConfig, eos_ids_of
-    from oncurve.models.network import TransformersModel
-    from oncurve.models.probe import wrap
-    from oncurve.models.saving import save
-    from oncurve.models.streams import token_streams
-
-_HOMES = {
-    "CausalModel": "causal",
-    "Decoder": "causal",
-    "GenericModel": "generic",
-    "Head": "causal",
-    "LoadedModel": "huggingface",
-    "ModelConfig": "huggingface",
-    "TransformersModel": "network",
-    "eos_ids_of": "huggingface",
-    "has_template": "chat",
-    "render": "chat",
-    "save": "saving",
-    "token_streams": "streams",
-    "wrap": "probe",
-}
-
-__all__ = [
-    "CausalModel",
-    "Decoder",
-    "GenericModel",
-    "Head",
-    "LoadedModel",
-    "ModelConfig",
-    "TransformersModel",
-    "eos_ids_of",
-    "has_template",
-    "render",
-    "save",
-    "token_streams",
-    "wrap",
-]
+    from oncurve.models.adapters import Adapter as Adapter, LoraSettings as LoraSettings
+    from oncurve.models.causal import (
+        CausalModel as CausalModel,
+        DecodeRequest as DecodeRequest,
+        Ended as Ended,
+        Head as Head,
+        TokenLoop as TokenLoop,
+        module_device as module_device,
+    )
+    from oncurve.models.generic import GenericModel as GenericModel
+    from oncurve.models.head import token_stats as token_stats
+    from oncurve.models.loading import (
+        LoadedModel as LoadedModel,
+        LocalWeights as LocalWeights,
+        ModelConfig as ModelConfig,
+        Weights as Weights,
+        adapted as adapted,
+        eos_ids_of as eos_ids_of,
+        has_template as has_template,
+        render as render,
+        save as save,
+    )
+    from oncurve.models.network import TransformersModel as TransformersModel
+    from oncurve.models.probe import wrap as wrap
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __all__ = lazily(__name__)

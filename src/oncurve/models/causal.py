@@ -1,62 +1,32 @@
-"""What the rest of oncurve knows of a model: two protocols, `CausalModel` and the `Decoder` it makes.
+"""What the rest of oncurve knows of a model: the protocols `CausalModel` and `TokenLoop`.
 
-Speaking of M prompts (one a group), b completions of them and N = Σ lengths completion tokens, a model gives
+Speaking of M prompts (one per group), b completions of them and N = Σ lengths completion tokens, a model gives
 
     completion_hidden   the hidden states (N, H) that *predict* each completion token: training and scoring
-    decoder             the same hidden states one token at a time: rollout
     logits              hidden (n, H) -> logits (n, V), in float32 at least
+    token_loop          completions, token by token: rollout
 
-Both ways see the same weights and the same mathematics, so a sampled token's log-probability is the learner's.
-The hidden states stand between so that nobody ever needs `(B, T, V)` logits: see `streams.token_streams`.
+Both ways use the same weights and the same mathematics, so a sampled token's log-probability is the learner's. The
+hidden states are passed on, and not logits, so that `(B, T, V)` logits are never made: `head.token_stats`.
+
+TokenLoop   whole completions: what rollout needs of a model
+Decoder     one token per row and step: what the token loop on the host needs of a model's cache
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CausalModel", "Decoder", "Head", "check_decoder", "check_rows", "longest_of", "module_device"]
+from oncurve.models.adapters import Adapter
+from oncurve.types import Ending
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states `(n, H)` -> logits `(n, V)`."""
-
-
-class Decoder(Protocol):
-    """Completions growing by one token a step. Rows are in order of groups, `copies[g]` rows of group g.
-
-    first_hidden (M, H)   predicts token 0, one a *group*: `first_hidden[groups]` is one a row
-    groups       (n,)     the group of each live row
-
-    The order of calls: sample token 0 from `first_hidden`, then `step(ids)` gives what predicts token 1, and so on.
-    Rows that `join` later begin with their token 0 then, beside the others' tokens; every row gets at most
-    `max_new_tokens - 1` steps, and a row that has had them must be dropped by `keep` before the next one.
-    """
-
-    @property
-    def first_hidden(self) -> Tensor:
-        """`(M, H)`: what predicts the first token of each group's completions."""
-
-    @property
-    def groups(self) -> Tensor:
-        """`(n,)` int64: the group of each live row."""
-
-    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-        """Prefill further groups; their rows stand behind the live ones, their numbers in `groups` behind all so far.
-
-        Returns their `(M', H)` hidden states that predict token 0.
-        """
-
-    def step(self, ids: Tensor) -> Tensor:
-        """Append `ids (n,)`, one token a live row; return the `(n, H)` hidden states that predict the next."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only: `rows (k,)` int64 are indices into the live rows, ascending, without repeats.
-
-        k may be 0 if `join` comes next.
-        """
 
 
 class CausalModel(Protocol):
@@ -65,6 +35,10 @@ class CausalModel(Protocol):
     @property
     def module(self) -> nn.Module:
         """The network: its parameters are what the learner trains."""
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter in the module, which is all that is trained; None: it has none."""
 
     @property
     def fast(self) -> bool:
@@ -86,7 +60,7 @@ class CausalModel(Protocol):
         Args:
             prompts: M tensors `(P_g,)` int64, none empty.
             group_ids: `(b,)` int64, index into `prompts`.
-            completion_ids: `(b, T)` int64, padded on the right; what stands beyond `lengths` is never read.
+            completion_ids: `(b, T)` int64, padded on the right; what is beyond `lengths` is never read.
             lengths: `(b,)` int64 in 0..T; row r contributes `lengths[r]` rows to the result.
 
         Differentiable with respect to the module's parameters, unless under `torch.no_grad`.
@@ -102,10 +76,10 @@ class CausalModel(Protocol):
         """The `(V, H)` matrix that makes logits of hidden states, where nothing else does; None where there is more."""
 
     def head(self) -> Head:
-        """What makes logits from stored hidden states without a gradient: a frozen reference hands this out."""
+        """A function from stored hidden states to logits, without a gradient, for a frozen reference."""
 
-    def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
-        """A decoder after its prefill: `copies[g]` >= 1 completions of prompt g of at most `max_new_tokens` tokens."""
+    def token_loop(self) -> TokenLoop:
+        """A loop that decodes with the model's weights as they are at each call."""
 
 
 def module_device(module: nn.Module) -> torch.device:
@@ -134,6 +108,122 @@ def longest_of(prompts: Sequence[Tensor], group_ids: Tensor, lengths: Tensor) ->
     """Tokens of the longest of the rows that `completion_hidden` takes."""
     sizes = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=group_ids.device)
     return int((sizes[group_ids] + lengths.to(group_ids.device)).max()) if len(group_ids) else 0
+
+
+Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`(logits (n, V), uniforms (n,)) -> (ids (n,), log-probabilities (n,))`, without reading a number on the host.
+
+Steps that are captured for one draw are used again for another that equals it.
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A completion as the token loop leaves it; `text` is set where a stop string cut it."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ended: Ending
+    text: str | None
+
+
+OnEnded = Callable[[int, list[Ended]], None]
+"""`(index of the prompt, its completions)`, called as soon as the last of these has ended."""
+
+
+class StopStrings(Protocol):
+    """Finds stop strings in the rows of one request."""
+
+    def finished(self, rows: Tensor, ids: Tensor, written: Callable[[int, int], list[int]]) -> dict[int, str]:
+        """Rows whose newest token completed a stop string, each with the text before the string.
+
+        rows     (k,) int64, the numbers of rows that still grow; on the CPU
+        ids      (k,) int64, their newest tokens; on the CPU
+        written  (index into `rows`, start) -> the row's tokens from `start` to the newest
+        """
+
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """G completions for each of M prompts. Row `g · G + c` is completion c of prompt g.
+
+    prompts          M tensors (P_g,) int64
+    keys             (M, G) int64, the key of each row's uniforms: `randomness.row_keys`
+    limits           (M, G) int64 in 1..T, the most tokens of each row
+    max_new_tokens   T
+    eos_ids          any of them ends a row; none: only the limits do
+    draw             the sampler
+    stop             finds stop strings; None: there are none
+    max_concurrent   at most so many rows are decoded at a time, but never less than a group; None: all
+    """
+
+    prompts: Sequence[Tensor]
+    keys: Tensor
+    limits: Tensor
+    max_new_tokens: int
+    eos_ids: Sequence[int]
+    draw: Draw
+    stop: StopStrings | None = None
+    max_concurrent: int | None = None
+
+    @property
+    def copies(self) -> int:
+        """G, the rows of a group."""
+        return self.keys.shape[1]
+
+    @property
+    def groups_at_once(self) -> int:
+        """How many groups are decoded at a time."""
+        rows = self.keys.numel()
+        return max(1, min(rows, self.max_concurrent or rows) // self.copies)
+
+
+class TokenLoop(Protocol):
+    """Decodes whole completions. A row's tokens depend on its own uniforms, not on the rows that run with it."""
+
+    def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[Ended]:
+        """The rows of the request in their order; a row's ids include the token that ended it.
+
+        Raises ModelError: a log-probability is not finite.
+        """
+
+
+class Decoder(Protocol):
+    """Completions that grow by one token per step. Rows are in order of groups, `copies[g]` rows of group g.
+
+    first_hidden (M, H)   predicts token 0, once per *group*: `first_hidden[groups]` is one per row
+    groups       (n,)     the group of each row
+
+    The order of calls: sample token 0 from `first_hidden`, then `step(ids)` gives what predicts token 1, and so on.
+    Rows that `join` later begin with their token 0 then, next to the others' tokens. Every row gets at most
+    `max_new_tokens - 1` steps, and a row that has had them must be dropped by `keep` before the next one.
+    """
+
+    @property
+    def first_hidden(self) -> Tensor:
+        """`(M, H)`: what predicts the first token of each group's completions."""
+
+    @property
+    def groups(self) -> Tensor:
+        """`(n,)` int64: the group of each row."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`(n, H)` -> `(n, V)` in the type that the head computes in, with the weights that the decoder began with."""
+
+    def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+        """Prefill further groups: their rows follow those that are there, their numbers in `groups` all earlier ones.
+
+        Returns their `(M', H)` hidden states that predict token 0.
+        """
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Append `ids (n,)`, one token per row; return the `(n, H)` hidden states that predict the next."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only: `rows (k,)` int64 are indices into the rows, ascending, without repeats.
+
+        k may be 0 if `join` comes next.
+        """
 
 
 def check_decoder(prompts: Sequence[Tensor], copies: Sequence[int]) -> None:

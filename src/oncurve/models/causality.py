@@ -1,13 +1,12 @@
-"""Whether a network may be trained at all: a token's log-probability must depend on the tokens before it alone.
+"""The check that a network is causal: a token's log-probability must depend only on the tokens before it.
 
-An encoder with a language-model head, a decoder whose mask lets prompts see themselves whole, a network that looks at
-the length of its batch: each gives a completion's tokens a probability that was made with the tokens after them in
-sight. The sampler cannot see those, so the two would differ by any amount, and nothing that is trained so means
-anything.
+An encoder with a language-model head, a decoder whose mask is bidirectional within prompts, a network that depends on
+the length of its batch: in each of them a completion token's probability depends on the tokens after it. The sampler
+does not have these, so sampler and learner would differ by any amount, and the training would be meaningless.
 
-Seen here: what tokens and padding up to `_LENGTH` places later do, at every one of the places before. Of a small module
-also what the rounding of half precision hides, and what a head or a gate hides that begins at 0 and is to be trained.
-Not seen: a mask that opens only farther into a text.
+Covered: the effect of tokens and padding up to `_LENGTH` positions later, at every earlier position. Of a small module
+also effects that the rounding of half precision hides, or a trained head or gate that begins at 0. Not covered: a mask
+that opens only farther into a text.
 """
 
 from __future__ import annotations
@@ -20,26 +19,24 @@ from torch import Tensor, nn
 from oncurve.errors import ModelError
 from oncurve.models.causal import module_device
 from oncurve.models.generic import plain_logits
-from oncurve.models.lengths import positions_of
-
-__all__ = ["SMALL", "check_causal"]
+from oncurve.models.layers import positions_of
 
 SMALL = 30_000_000
-"""Parameters up to which a float32 copy of a module is cheap enough to look at too."""
+"""Up to this many parameters a float32 copy of the module is checked too."""
 _LENGTH = 16
 _CUTS = (1, 2, 3, 5, 8, 11, 15)
 _LIMITS = {torch.float64: 1e-9, torch.float32: 3e-5}
-"""Changes of a logit, over the largest logit, below which rounding explains them."""
+"""Changes of a logit, relative to the largest logit, that rounding explains."""
 _HALF_LIMIT = 3e-2
 
 
 @torch.no_grad()
 def check_causal(module: nn.Module) -> None:
-    """Change later tokens, leave them out, and look at the logits before them.
+    """Change later tokens, leave them out, and compare the logits before them.
 
     Raises:
-        ModelError: they change; the module gives other logits when it is asked again; it does not take a batch of token
-            ids, or returns no logits; it changes its own weights.
+        ModelError: they change; a second call gives other logits; the module does not take a batch of token ids, or
+            returns no logits; it changes its own weights.
     """
     before = {name: parameter._version for name, parameter in module.named_parameters()}
     _compare(module)
@@ -55,9 +52,9 @@ def check_causal(module: nn.Module) -> None:
 
 
 def _awake(module: nn.Module) -> nn.Module | None:
-    """A float32 copy of a small module, in which no trained parameter is 0 throughout; None: it would show no more.
+    """A float32 copy of a small module in which no trained parameter is all 0; None: the copy would show no more.
 
-    None too where it cannot be copied, or takes no other precision.
+    None too where the module cannot be copied, or does not run in float32.
     """
     parameters = list(module.parameters())
     sleeps = any(parameter.requires_grad and not parameter.any() for parameter in parameters)
@@ -72,7 +69,7 @@ def _awake(module: nn.Module) -> nn.Module | None:
                 flat = torch.arange(parameter.numel(), device=parameter.device, dtype=parameter.dtype)
                 parameter.copy_((flat + 1).cos().mul(0.1).view_as(parameter))
         plain_logits(awake, torch.zeros(1, 1, dtype=torch.int64, device=module_device(awake)))
-    except Exception:  # whatever a module does as a copy, or in another precision
+    except Exception:  # the copy, or the other precision, may fail in any way
         return None
     return awake
 
@@ -82,13 +79,13 @@ def _compare(module: nn.Module) -> None:
     length = rows.shape[1]
     limit = _limit(module)
     together = plain_logits(module, rows)
-    if not together.isfinite().all():  # there is nothing to compare: the sampler refuses such logits
+    if not together.isfinite().all():  # nothing to compare: the sampler refuses such logits
         return
     scale = together.abs().max().clamp(min=torch.finfo(together.dtype).tiny)
     whole, name = together[0], type(module).__name__
     if _differ(plain_logits(module, rows), together) > limit * scale:
         raise ModelError(
-            f"{name} gives other logits for the same tokens when it is asked again: what it samples could not be "
+            f"{name} gives other logits for the same tokens in a second call, so its samples could not be "
             "trained. Make its forward a function of the weights and `input_ids` alone"
         )
     for row, cut in zip(together[1:], _cuts(length), strict=True):
@@ -116,7 +113,7 @@ def _cuts(length: int) -> list[int]:
 
 
 def _examples(module: nn.Module) -> Tensor:
-    """Token ids `(1 + c, L)`: a row, and the same changed from each cut on; L is what the module can take."""
+    """Token ids `(1 + c, L)`: a row, and the same row changed from each cut on; L is short enough for the module."""
     positions, device = positions_of(module), module_device(module)
     error: Exception | None = None
     for length in sorted({min(size, positions or size) for size in (_LENGTH, 8, 4, 2)}, reverse=True):
@@ -128,7 +125,7 @@ def _examples(module: nn.Module) -> Tensor:
             plain_logits(module, rows)
         except (ModelError, torch.OutOfMemoryError):
             raise
-        except Exception as failed:  # whatever a module does with more tokens than it can take
+        except Exception as failed:  # too many tokens for the module: any error
             error = error or failed
         else:
             return rows

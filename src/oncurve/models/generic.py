@@ -2,8 +2,8 @@
 
 Prompts and completions are put together row by row, padded on the *right* and run whole: a causal model never looks
 right, so padding needs no mask. `hidden` is the logits themselves and `logits()` only widens them. There is no cache:
-the decoder runs everything again at each step. Slower than `network.TransformersModel`, same results, and said so at
-start.
+the decoder runs everything again at each step. This path is slower than `network.TransformersModel` and has the same
+results; a run reports at its start that it uses it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from oncurve.errors import ModelError
-from oncurve.models.causal import Head, check_decoder, check_rows, longest_of, module_device
-from oncurve.models.lengths import check_longest, longest_row_of
+from oncurve.models.adapters import Adapter
+from oncurve.models.causal import Head, TokenLoop, check_decoder, check_rows, longest_of, module_device
+from oncurve.models.decode import HostLoop
+from oncurve.models.layers import check_longest, longest_row_of
 from oncurve.ops import at_least_float32
-
-__all__ = ["GenericDecoder", "GenericModel", "plain_logits"]
 
 
 def plain_logits(module: nn.Module, input_ids: Tensor) -> Tensor:
-    """`module(input_ids)` as logits `(B, L, V)`. A module that can keep a cache or a state is told not to.
+    """`module(input_ids)` as logits `(B, L, V)`. A cache or a state that the module can keep is switched off.
 
     Raises:
         ModelError: the module returns neither a `(B, L, V)` tensor nor an object with such a `.logits`.
@@ -40,7 +40,7 @@ def plain_logits(module: nn.Module, input_ids: Tensor) -> Tensor:
 
 
 def _no_cache(module: nn.Module) -> dict[str, bool]:
-    """A recurrent network in evaluation mode updates its state in place, which no backward pass survives."""
+    """A recurrent network in evaluation mode updates its state in place, which breaks the backward pass."""
     taken = inspect.signature(module.forward).parameters
     passed_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
     transformers_model = hasattr(getattr(module, "config", None), "get_text_config")
@@ -52,19 +52,25 @@ class GenericModel:
 
     fast = False
 
-    def __init__(self, module: nn.Module, path_reason: str = "generic path: plain padded forward, no cache") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        path_reason: str = "generic path: plain padded forward, no cache",
+        adapter: Adapter | None = None,
+    ) -> None:
         self.module = module.eval()
+        self.adapter = adapter
         self.path_reason = path_reason
 
     @property
     def longest_row(self) -> int | None:
-        """See `CausalModel.longest_row`."""
+        """The most tokens of a row, by the module's configuration."""
         return longest_row_of(self.module)
 
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
-        """See `CausalModel.completion_hidden`; H is the size of the vocabulary."""
+        """Hidden states `(N, H)`, which are the logits: H is the size of the vocabulary."""
         check_rows(prompts, group_ids, completion_ids, lengths)
         check_longest(self.module, longest_of(prompts, group_ids, lengths))
         device = module_device(self.module)
@@ -98,8 +104,12 @@ class GenericModel:
         """`logits`, which needs no weights."""
         return self.logits
 
+    def token_loop(self) -> TokenLoop:
+        """The loop on the host, which runs whole rows at every step."""
+        return HostLoop(self.decoder, module_device(self.module))
+
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> GenericDecoder:
-        """See `CausalModel.decoder`."""
+        """A decoder for `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens` tokens."""
         return GenericDecoder(self.module.eval(), prompts, copies, max_new_tokens)
 
 
@@ -117,9 +127,13 @@ class GenericDecoder:
         self._ids = torch.empty(0, 0, dtype=torch.int64, device=device)
         self.first_hidden = self.join(prompts, copies)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The hidden states are the logits."""
+        return hidden
+
     @torch.no_grad()
     def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-        """See `Decoder.join`."""
+        """Add groups: their rows follow those that are there."""
         check_decoder(prompts, copies)
         device = self.groups.device
         prompt_ids, lengths = _pad([prompt.to(device) for prompt in prompts])
@@ -136,7 +150,7 @@ class GenericDecoder:
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
-        """See `Decoder.step`."""
+        """One token per row: the logits of the next."""
         rows = torch.arange(self._ids.shape[0], device=self._ids.device)
         self._ids[rows, self._lengths] = ids.to(self._ids.device)
         logits = plain_logits(self._module, self._ids[:, : int(self._lengths.max()) + 1])
@@ -145,7 +159,7 @@ class GenericDecoder:
         return hidden
 
     def keep(self, rows: Tensor) -> None:
-        """See `Decoder.keep`."""
+        """Go on with these rows only."""
         rows = rows.to(self._ids.device)
         self._ids, self._lengths, self.groups = self._ids[rows], self._lengths[rows], self.groups[rows]
 

@@ -13,19 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.models.adapters import Adapter
 from oncurve.models.attention import AttentionContext, register, switched
-from oncurve.models.blocks import Block, Shared, blocks_of, keeps_nothing
-from oncurve.models.causal import Decoder, Head, check_rows, longest_of, module_device
-from oncurve.models.decoding import CachedDecoder
-from oncurve.models.device import decoding_room, packed_context
-from oncurve.models.fused_head import matrix_of
-from oncurve.models.graphs import GraphDecoder, Room
-from oncurve.models.leaves import keeps_a_wide_residual, narrow_positions
-from oncurve.models.lengths import check_longest, longest_row_of
-from oncurve.models.packing import Packed, Packs, pack
+from oncurve.models.backend import graph_buffers, packed_context
+from oncurve.models.causal import Decoder, Head, TokenLoop, check_rows, longest_of, module_device
+from oncurve.models.decode import CachedDecoder, GraphBuffers, GraphLoop, HostLoop
+from oncurve.models.head import matrix_of
+from oncurve.models.layers import (
+    Block,
+    PrepackedLinear,
+    PrepackedWeights,
+    Shared,
+    blocks_of,
+    check_longest,
+    keeps_a_wide_residual,
+    keeps_nothing,
+    longest_row_of,
+    narrow_positions,
+    prepack,
+)
 from oncurve.ops import at_least_float32
-
-__all__ = ["TransformersModel"]
 
 
 class TransformersModel:
@@ -37,16 +44,20 @@ class TransformersModel:
     fast = True
 
     def __init__(
-        self, module: nn.Module, path_reason: str = "fast path: prompts once per group, cached decoding"
+        self,
+        module: nn.Module,
+        path_reason: str = "fast path: prompts once per group, cached decoding",
+        adapter: Adapter | None = None,
     ) -> None:
         register()
         network: Any = module.eval()
         self.module = module
         self.path_reason = path_reason
+        self.adapter = adapter
         self._body: Any = network.get_decoder()
         self._head: Any = network.get_output_embeddings()
         self._embedding: Any = network.get_input_embeddings()
-        self._room: Room | None = None
+        self._buffers: GraphBuffers | None = None
         self._blocks: list[Block] = blocks_of(self._body)
         self._shared = self._blocks[0].shared if self._blocks else Shared()
         self._keeps_nothing = keeps_nothing(self._body)
@@ -55,33 +66,37 @@ class TransformersModel:
 
     @property
     def longest_row(self) -> int | None:
-        """See `CausalModel.longest_row`."""
+        """The most tokens of a row, by the module's configuration."""
         return longest_row_of(self.module)
 
     def release(self) -> None:
-        """Take the hooks off that this object has put on its module, for whoever goes on with the module alone."""
+        """Remove the hooks that this object has put on its module, before the module is used alone."""
         for hook in self._hooks:
             hook.remove()
 
-    def _run(self, ids: Tensor, positions: Tensor, context: AttentionContext, packs: Packs | None = None) -> Tensor:
+    def _run(
+        self, ids: Tensor, positions: Tensor, context: AttentionContext, prepacked: PrepackedWeights | None = None
+    ) -> Tensor:
         """The body over one flat row: `(N,)` ids and positions -> `(N, H)` after the final norm.
 
-        Where the weights are half precision the sum of the layers is kept in float32: rounded after every layer, it is
-        what makes sampler and learner, who add up in another order, differ.
+        Where the weights are half precision the sum of the layers is kept in float32: rounded after every layer, it
+        would make sampler and learner differ, because they add in another order.
         """
-        if self.module.training:  # somebody called train(): dropout would make sampler and learner disagree
+        if self.module.training:  # after a call of train() dropout would make sampler and learner disagree
             self.module.eval()
-        with switched(self._body.config), self._shared.using(packs or {}):
+        with switched(self._body.config), self._shared.using(prepacked or {}):
             outputs = self._body(
                 **self._inputs(ids), position_ids=positions[None], use_cache=False, oncurve_context=context
             )
         hidden: Tensor = outputs[0][0]
         return hidden
 
-    def _run_apart(self, ids: Tensor, positions: Tensor, context: AttentionContext, packs: Packs | None) -> Tensor:
+    def _run_apart(
+        self, ids: Tensor, positions: Tensor, context: AttentionContext, prepacked: PrepackedWeights | None
+    ) -> Tensor:
         """`_run` under inference mode: an eighth off the step of a small model. What leaves is a usual tensor."""
         with torch.inference_mode():
-            hidden = self._run(ids, positions, context, packs)
+            hidden = self._run(ids, positions, context, prepacked)
         return hidden.clone()
 
     def _inputs(self, ids: Tensor) -> dict[str, Tensor]:
@@ -92,7 +107,7 @@ class TransformersModel:
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
-        """See `CausalModel.completion_hidden`."""
+        """Hidden states `(N, H)`, each prompt computed once per group."""
         check_rows(prompts, group_ids, completion_ids, lengths)
         check_longest(self.module, longest_of(prompts, group_ids, lengths))
         device = module_device(self.module)
@@ -105,41 +120,41 @@ class TransformersModel:
         return self._run(context.ids, context.positions, context).index_select(0, context.predictors)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `CausalModel.logits`."""
+        """`(n, H)` -> `(n, V)`, in float32 at least."""
         return at_least_float32(self.raw_logits(hidden))
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """See `CausalModel.raw_logits`."""
+        """`logits` in the type that the head computes in."""
         logits: Tensor = self._head(hidden)
         return logits
 
     def head_matrix(self) -> Tensor | None:
-        """See `CausalModel.head_matrix`."""
+        """The head's matrix, where it is nothing else."""
         return matrix_of(self._head)
 
     def head(self) -> Head:
-        """See `CausalModel.head`: this module's own head, without a gradient."""
+        """This module's own head, without a gradient."""
         return torch.no_grad()(self.logits)
 
-    def decoding_room(self) -> Room | None:
-        """Where rows are decoded in graphs, kept from rollout to rollout; None where they are decoded otherwise."""
-        if self._room is None:
-            self._room = decoding_room(self._run, self.module, module_device(self.module))
-        return self._room
+    def token_loop(self) -> TokenLoop:
+        """In CUDA graphs on CUDA, whose buffers are kept from rollout to rollout; elsewhere with a cached decoder."""
+        device = module_device(self.module)
+        if self._buffers is None:
+            self._buffers = graph_buffers(self._run, self.module, device)
+        if self._buffers is not None:
+            return GraphLoop(self._buffers, self.raw_logits)
+        return HostLoop(self.decoder, device)
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
-        """See `CausalModel.decoder`."""
-        room = self.decoding_room()
-        if room is not None:
-            return GraphDecoder(room, prompts, copies, max_new_tokens)
+        """A cached decoder after its prefill: `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens` tokens."""
         products: dict[nn.Module, list[list[nn.Module]]] = {block: block.groups() for block in self._blocks}
-        packs = pack(products | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
-        head: Sequence[Packed] = packs.get(self._head, ())
+        prepacked = prepack(products | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
+        head: Sequence[PrepackedLinear] = prepacked.get(self._head, ())
         return CachedDecoder(
-            partial(self._run_apart if self._keeps_nothing else self._run, packs=packs),
+            partial(self._run_apart if self._keeps_nothing else self._run, prepacked=prepacked),
             prompts,
             copies,
             max_new_tokens,
             module_device(self.module),
-            head[0] if head else None,
+            head[0] if head else self.raw_logits,
         )

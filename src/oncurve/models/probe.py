@@ -1,12 +1,12 @@
-"""Which path a module takes: the fast one only if it gives, now and here, what the module itself gives.
+"""The choice of a module's path: the fast one only if its values and gradients agree with the module's own.
 
-A transformers model with a standard attention goes the fast path. What transformers does not pass through its attention
-interface, what asks attention for more than ours does, and what differs from the plain forward in value or gradient
-on a few tokens, goes the generic path; the reason is said at the start of a run.
+A transformers model with a standard attention takes the fast path. A model takes the generic path if its attention does
+not go through transformers' attention interface, if it needs more of attention than ours does, or if its value or
+gradient on a few tokens differs from the plain forward. The plan states the reason.
 
-Covered by the probe: positions, heads, scaling, soft caps, anything between the last norm and the logits. Not covered
-by a few tokens: what begins only far into a text. Those are known by their settings: chunked attention, unknown layer
-types.
+Covered by the probe: the packed forward, and the token loop that rollout runs with its cache, prepacked weights or CUDA
+graphs; positions, heads, scaling, soft caps, and everything between the last norm and the logits. Not covered by a few
+tokens: effects that begin far into a text. Those are found by their settings: chunked attention, unknown layer types.
 """
 
 from __future__ import annotations
@@ -14,43 +14,49 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from oncurve.errors import ModelError
-from oncurve.models.aligned import aligned
-from oncurve.models.blocks import replace_blocks
-from oncurve.models.causal import CausalModel
+from oncurve.models.adapters import Adapter, refuse_adapter
+from oncurve.models.causal import CausalModel, module_device
 from oncurve.models.causality import SMALL, check_causal
-from oncurve.models.generic import GenericModel
-from oncurve.models.leaves import replace_norms
-from oncurve.models.lengths import positions_of
+from oncurve.models.decode import forced_logits
+from oncurve.models.generic import GenericModel, plain_logits
+from oncurve.models.layers import aligned, hold_rotations, positions_of, replace_blocks, replace_norms
 from oncurve.models.network import TransformersModel
-from oncurve.models.rotation import hold_rotations
-
-__all__ = ["compare", "wrap"]
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
-# value, gradient: relative errors a faithful path stays well below, and a wrong one exceeds by far.
+# value, gradient: relative errors well above those of rounding, and far below those of a wrong path.
 _TOLERANCE = {torch.float64: (1e-6, 1e-5), torch.float32: (1e-4, 1e-3)}
 _HALF_TOLERANCE = (5e-2, 1e-1)
 
 
-def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> CausalModel:
+def wrap(
+    module: nn.Module, attention: Literal["auto", "generic"] = "auto", adapter: Adapter | None = None
+) -> CausalModel:
     """`module` as a `CausalModel`, put in eval mode: dropout is off everywhere.
 
-    `attention="generic"` asks for the generic path, where the module's parts stay what they were, except for rotations
-    that depend on the length of a row (`rotation`). The random generators and the parameters' `.grad` stay as they
-    were; parameters that lie in a mapped file move out of it (`aligned`).
+    With `attention="generic"` it takes the generic path, where the module's parts are unchanged, except for rotations
+    that depend on the length of a row (`rotation`). The random generators and the parameters' `.grad` are unchanged;
+    parameters in a mapped file are copied out of it (`aligned`). `adapter` is the adapter in the module: the probe runs
+    it with factors that are not 0.
 
     Raises:
-        ModelError: the module is not causal, or its logits are not a function of its weights and the tokens; it is left
-            as it was.
+        ModelError: the module is not causal, its logits are not a function of its weights and the tokens, or the
+            adapter has no effect, or it has an adapter of PEFT's and `adapter` is None; it is unchanged.
     """
+    if hasattr(module, "get_base_model"):
+        raise ModelError(
+            "the model is a PeftModel; give its base model, model.unload(), with settings={'lora': {'rank': 16}}; to "
+            "go on with its adapter, save it first, model.save_pretrained(FOLDER), and set {'lora': {'path': FOLDER}}"
+        )
+    if adapter is None:
+        refuse_adapter(module)
     aligned(module)
     with ExitStack() as refused:
         for part in module.modules():
@@ -58,27 +64,47 @@ def wrap(module: nn.Module, attention: Literal["auto", "generic"] = "auto") -> C
         _keep_scale(module)
         hold_rotations(module.eval(), positions_of(module), refused)
         check_causal(module)
+        if adapter is not None:
+            _check_effect(module, adapter)
         refused.pop_all()
     if attention == "generic":
-        return GenericModel(module, _generic('asked for by model.attention = "generic"'))
+        return GenericModel(module, _generic('asked for by model.attention = "generic"'), adapter)
     if not _from_transformers(module):
-        return GenericModel(module, _generic(f"{type(module).__name__} is not a transformers model"))
+        return GenericModel(module, _generic(f"{type(module).__name__} is not a transformers model"), adapter)
     obstacle = _declared_obstacle(module)
     if obstacle is None:
         with ExitStack() as undo:
             replace_norms(module, undo)
             replace_blocks(module, undo)
-            obstacle = _probe(module)
+            with nullcontext() if adapter is None else adapter.perturbed():
+                obstacle = _probe(module)
             if obstacle is None:
                 undo.pop_all()
-                return TransformersModel(module)
-    return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"))
+                return TransformersModel(module, adapter=adapter)
+    return GenericModel(module, _generic(f"{type(module).__name__}: {obstacle}"), adapter)
+
+
+@torch.no_grad()
+def _check_effect(module: nn.Module, adapter: Adapter) -> None:
+    """Raises ModelError where the module does not call the layers of its adapter, but reads their weights."""
+    one = torch.zeros(1, 1, dtype=torch.int64, device=module_device(module))
+    with adapter.off():
+        vocabulary = plain_logits(module, one).shape[-1]
+        # several tokens that differ: queries and keys have no effect on a row of one token, or of equal ones
+        ids = (torch.arange(8, device=one.device) * 7919 + 5)[None] % vocabulary
+        base = plain_logits(module, ids)
+    with adapter.perturbed():
+        if torch.equal(plain_logits(module, ids), base):
+            raise ModelError(
+                f"lora: an adapter on {adapter.paths[0]} and {len(adapter.paths) - 1} more layers changes nothing, "
+                f"because {type(module).__name__} does not call these layers; name others in lora.targets"
+            )
 
 
 def _keep_scale(module: nn.Module) -> None:
-    """RWKV halves weights in place where it is run in eval mode, for float16's range; the halves would be exported.
+    """RWKV halves weights in place in eval mode, for float16's range; the halves would be exported.
 
-    They are put back, and the setting is switched off: the function is that of training mode.
+    This restores them and switches the setting off: the function is that of training mode.
     """
     for part in module.modules():
         scaled: Any = part
@@ -93,12 +119,12 @@ def _generic(reason: str) -> str:
 
 
 def _from_transformers(module: nn.Module) -> bool:
-    transformers = sys.modules.get("transformers")  # a model from a library that nobody imported does not exist
+    transformers = sys.modules.get("transformers")  # without the import there is no such model
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 def _declared_obstacle(module: Any) -> str | None:
-    """What the model says of itself that the fast path cannot do."""
+    """A setting of the model that the fast path cannot compute; None: there is none."""
     config = module.config.get_text_config()
     if module.config.is_encoder_decoder:
         return "it is an encoder-decoder"
@@ -117,17 +143,17 @@ def _declared_obstacle(module: Any) -> str | None:
 
 
 def _probe(module: nn.Module) -> str | None:
-    """Compare both paths on a few tokens; what speaks against the fast one, or None."""
+    """Compare both paths on a few tokens: the reason against the fast one, or None."""
     small = sum(parameter.numel() for parameter in module.parameters()) <= SMALL
     dtypes = {parameter.dtype for parameter in module.parameters()}
     try:
-        if small and any(dtype.itemsize < 4 for dtype in dtypes):
-            compare(module)  # that it runs, in the precision it is going to run in; how exact it is, shows in float32
+        if small and any(dtype.itemsize < 4 for dtype in dtypes) and all(d.is_floating_point for d in dtypes):
+            compare(module)  # whether it runs in its own precision; float32 shows how exact it is
             module, dtypes = copy.deepcopy(module).float(), {torch.float32}
         value, gradient = compare(module, every_gradient=small)
     except ModelError as error:
         return str(error)
-    except Exception as error:  # whatever an unknown architecture does with a flat row is a reason, not a crash
+    except Exception as error:  # any failure of an unknown architecture on a flat row is a reason
         return f"the fast path failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     value_limit, gradient_limit = (
         _TOLERANCE[dtypes.pop()] if len(dtypes) == 1 and dtypes <= _TOLERANCE.keys() else _HALF_TOLERANCE
@@ -142,9 +168,9 @@ def _probe(module: nn.Module) -> str | None:
 def compare(module: nn.Module, every_gradient: bool = True) -> tuple[float, float]:
     """Relative differences (value, gradient) between the fast path and the plain forward of a transformers model.
 
-    value: the largest difference of a logit in packed training, prefill and decode, over the largest logit. gradient:
-    the norm of the difference over the norm, for a fixed combination of all logits, over all trainable parameters or
-    (`every_gradient=False`) over biases and norms only, whose gradients every layer's attention has a part in.
+    value: the largest difference of a logit, in packed training and in the token loop, over the largest logit.
+    gradient: the norm of the difference over the norm, for a fixed combination of all logits, over all trainable
+    parameters or (`every_gradient=False`) over biases and norms only, which depend on every layer's attention.
     """
     fast, plain = TransformersModel(module), GenericModel(module)
     try:
@@ -159,7 +185,8 @@ def _compare(module: nn.Module, fast: CausalModel, plain: CausalModel, every_gra
     device = next(module.parameters()).device
     ids = (torch.arange(20, device=device) * 7919 + 5) % vocabulary
     prompts = [ids[:3], ids[3:5]]
-    rows = (torch.tensor([0, 0, 1], device=device), ids[5:14].view(3, 3), torch.tensor([3, 1, 2], device=device))
+    written, lengths = ids[5:17].view(2, 2, 3), torch.tensor([3, 1, 2, 3], device=device)
+    rows = (torch.tensor([0, 0, 1, 1], device=device), written.flatten(0, 1), lengths)
     trained = _trained(module, every_gradient)
     with torch.enable_grad():
         outputs = [model.logits(model.completion_hidden(prompts, *rows)) for model in (fast, plain)]
@@ -169,21 +196,11 @@ def _compare(module: nn.Module, fast: CausalModel, plain: CausalModel, every_gra
             for logits in outputs
         ]
     packed, wanted = (logits.detach() for logits in outputs)
-    decoded = _decode(fast, prompts, rows)
+    exists = torch.arange(3, device=device)[None, :] < lengths[:, None]
+    decoded = forced_logits(fast.token_loop(), prompts, written, lengths.view(2, 2)).flatten(0, 1)[exists]
     scale = wanted.abs().max()
     value = max(float((got - wanted).abs().max() / scale) for got in (packed, decoded))
     return value, _relative(*gradients)
-
-
-def _decode(model: CausalModel, prompts: Sequence[Tensor], rows: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """The logits of `completion_hidden`, one token at a time."""
-    _, ids, lengths = rows
-    decoder = model.decoder(prompts, [2, 1], ids.shape[1])
-    steps = [decoder.first_hidden[decoder.groups]]
-    steps += [decoder.step(ids[:, column]) for column in range(ids.shape[1] - 1)]
-    exists = torch.arange(ids.shape[1], device=ids.device)[None, :] < lengths[:, None]
-    with torch.no_grad():
-        return model.logits(torch.stack(steps, 1)[exists])
 
 
 def _trained(module: nn.Module, every: bool) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""A curve as numbers that a template can draw: points, ticks, a smoothed line. No markup is made here."""
+"""A curve as numbers that a template can draw: points, ticks, a smoothed line; no markup."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oncurve.metrics import Metric, declared
-
-__all__ = ["Chart", "Tick", "chart_of", "format_number", "nice_ticks", "smoothed"]
+from oncurve.metrics import Metric, declared, short
 
 WIDTH, HEIGHT = 360, 168
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 12, 24
 MOST_POINTS = 400  # more cannot be told apart on a screen, and the page stays small
-MOST_STRIPS = 80  # places to point at: narrower ones cannot be hit
-SPARSE = 25  # up to so many points each is drawn as a dot
+MOST_STRIPS = 80  # places to point at; narrower ones are hard to hit
+SPARSE = 25  # up to this number each point is drawn as a dot
 
-UNITLESS = frozenset({"1", "as named", "as the objective"})
+UNITLESS = frozenset({"1", "as named", "as the objective", "reward", "fraction"})
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark on an axis: where it is drawn, and what stands there."""
+    """A mark on an axis: its position and its label."""
 
     at: float
     label: str
@@ -29,7 +27,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Point:
-    """A value, where it is drawn, the words shown for it, and the strip (left edge, width) in which they are shown."""
+    """A value's position, the words shown for it, and the strip (left edge, width) in which they are shown."""
 
     x: float
     y: float
@@ -47,10 +45,8 @@ class Chart:
     """
 
     key: str
+    about: Metric
     unit: str
-    formula: str
-    meaning: str
-    advice: str
     first: str
     last: str
     line: str
@@ -90,32 +86,32 @@ def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> Chart | None:
     steps = [first, *(step for step in steps if x(step) - x(first) > 40)]
     return Chart(
         key=key,
-        unit=about.unit if about.unit not in UNITLESS and about.unit != key else "",
-        formula=about.formula,
-        meaning=about.meaning,
-        advice=about.advice,
-        first=format_number(values[0]),
-        last=format_number(values[-1]),
+        about=about,
+        unit="" if about.unit in UNITLESS else about.unit,
+        first=short(values[0]),
+        last=short(values[-1]),
         line=line,
         raw=raw if raw != line else "",
         points=_points([(x(step), y(value), step, value) for step, value in _thinned(series, MOST_STRIPS)]),
         dots=len(shown) <= SPARSE,
         x_ticks=tuple(Tick(x(step), f"{step:g}") for step in steps),
-        y_ticks=tuple(Tick(y(value), format_number(value)) for value in marks),
+        y_ticks=tuple(Tick(y(value), short(value)) for value in marks),
         baseline=y(0.0) if low <= 0.0 <= high else HEIGHT - BOTTOM,
     )
 
 
 def _about(key: str) -> Metric:
-    """The key's declaration; a run of another version may have keys that this one does not declare."""
+    """The key's declaration; a run of a later version may have keys that this one does not declare."""
     try:
         return declared(key)
     except KeyError:
-        return Metric(key, "last", "", "not known", "Not declared by this version of oncurve.", "None known.")
+        return Metric(key, "last", "").described(
+            "not known", "This version of oncurve does not declare it.", "not known"
+        )
 
 
 def _range(values: Sequence[float], unit: str) -> tuple[float, float]:
-    """What the vertical axis must show: shares from 0 to 1 as far as needed, other things with 0 where it is near."""
+    """The ends of the vertical axis: fractions from 0, other values with 0 where it is near."""
     low, high = min(values), max(values)
     if unit == "fraction" and low >= 0:
         return 0.0, max(high, 0.05)
@@ -139,7 +135,7 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """The mean over a window around each value that is an eighth of the whole; short series are left as they are."""
+    """The mean over a window of an eighth of the series around each value; short series stay as they are."""
     reach = len(values) // 16 if len(values) > SPARSE else 0
     if reach == 0:
         return list(values)
@@ -157,7 +153,7 @@ def _points(drawn: Sequence[tuple[float, float, float, float]]) -> tuple[Point, 
     for place, (x, y, step, value) in enumerate(drawn, start=1):
         left = (xs[place - 1] + x) / 2 if place > 1 else LEFT
         right = (x + xs[place + 1]) / 2 if place < len(drawn) else WIDTH - RIGHT
-        words = f"step {step:g}: {format_number(value)}"
+        words = f"step {step:g}: {short(value)}"
         points.append(Point(x, y, words, round(left, 2), round(right - left, 2)))
     return tuple(points)
 
@@ -169,16 +165,3 @@ def _thinned(series: Sequence[tuple[float, float]], most: int) -> list[tuple[flo
         return list(series)
     pieces = [series[start : start + size] for start in range(0, len(series), size)]
     return [(piece[-1][0], math.fsum(value for _, value in piece) / len(piece)) for piece in pieces]
-
-
-def format_number(value: float, digits: int = 3) -> str:
-    """A number for people: `digits` that matter, thousands as k, M, G, no trailing zeros."""
-    size = abs(value)
-    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if size >= max(factor * 0.9995, 9999.5):
-            return f"{value / factor:.3g}{letter}"
-    if size >= 99.95:
-        return f"{value:.0f}"
-    if size >= 0.001 or size == 0:
-        return f"{value:.{digits}g}"
-    return f"{value:.1e}".replace("e-0", "e-")

@@ -1,30 +1,26 @@
-"""A run's groups as the page shows them: which ones, in what order, every text made safe to look at."""
+"""The groups that the page shows, in their order, with control characters in texts as escapes."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.report.charts import format_number
+from oncurve.metrics import short
+from oncurve.output import visible
 from oncurve.report.records import RunRecord
 from oncurve.steps import pieces
-
-__all__ = ["ShownCompletion", "ShownGroup", "ShownStep", "shown_groups", "visible"]
 
 GROUPS_SHOWN = 2  # from the first step, and as many from the last
 COMPLETIONS_SHOWN = 8
 LONGEST_TEXT = 6000  # characters of a prompt or completion on the page; rollouts/ has all of it
-ENDINGS = {"eos": "ended itself", "stop": "stop string", "length": "cut off at the limit"}
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+ENDINGS = {"eos": "end token", "stop": "stop string", "length": "cut off at the limit"}
 
 
 @dataclass(frozen=True)
 class ShownStep:
-    """One step of a completion: its text, its reward, and the advantage of its last token, `sign` "above" or so."""
+    """One step of a completion: its text and reward, the advantage of its last token; `sign`: above, below or level."""
 
     text: str
     reward: str
@@ -36,7 +32,7 @@ class ShownStep:
 class ShownCompletion:
     """One completion as the page shows it. `share` is advantage / the group's largest, in -100..100.
 
-    Where its steps were judged they are in `steps`, and `text` is what stands behind the last of them.
+    Where its steps were scored they are in `steps`, and `text` is what follows the last of them.
     """
 
     text: str
@@ -63,7 +59,7 @@ class ShownGroup:
 
 
 def shown_groups(run: RunRecord, steps: Sequence[int]) -> list[ShownGroup]:
-    """The groups of a step that have most to show: those whose rewards differ most, in their order."""
+    """The groups of each step whose rewards differ most, in their order."""
     shown = []
     for step in steps:
         groups = run.groups(step)
@@ -92,38 +88,38 @@ def _shown_group(step: int, group: Mapping[str, Any]) -> ShownGroup:
     return ShownGroup(
         step=step,
         prompt=visible(group["prompt"]["text"][:LONGEST_TEXT]),
-        summary=_summary(_rewards(group), len(completions), total),
+        summary=_summary(_rewards(group), any(item.get("advantage") for item in completions), len(completions), total),
         completions=tuple(_shown_completion(item, largest) for item in completions),
     )
 
 
-def _summary(rewards: Sequence[float], shown: int, total: int) -> str:
+def _summary(rewards: Sequence[float], signal: bool, shown: int, total: int) -> str:
     some = f" {shown} of {total} completions are shown." if shown < total else ""
     if not rewards:
         return "No completion has a reward yet." + some
     mean = math.fsum(rewards) / len(rewards)
-    if min(rewards) == max(rewards):
-        return f"All rewards are {format_number(mean)}: every advantage is 0, and this group teaches nothing." + some
-    deviation = math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(len(rewards) - 1)
-    return f"Mean reward {format_number(mean)}, standard deviation {format_number(deviation)}." + some
+    if min(rewards) == max(rewards) and not signal:
+        return f"All rewards are {short(mean)}: every advantage is 0, and this group teaches nothing." + some
+    deviation = math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(max(1, len(rewards) - 1))
+    return f"Mean reward {short(mean)}, standard deviation {short(deviation)}." + some
 
 
 def _shown_completion(item: Mapping[str, Any], largest: float) -> ShownCompletion:
     text, advantage, reward = item["text"], item.get("advantage"), item.get("reward")
     parts = [(visible(name), value) for name, value in (item.get("parts") or {}).items()]
     steps = _shown_steps(item)
-    behind = (item.get("step_offsets") or [0])[-1] if steps else 0
+    end = (item.get("step_offsets") or [0])[-1] if steps else 0
     return ShownCompletion(
-        text=visible(text[behind:LONGEST_TEXT]),
+        text=visible(text[end:LONGEST_TEXT]),
         cut=max(0, len(text) - LONGEST_TEXT),
         tokens=len(item.get("ids") or ()),
         ended=ENDINGS.get(item["ended"], visible(item["ended"])),
         truncated=item["ended"] == "length",
-        reward="none" if reward is None else format_number(reward),
+        reward="none" if reward is None else short(reward),
         advantage="none" if advantage is None else f"{advantage:+.2f}".replace("-", "−"),
         share=round(100 * (advantage or 0.0) / largest, 1),
         fault=visible(item.get("fault") or ""),
-        parts=tuple((name, "none" if value is None else format_number(value)) for name, value in parts)
+        parts=tuple((name, "none" if value is None else short(value)) for name, value in parts)
         if len(parts) > 1
         else (),
         steps=steps,
@@ -131,9 +127,9 @@ def _shown_completion(item: Mapping[str, Any], largest: float) -> ShownCompletio
 
 
 def _shown_steps(item: Mapping[str, Any]) -> tuple[ShownStep, ...]:
-    """The judged steps of a completion that fits on the page; empty where there are none, or a file lacks their places.
+    """The scored steps of a completion that fits on the page; empty where there are none, or their offsets are missing.
 
-    The advantages of tokens are in a record only where they differ.
+    A record has the advantages of tokens only where they differ.
     """
     offsets, rewards, tokens = (item.get(name) or [] for name in ("step_offsets", "step_rewards", "step_ends"))
     advantages = item.get("advantages") or [item.get("advantage")] * len(item.get("ids") or ())
@@ -145,19 +141,6 @@ def _shown_steps(item: Mapping[str, Any]) -> tuple[ShownStep, ...]:
     for text, reward, token in zip(pieces(item["text"], offsets), rewards, tokens, strict=True):
         advantage = advantages[token] or 0.0
         sign = "above" if advantage > 0 else "below" if advantage < 0 else "level"
-        said = "none" if reward is None else format_number(reward)
+        said = "none" if reward is None else short(reward)
         shown.append(ShownStep(visible(text), said, f"{advantage:+.2f}".replace("-", "−"), sign))
     return tuple(shown)
-
-
-def visible(text: str) -> str:
-    """`text` with what cannot be seen made visible: control characters as symbols, marks of direction as �.
-
-    A completion can then neither turn the page's text around nor hide in it. Newlines and tabs stay.
-    """
-
-    def symbol(match: re.Match[str]) -> str:
-        code = ord(match[0])
-        return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
-
-    return _CONTROL.sub(symbol, text)

@@ -1,4 +1,4 @@
-"""`report.html`: a run on one page that needs nothing but a browser, and shows model text as text and nothing else."""
+"""`report.html`: a run on one page that needs only a browser, and shows model text as text."""
 
 from __future__ import annotations
 
@@ -11,33 +11,43 @@ from typing import Any
 import jinja2
 
 from oncurve import durable
-from oncurve.report.charts import HEIGHT, WIDTH, Chart, chart_of, format_number
-from oncurve.report.groups import shown_groups, visible
+from oncurve.metrics import short
+from oncurve.output import visible
+from oncurve.report.charts import HEIGHT, WIDTH, Chart, chart_of
+from oncurve.report.groups import shown_groups
 from oncurve.report.records import RunRecord, read_run
 
-__all__ = ["render_report", "write_report"]
-
 FEATURED = (
-    "reward",
-    "reward/",
+    "reward/mean",
+    "rewards/",
     "eval/accuracy",
-    "reward_model_heldout_accuracy",
-    "kl",
-    "entropy",
-    "completion_length",
-    "constant_groups",
-    "grad_norm",
-    "advantage_abs",
-    "truncated_fraction",
+    "reward_model/heldout_accuracy",
+    "policy/kl",
+    "policy/entropy",
+    "completions/length",
+    "groups/constant",
+    "optim/grad_norm",
+    "advantage/abs_mean",
+    "completions/truncated",
 )
-"""The curves to see first; "reward/" is each reward by itself, where there are several."""
+"""The curves at the top; "rewards/" is each component of the reward, where there are several."""
 
 ADVANTAGES = {
     "group": "(reward − mean of the group) / standard deviation of the group",
     "batch": "(reward − mean of the group) / standard deviation of the batch",
     "none": "reward − mean of the group",
+    "rloo": "reward − mean of the others in the group",
+    "maxrl": "(reward − mean of the group) / mean of the group",
+    "opo": "reward − mean of the group weighted by length",
+    "passk": "the best completion of a group alone: its distance from the second best",
+    "reinforce_pp": "mean over tokens of the reward to go, whitened over the batch",
+    "reinforce_pp_baseline": "reward − mean of the group, whitened over the batch",
+    "gdpo": "each reward normalised in its group; their weighted sum / standard deviation of the batch",
+    "gae": "mean over tokens of the GAE: what follows − the critic's value",
 }
-NOT_DRAWN = frozenset({"step", "prompts_seen", "kl_coef", "updates"})
+"""The advantage in words, by `advantage.kind` or `advantage.scale`."""
+
+NOT_DRAWN = frozenset({"step", "progress/prompts_seen", "policy/kl_coef", "optim/updates"})
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Tile:
 
 
 def write_report(directory: Path, notices: Sequence[str] = ()) -> Path:
-    """Write `report.html` into a run's directory from what lies there; returns its path.
+    """Write `report.html` into a run's directory from the files there; returns its path.
 
     `notices` are sentences to put at the top, such as why nothing was learned. Can be called while the run goes on.
     Raises RunDirectoryError (not a run), CheckpointError (metrics.jsonl cannot be read), StorageError.
@@ -72,6 +82,7 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
     metrics = _with_evaluation(run)
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
     featured = _featured(list(keys))
+    settings = [str(_at(run.config or {}, "advantage", key)) for key in ("kind", "scale")]
     return environment.get_template("report.html.j2").render(
         name=visible(str(_at(run.config or {}, "run", "name") or run.directory.resolve().name)),
         facts=[visible(fact) for fact in _facts(run)],
@@ -83,15 +94,15 @@ def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
         end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
         config=visible(run.config_text),
         environment=[(visible(key), visible(str(value))) for key, value in (run.environment or {}).items()],
-        advantage=ADVANTAGES.get(str(_at(run.config or {}, "advantage", "scale")), ADVANTAGES["group"]),
+        advantage=next((ADVANTAGES[word] for word in settings if word in ADVANTAGES), ADVANTAGES["group"]),
         width=WIDTH,
         height=HEIGHT,
     )
 
 
 def _featured(keys: Sequence[str]) -> list[str]:
-    parts = [key for key in keys if key.startswith("reward/")]
-    found = {"reward/": parts if len(parts) > 1 else []}
+    parts = [key for key in keys if key.startswith("rewards/")]
+    found = {"rewards/": parts if len(parts) > 1 else []}
     return [key for name in FEATURED for key in found.get(name, [name] if name in keys else [])]
 
 
@@ -100,7 +111,7 @@ def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list
 
 
 def _with_evaluation(run: RunRecord) -> list[Mapping[str, float]]:
-    """The metrics, with the evaluations before and after the run as the first and last points of `eval/accuracy`."""
+    """The metrics, with the evaluations before and after the run as first and last point of `eval/accuracy`."""
     metrics: list[Mapping[str, float]] = list(run.metrics)
     before, after = (_accuracy(run, when) for when in ("before", "after"))
     if before is not None:
@@ -116,14 +127,16 @@ def _accuracy(run: RunRecord, when: str) -> list[float] | None:
 
 
 def _facts(run: RunRecord) -> list[str]:
-    """What was trained, how far, where: the line below the title."""
+    """The line below the title: the model, the steps, the time, the device."""
     config, environment = run.config or {}, run.environment or {}
     facts = [str(value) for value in (_at(config, "model", "path"), config.get("extends")) if value]
+    rank, adapter = _at(config, "lora", "rank"), _at(config, "lora", "path")
+    facts += [f"adapter {adapter}"] if adapter else [f"adapter of rank {rank}"] if rank else []
     if run.metrics:
         last = int(run.metrics[-1].get("step", len(run.metrics)))
         planned = _at(config, "run", "steps")
         facts.append(f"step {last} of {planned}" if planned else f"{last} steps")
-        facts.append(_duration(math.fsum(line.get("seconds", 0.0) for line in run.metrics)))
+        facts.append(_duration(math.fsum(line.get("time/step", 0.0) for line in run.metrics)))
     device = environment.get("device")
     if device:
         threads = environment.get("threads")
@@ -145,7 +158,7 @@ def _duration(seconds: float) -> str:
 
 
 def _tiles(run: RunRecord) -> list[Tile]:
-    """The numbers to see first: held-out accuracy where it was measured, then how reward, KL and signal moved."""
+    """The big numbers at the top: held-out accuracy where it was measured, then reward, length, KL, tokens."""
     tiles = []
     before, after = _accuracy(run, "before"), _accuracy(run, "after")
     if after is not None:
@@ -153,15 +166,19 @@ def _tiles(run: RunRecord) -> list[Tile]:
         interval = f"95\xa0% interval {100 * after[1]:.1f} to {100 * after[2]:.1f}\xa0%"
         tiles.append(Tile("held-out accuracy, greedy", value, interval))
     ends = max(1, len(run.metrics) // 10)
-    for key, label in (("reward", "reward"), ("completion_length", "length, tokens"), ("kl", "KL, nats a token")):
+    for key, label in (
+        ("reward/mean", "reward"),
+        ("completions/length", "length, tokens"),
+        ("policy/kl", "KL, nats per token"),
+    ):
         values = [line[key] for line in run.metrics if key in line]
         if values:
             first, last = (math.fsum(part) / len(part) for part in (values[:ends], values[-ends:]))
             note = "first to last step" if ends == 1 else f"mean of the first and of the last {ends} steps"
-            tiles.append(Tile(label, f"{format_number(first, 2)} → {format_number(last, 2)}", note))
-    tokens = math.fsum(line.get("tokens", 0.0) for line in run.metrics)
+            tiles.append(Tile(label, f"{short(first, 2)} → {short(last, 2)}", note))
+    tokens = math.fsum(line.get("tokens/sampled", 0.0) for line in run.metrics)
     if tokens:
-        seconds = math.fsum(line.get("seconds", 0.0) for line in run.metrics)
-        rate = f"{format_number(tokens / seconds)} a second" if seconds else "sampled and learned from"
-        tiles.append(Tile("tokens written", format_number(tokens), rate))
+        seconds = math.fsum(line.get("time/step", 0.0) for line in run.metrics)
+        rate = f"{short(tokens / seconds)} per second" if seconds else ""
+        tiles.append(Tile("tokens sampled", short(tokens), rate))
     return tiles

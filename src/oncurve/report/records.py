@@ -1,4 +1,4 @@
-"""What a run leaves on the disk, as plain values: how a group is written, and how a whole run is read back."""
+"""A run on disk as plain values: how a group is written, and how a whole run is read back."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from oncurve.durable import read_json, read_log
 from oncurve.errors import CheckpointError, RunDirectoryError
 from oncurve.types import Completion, Group, Score
 
-__all__ = ["RunRecord", "group_record", "read_run"]
-
 
 def group_record(group: Group, advantages: Tensor | Sequence[float] | None = None) -> dict[str, Any]:
     """A scored group as one line of `rollouts/step-000012.jsonl`: plain JSON values, nothing non-finite.
 
-    advantages   (n, T) over the group's completions and tokens, or one a completion (n,); None: not known
+    advantages   (n, T) over the group's completions and tokens, or one per completion (n,); None: not known
     returns      {"draw": 11,
                   "prompt": {"id": 7, "text": "2+2=", "ids": [5, 9], "columns": {"answer": "4"}},
                   "completions": [{"text": "4", "ids": [6, 2], "logprobs": [-0.3, -0.1], "ended": "eos", "reward": 1.0,
                                    "valid": true, "parts": {"exact": 1.0}, "fault": null, "advantage": 0.71,
                                    "policy_version": 11}, ...]}
 
-    A completion of which a reward noted more than its value has it under `extras`: {"part/name": value}. One whose
-    steps were judged has `step_ends` (the index of each step's last token), `step_rewards`, and `step_offsets` (where
-    in `text` it ends).
+    Some completions have more: `trained`, false at the tokens that the policy did not write; `extras`, what a reward
+    reports in addition to its value, {"component/name": value}; `step_ends` (the index of each step's last token),
+    `step_rewards` and `step_offsets` (where in `text` it ends), if its steps were scored.
     `advantage` is the tokens' common value; where tokens differ (steps were scored) it is their mean and the token
     values follow under `advantages`. It is null where the completion is not valid or nothing is known. A non-finite
     number becomes null. Raises ValueError: advantages for another number of completions.
@@ -62,6 +60,8 @@ def _completion_record(completion: Completion, score: Score | None, advantages: 
         "sample_index": completion.sample_index,
         "policy_version": completion.policy_version,
     }
+    if completion.trained is not None:
+        record["trained"] = list(completion.trained)
     if score is not None:
         record |= {
             "reward": _plain(score.reward) if score.valid else None,
@@ -92,7 +92,7 @@ def _advantage_record(completion: Completion, score: Score | None, advantages: A
 
 
 def _plain_numbers(values: Sequence[float]) -> list[float | None]:
-    """The same as `_plain`, for many at once: where the sum is finite, each of them is."""
+    """`_plain` of many numbers at once: where the sum is finite, each of them is."""
     return list(values) if math.isfinite(sum(values)) else [_plain(value) for value in values]
 
 
@@ -113,12 +113,12 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as it stands on the disk. What is not there (yet) is empty.
+    """A run on disk. What is not there (yet) is empty.
 
-    metrics      one mapping a step, in order            rollouts     step -> the file that holds its groups
+    metrics      one mapping per step, in order            rollouts     step -> the file that holds its groups
     config       `config.toml`, parsed and as text       environment  `environment.json`
     evaluation   `evaluation.json`: {"before": Evaluation.to_json(), "after": ..., "gain": [value, low, high]}
-    damage       a sentence for each of these files that is damaged, and left out as far as it is
+    damage       a sentence for each of these files that is damaged, whose damaged part is left out
     """
 
     directory: Path
@@ -141,10 +141,11 @@ class RunRecord:
 
 
 def read_run(directory: Path) -> RunRecord:
-    """Read a run directory; a running one too (a torn last line is left out), and one that has just begun.
+    """Read a run directory, also of a run that goes on (a torn last line is left out) or has just begun.
 
-    A damaged file costs itself, and is named in `damage`.
-    Raises RunDirectoryError: no such folder, or nothing of a run in it. CheckpointError: metrics.jsonl cannot be read.
+    A damaged file is left out and named in `damage`.
+    Raises RunDirectoryError: no such folder, nothing of a run in it, or the run of an earlier version.
+    CheckpointError: metrics.jsonl cannot be read.
     """
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory} is not a folder. Name the --out of an earlier `oncurve train`.")
@@ -172,7 +173,7 @@ def read_run(directory: Path) -> RunRecord:
 
 
 def _metrics(path: Path, damage: list[str]) -> tuple[dict[str, float], ...]:
-    """The numbers of each step that can be read."""
+    """The numbers of each step that can be read. Raises RunDirectoryError: they have an earlier version's names."""
     if not path.is_file():
         return ()
     try:
@@ -180,6 +181,12 @@ def _metrics(path: Path, damage: list[str]) -> tuple[dict[str, float], ...]:
     except CheckpointError as error:
         damage.append(f"{error}; such lines are left out.")
         records = read_log(path, damaged=True)
+    earlier = [key for record in records[:1] for key in record if key != "step" and "/" not in key]
+    if earlier:
+        raise RunDirectoryError(
+            f"{path} was written by an earlier version of oncurve, whose metrics have other names ({earlier[0]}, …): "
+            "make the report with that version."
+        )
     numbers = (int, float)
     return tuple(
         {key: value for key, value in record.items() if isinstance(value, numbers) and not isinstance(value, bool)}
@@ -201,7 +208,7 @@ def _object(path: Path, damage: list[str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The tables of a TOML text; empty where a hand has broken it: a report must not depend on it."""
+    """The tables of a TOML text; empty where it was edited and does not parse: the report does not depend on it."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

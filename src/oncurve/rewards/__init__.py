@@ -1,54 +1,43 @@
-"""Rewards: what a completion is worth.
+"""Rewards: from groups of completions to scores.
 
 `RewardSet.build(tables)` makes the rewards of a run, `score(groups)` gives every completion a `Score`. User functions
-and slow checkers run in killable workers; what goes wrong is masked, raised or valued as `on_error` says, and counted.
+and slow checkers run in killable workers. Faults are counted, and masked, raised or replaced by a value (`on_error`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from oncurve.rewards.math import Math
-from oncurve.rewards.model import ModelReward, ProcessModelReward
-from oncurve.rewards.python import Python
-from oncurve.rewards.settings import RewardSettings
-from oncurve.rewards.verify import Exact, Numeric, Regex, Task, TaskSteps
+from oncurve.lazy import lazily
+from oncurve.rewards.answers import final_answer as final_answer
+from oncurve.rewards.kinds import REWARD_KINDS as REWARD_KINDS
+from oncurve.rewards.math import Math as Math
+from oncurve.rewards.model import ModelReward as ModelReward, ProcessModelReward as ProcessModelReward
+from oncurve.rewards.overlong import Overlong as Overlong
+from oncurve.rewards.python import Python as Python
+from oncurve.rewards.settings import (
+    Accepts as Accepts,
+    InProcess as InProcess,
+    RewardSettings as RewardSettings,
+    check_reward as check_reward,
+    kind_meant as kind_meant,
+)
+from oncurve.rewards.verify import (
+    Exact as Exact,
+    Numeric as Numeric,
+    Regex as Regex,
+    Task as Task,
+    TaskSteps as TaskSteps,
+)
 
 if TYPE_CHECKING:
-    from oncurve.rewards.rewardset import RewardSet
+    from oncurve.rewards.component import LARGEST_REWARD as LARGEST_REWARD
+    from oncurve.rewards.protocol import Scorer as Scorer, Scoring as Scoring
+    from oncurve.rewards.rewardset import (
+        RewardSet as RewardSet,
+        component_names as component_names,
+        verifier_of as verifier_of,
+    )
+    from oncurve.rewards.scoring import DeferredScoring as DeferredScoring, Locate as Locate
 
-__all__ = [
-    "REWARD_KINDS",
-    "Exact",
-    "Math",
-    "ModelReward",
-    "Numeric",
-    "ProcessModelReward",
-    "Python",
-    "Regex",
-    "RewardSet",
-    "RewardSettings",
-    "Task",
-    "TaskSteps",
-]
-
-REWARD_KINDS: dict[str, type[RewardSettings]] = {
-    "python": Python,
-    "exact": Exact,
-    "numeric": Numeric,
-    "math": Math,
-    "regex": Regex,
-    "task": Task,
-    "task_steps": TaskSteps,
-    "model": ModelReward,
-    "process_model": ProcessModelReward,
-}
-
-
-def __getattr__(name: str) -> Any:
-    """`RewardSet` on first use: it knows the batch types and with them torch, which workers must not import."""
-    if name == "RewardSet":
-        from oncurve.rewards.rewardset import RewardSet
-
-        return RewardSet
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, _ = lazily(__name__)  # these import the batch types and with them torch, which workers must not import

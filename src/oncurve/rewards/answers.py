@@ -1,8 +1,8 @@
-"""Where a text says its final answer, and which number that is. Text in, text or `Fraction` out; nothing is evaluated.
+"""The final answer in a text, and the number in it. Text in, text or `Fraction` out; nothing is evaluated.
 
 Every pattern takes time linear in the text: a repetition is possessive, or ends at a character that it cannot pass,
-and runs of blanks are made one blank before numbers are looked for. Numbers are bounded in length. So these run safely
-on model text.
+and runs of blanks become one blank before numbers are searched. The length of numbers is bounded. So these functions
+run safely on model text.
 """
 
 from __future__ import annotations
@@ -12,18 +12,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from oncurve.rewards.characters import digits_plain
-
-__all__ = [
-    "Number",
-    "boxed",
-    "final_answer",
-    "marked_number",
-    "number_in",
-    "numeric_answer",
-    "plain",
-    "text_after",
-    "whole_number",
-]
 
 LONGEST_NUMBER = 200  # characters; a longer one is not an answer, and int() refuses beyond 4,300 digits
 
@@ -52,8 +40,8 @@ _FRACTION = re.compile(
     r"(-?)[ ]?\\[dtc]?frac[ ]?(?:\{[ ]?(-?[0-9]++)[ ]?\}|([0-9]))[ ]?(?:\{[ ]?([0-9]++)[ ]?\}|([0-9]))"
 )
 
-# What holds digits and is no number: versions, addresses and dates, hours, hexadecimal digits, powers and roots, and
-# the exponent or index of a letter.
+# Digits that are no number: versions, addresses and dates, hours, hexadecimal digits, powers and roots, and the
+# exponent or index of a letter.
 _NO_NUMBER = r"""
     (?<![\w.])[vV][0-9]++(?:\.[0-9]++)*+
   | 0[xX][0-9a-fA-F]++
@@ -88,20 +76,20 @@ _NUMBER = re.compile(
 
 
 class Number(NamedTuple):
-    """A number as a text gives it: its `value` without the percent sign, and whether there is one (`percent`)."""
+    """A number in a text: its `value` without the percent sign, and whether there is one (`percent`)."""
 
     value: Fraction
     percent: bool = False
 
     def equals(self, other: Number) -> bool:
-        """The same value; or, where only one of them has a percent sign, that one as a share: 50 % is 50, and 0.5."""
+        """The same value; where one of them has a percent sign, also that one over 100: 50 % is 50, and 0.5."""
         mine = self.value / 100 if self.percent and not other.percent else self.value
         theirs = other.value / 100 if other.percent and not self.percent else other.value
         return self.value == other.value or mine == theirs
 
 
 def text_after(text: str, marker: str | None) -> str | None:
-    """What follows the last `marker` (such as `</think>`); the whole text without a marker; None if it never occurs."""
+    """The text after the last `marker` (such as `</think>`); without a marker all of it; None if it never occurs."""
     if marker is None:
         return text
     _, found, rest = text.rpartition(marker)
@@ -118,7 +106,7 @@ def boxed(text: str) -> str | None:
 
 
 def _last_box(text: str) -> tuple[int, str | None]:
-    """Where the content of the last closed box starts, and the content; (-1, None) without one. One pass."""
+    """The start of the last closed box's content, and the content; (-1, None) without one. One pass."""
     last: tuple[int, str | None] = (-1, None)
     opened: list[int | None] = []  # for each open brace the start of its box's content; None: not a box
     for token in _BRACES.finditer(text):
@@ -173,26 +161,15 @@ def _as_latex(mixed: re.Match[str]) -> str:
     return rf"{whole}\frac{{{top}}}{{{bottom}}}" if int(top) < int(bottom) else mixed[0]
 
 
-def number_in(text: str, last: bool = False) -> Fraction | None:
-    r"""The value of the first (or `last`) number in a text, exactly; None when there is none.
+def number_in(text: str, last: bool = False) -> Number | None:
+    r"""The first (or `last`) number in a text, exactly; None when there is none.
 
     Read: sign, `$1,234.50`, `.5`, `3/4`, `2 1/2`, `\frac{3}{4}`, `1e3`, `3 \times 10^5`, `1 000`, `5 million`.
-    Currency, percent signs and units are no part of the number: `42%` is 42. A comma that does not group three digits
+    Currency, percent signs and units are no part of the value: `42%` is 42. A comma that does not group three digits
     ends the number: the first one in `1,22` is 1. After an equals sign the right side counts: `3 + 4 = 7` is 7 (only
     when the first number is asked for). Not read: versions, addresses, dates and hours (`1.2.3`, `15/01/2024`,
     `10:30`), powers and roots, a zero denominator, more than 200 characters.
     """
-    found = _read(text, last)
-    return None if found is None else found.value
-
-
-def whole_number(text: str) -> Number | None:
-    """The number that a text is, from its beginning to its end; None where it is more than that, or another thing."""
-    match = _NUMBER.fullmatch(_numbers_plain(text).strip())
-    return _value(match) if match and match["no"] is None else None
-
-
-def _read(text: str, last: bool) -> Number | None:
     text = _numbers_plain(text)
     if not last:
         text = text.rpartition("=")[2]
@@ -203,6 +180,12 @@ def _read(text: str, last: bool) -> Number | None:
             if not last:
                 break
     return _value(found) if found else None
+
+
+def whole_number(text: str) -> Number | None:
+    """The number that is the whole text; None where the text is anything else."""
+    match = _NUMBER.fullmatch(_numbers_plain(text).strip())
+    return _value(match) if match and match["no"] is None else None
 
 
 def _numbers_plain(text: str) -> str:
@@ -229,14 +212,8 @@ def _value(match: re.Match[str]) -> Number | None:
 
 
 def marked_number(text: str, unmarked: bool = True) -> Number | None:
-    """The number a text gives as its answer: in what `final_answer` finds, else (`unmarked`) the last one of all."""
+    """The first number in the text's `final_answer`; where nothing marks one the last number of all (`unmarked`)."""
     marked = final_answer(text)
     if marked is not None:
-        return _read(marked, last=False)
-    return _read(text, last=True) if unmarked else None
-
-
-def numeric_answer(text: str, unmarked: bool = True) -> Fraction | None:
-    """The value of `marked_number`."""
-    found = marked_number(text, unmarked)
-    return None if found is None else found.value
+        return number_in(marked)
+    return number_in(text, last=True) if unmarked else None

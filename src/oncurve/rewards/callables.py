@@ -4,14 +4,14 @@
     TRL       f(prompts, completions, **columns) -> list[float | None] the whole batch; may be async
     verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 
-In the place of a number each of them may return what the steps of a completion are worth, for process supervision:
+For process supervision each of them may return the rewards of a completion's steps in place of a number:
 
-    {"reward": 1.0, "steps": [0.2, 0.9, 1.0]}          one number a step, as `split` finds them
-    {"reward": 1.0, "steps": [[12, 0.2], [30, 0.9]]}   [offset in the text just behind the step, number]: own steps
+    {"reward": 1.0, "steps": [0.2, 0.9, 1.0]}          one number per step that `split` finds
+    {"reward": 1.0, "steps": [[12, 0.2], [30, 0.9]]}   [offset in the text just after the step, number]: own steps
 
-"reward" may be left out: it is the mean of the steps then. A parameter `completion_steps` of a function of one
-completion is given the texts of the steps that `split` finds; it may then return the list of numbers alone. The same
-adapter runs in a worker and in this process.
+Without "reward" the reward is the mean of the steps. A function of one completion with a parameter `completion_steps`
+receives the texts of the steps that `split` finds, and may return the list of numbers alone. The same adapter runs in a
+worker and in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,10 +27,8 @@ from typing import Any
 
 from oncurve.errors import ConfigError
 from oncurve.rewards.settings import Accepts
-from oncurve.spec import locate
+from oncurve.spec import locate, suggest
 from oncurve.steps import Splitter, lines, pieces, splitter_of
-
-__all__ = ["Adapted", "served"]
 
 OFFERED = ("completion", "prompt", "completion_ids")
 TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -39,16 +37,19 @@ STEPS = "completion_steps"
 
 
 class Adapted:
-    """A user function behind one door: `adapted(item)` for the items that `about` describes.
+    """A user function of any signature, called in one way: `adapted(item)` for the items that `about` describes.
 
-    split   finds the steps of a completion, where the function asks for them or judges them
+    split    finds the steps of a completion, where the function takes or scores them
+    kwargs   keyword arguments of every call, in place of columns of these names
 
-    Raises ConfigError for a function whose parameters cannot be filled by name.
+    Raises ConfigError for a function whose parameters cannot be filled by name, or that does not take the `kwargs`.
     """
 
-    def __init__(self, function: Callable[..., Any], split: Splitter = lines) -> None:
-        self._function = function
-        self._split = split
+    def __init__(
+        self, function: Callable[..., Any], split: Splitter = lines, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        self._split, self._kwargs = split, dict(kwargs or {})
+        self._function: Callable[..., Any] = lambda **given: function(**{**given, **self._kwargs})
         name = getattr(function, "__name__", type(function).__name__)
         if not callable(function):
             raise ConfigError(f"reward {function!r:.60} is a {name}, not a function")
@@ -57,19 +58,31 @@ class Adapted:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"reward {name}: its parameters cannot be read; wrap it in a def") from error
         if not parameters:
-            raise ConfigError(f"reward {name} takes nothing; it is given columns by name: def reward(completion)")
+            raise ConfigError(f"reward {name} has no parameters; columns are passed by name: def reward(completion)")
         self._everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         fixed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
         if fixed:
             raise ConfigError(f"reward {name}: parameter {fixed[0]} cannot be given by name; write it as a plain one")
         self._names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
         self._required = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.default is p.empty]
+        self._check_kwargs(name)
+        self._names, self._required = (
+            [each for each in names if each not in self._kwargs] for names in (self._names, self._required)
+        )
         self._call, accepts = self._signature()
         self.about: Any = accepts.model_dump()
         self.accepts = accepts
 
+    def _check_kwargs(self, name: str) -> None:
+        """Raises ConfigError: the function does not take one of the `kwargs`, or gets it from the completion."""
+        for key in self._kwargs:
+            if key in (*OFFERED, *TRL_NAMES, "solution_str", "ground_truth", STEPS):
+                raise ConfigError(f"reward {name}: kwargs: {key!r} is what is to be rewarded, so it cannot be given")
+            if key not in self._names and not self._everything:
+                raise ConfigError(f"reward {name}: kwargs: it takes no {key!r}{suggest(key, self._names)}")
+
     def _signature(self) -> tuple[Callable[[Mapping[str, Any]], Any], Accepts]:
-        """Which of the three it is, and what that one is given."""
+        """The call for the function's signature, and the arguments that it takes."""
         if {"solution_str", "ground_truth"} <= set(self._names):
             takes = ("completion", "data_source", *VERL_TRUTH, "extra_info")
             return self._verl, Accepts(needs=(VERL_TRUTH,), takes=takes)
@@ -83,19 +96,19 @@ class Adapted:
         return self._columns, Accepts(needs=needs, takes=takes, everything=self._everything)
 
     def __call__(self, item: Mapping[str, Any]) -> Any:
-        """What the function says: a value, or for a batch `{"rewards", "metrics", "extras"}`."""
+        """The function's value, or for a batch `{"rewards", "metrics", "extras"}`."""
         return self._call(item)
 
     def _columns(self, item: Mapping[str, Any]) -> Any:
         text = item.get("completion", "")
         if STEPS not in self._names:
-            return self._judged(_awaited(self._function(**item)), text)
+            return self._with_steps(_awaited(self._function(**item)), text)
         given = {name: value for name, value in item.items() if self._everything or name in self._names}
         value = _awaited(self._function(**given, **{STEPS: pieces(text, self._split(text))}))
-        return self._judged({"steps": value} if isinstance(value, (list, tuple)) else value, text)
+        return self._with_steps({"steps": value} if isinstance(value, (list, tuple)) else value, text)
 
-    def _judged(self, value: Any, text: str) -> Any:
-        """What the function said of `text`: of steps in the one form that the run knows, of anything else as it is.
+    def _with_steps(self, value: Any, text: str) -> Any:
+        """The function's value for `text`, with steps as `step_ends` and `step_rewards`.
 
         Raises ValueError: numbers for another number of steps, or steps that lie outside the text.
         """
@@ -107,7 +120,7 @@ class Adapted:
             rewards = [reward for _, reward in steps]
             inside = all(type(end) is int and 0 < end <= len(text) for end in ends)
             if not inside or ends != sorted(set(ends)):
-                raise ValueError(f"it said that steps end at {ends!r:.60} in a completion of {len(text)} characters")
+                raise ValueError(f"its steps end at {ends!r:.60} in a completion of {len(text)} characters")
         else:
             ends, rewards = self._split(text), steps
             if len(ends) != len(rewards):
@@ -126,7 +139,7 @@ class Adapted:
         }
         value = _awaited(self._function(**{name: offered[name] for name in self._names if name in offered}))
         if isinstance(value, Mapping) and "steps" in value:
-            return self._judged(value, item["completion"])
+            return self._with_steps(value, item["completion"])
         return value["score"] if isinstance(value, Mapping) else value
 
     def _trl(self, item: Mapping[str, Any]) -> Any:
@@ -144,12 +157,12 @@ class Adapted:
         rewards = _awaited(self._function(**{**item["columns"], **wanted}))
         if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
             texts = [c if isinstance(c, str) else c[-1]["content"] for c in item["completions"]]
-            rewards = [self._judged(reward, text) for reward, text in zip(rewards, texts, strict=True)]
+            rewards = [self._with_steps(reward, text) for reward, text in zip(rewards, texts, strict=True)]
         return {"rewards": rewards, "metrics": metrics, "extras": extras}
 
 
 def _awaited(value: Any) -> Any:
-    """The result of a coroutine function; also where an event loop is running already (a notebook)."""
+    """The result of a coroutine function, also where an event loop is already running (a notebook)."""
     if not inspect.isawaitable(value):
         return value
     try:
@@ -160,21 +173,22 @@ def _awaited(value: Any) -> Any:
         return thread.submit(asyncio.run, _wait(value)).result()
 
 
-def _wait(value: Any) -> Coroutine[Any, Any, Any]:
-    async def waiting() -> Any:
-        return await value
-
-    return waiting()
+async def _wait(value: Any) -> Any:
+    return await value
 
 
 def served(
-    path: str | None = None, pickled: str | None = None, base: str | None = None, split: str = "newline"
+    path: str | None = None,
+    pickled: str | None = None,
+    base: str | None = None,
+    split: str = "newline",
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Adapted:
-    """The worker's side: the function at `path`, or the one in cloudpickle bytes (base64) that our parent made."""
+    """The worker's side: the function at `path`, or the one in the parent's cloudpickle bytes (base64)."""
     folder = Path(base) if base else None
     splitter = splitter_of(split, folder)
     if path is not None:
-        return Adapted(locate(path, folder), splitter)
-    import cloudpickle  # here: only a worker unpickles, and only what its own parent pickled
+        return Adapted(locate(path, folder), splitter, kwargs)
+    import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
 
-    return Adapted(cloudpickle.loads(base64.b64decode(pickled or "")), splitter)
+    return Adapted(cloudpickle.loads(base64.b64decode(pickled or "")), splitter, kwargs)

@@ -1,11 +1,9 @@
-"""Characters that answers hold and LaTeX has commands for, or no use for. Text in, text out, in linear time."""
+"""Characters of answers for which LaTeX has commands, or no use. Text in, text out, in linear time."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-
-__all__ = ["as_latex", "digits_plain"]
 
 _VULGAR = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
@@ -25,13 +23,13 @@ _POWER = re.compile(rf"(?:(?<=[0-9)\]}}])|(?<=[^A-Za-z][A-Za-z])|(?<=\A[A-Za-z])
 
 
 def digits_plain(text: str) -> str:
-    """Digits of other forms and fractions of one character as ASCII has them: `2½` is `2 1/2`, `９` is `9`."""
+    """The text with digits of other forms, and fractions of one character, in ASCII: `2½` is `2 1/2`, `９` is `9`."""
     return text if text.isascii() else text.translate(_DIGITS)
 
 
 def as_latex(text: str) -> str:
-    r"""Signs as LaTeX's commands, without currencies and degrees at numbers: `x²` is `x^2`, `√2` is `\sqrt{2}`,
-    `45 €` and `45°` are `45`. Ornaments such as check marks are left out."""
+    r"""The text with signs as LaTeX's commands, and without currencies and degrees at numbers: `x²` is `x^2`, `√2` is
+    `\sqrt{2}`, `45 €` and `45°` are `45`. Ornaments such as check marks are left out."""
     if text.isascii():
         return text
     text = _UNITS.sub("", _ORNAMENTS.sub("", text)).translate(_SYMBOLS)

@@ -1,9 +1,8 @@
 r"""The `math` reward: mathematical equality by math-verify, in a worker.
 
 math-verify parses LaTeX into sympy and compares: `\frac{2}{4}` equals `1/2`, `x+1` equals `1+x`, `28\%` equals
-`28 percent`. Its own timeouts use SIGALRM, raise a BaseException, and become a silent "wrong" when they strike; they
-are switched off, and the worker's deadline makes a fault of what takes too long. Nothing of it is imported in the
-training process.
+`28 percent`. Its own timeouts use SIGALRM, raise a BaseException, and end as a silent "wrong". They are switched off;
+the worker's deadline turns an endless comparison into a fault. The training process never imports math-verify.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from oncurve.rewards.answers import Number, boxed, final_answer, plain, text_after, whole_number
 from oncurve.rewards.characters import as_latex
-from oncurve.rewards.settings import Accepts, Runner, WorkerSettings, unusable_answer
-
-__all__ = ["Checker", "Math"]
+from oncurve.rewards.settings import Accepts, AnswerReward, Runner, WorkerSettings
 
 _DELIMITED = re.compile(r"(?<!\\)\$(?![0-9])|\\[(\[]|\\boxed|\\fbox")
 _PROSE = re.compile(r"[A-Za-z']+(?:[ ,]+[A-Za-z']+){2,}[.!]?")
@@ -41,31 +38,20 @@ _SHORT = (
     "the|is|are|was|has|had|she|he|it|we|so|of|in|at|to|for|you|all|each|per|day|cm|km|mm|kg|lb|oz|ft|mph|ml|min"
     "|usd|eur|gbp|o['’]clock"
 )
-_BEFORE, _BEHIND = r"(?<![\\A-Za-z'’{^_])", r"(?![A-Za-z(^_{}])"
-_SENTENCE = re.compile(rf"{_BEFORE}(?!(?:{_NAMES})\b)(?:(?![A-Z]+\b)[A-Za-z]{{4,}}+|(?i:{_SHORT})\b){_BEHIND}")
-_WORD = re.compile(rf"{_BEFORE}(?!(?:{_NAMES})\b)[A-Za-z][A-Za-z'’]++{_BEHIND}|\b[aAI](?= [A-Za-z])")
+_BEFORE, _AFTER = r"(?<![\\A-Za-z'’{^_])", r"(?![A-Za-z(^_{}])"
+_SENTENCE = re.compile(rf"{_BEFORE}(?!(?:{_NAMES})\b)(?:(?![A-Z]+\b)[A-Za-z]{{4,}}+|(?i:{_SHORT})\b){_AFTER}")
+_WORD = re.compile(rf"{_BEFORE}(?!(?:{_NAMES})\b)[A-Za-z][A-Za-z'’]++{_AFTER}|\b[aAI](?= [A-Za-z])")
 _QUOTATION = re.compile(r"[\"'`“„«‘]([^\"'`“„«‘”»’]*)[\"'`”“»’]")
 _QUOTED = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit)[ ]?\{([^{}]*)\}")
 
 
-class Math(WorkerSettings):
+class Math(AnswerReward, WorkerSettings):
     r"""1 if the completion's answer equals that of the column mathematically, 0 if not.
 
-    answer   the column that holds the right answer: `72`, `\frac{1}{2}`, `$x > 3$`, or a whole worked solution
-    after    only what follows the last occurrence of this counts (`</think>`); a completion without it gets 0
-
-    What is compared: the boxes of the completion if it has any, else what `answers.final_answer` finds, else what
-    math-verify makes out. None (does not apply) where the column holds nothing mathematical.
+    The completion's boxes are compared if it has any, else its marked answer (`answers.final_answer`), else the formula
+    that math-verify finds. The column may hold `72`, `\frac{1}{2}`, `$x > 3$`, or a whole worked solution. None (does
+    not apply) where it holds nothing mathematical.
     """
-
-    judges_steps: ClassVar[bool] = False
-    verifies: ClassVar[bool | None] = True
-    answer: str = "answer"
-    after: str | None = None
-
-    def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """An answer is text or a finite number."""
-        return unusable_answer(row, self.answer)
 
     def start(self, base: Path | None) -> Runner:
         """Runs in workers."""
@@ -73,12 +59,14 @@ class Math(WorkerSettings):
 
 
 class Checker:
-    """The worker's side of `Math`; imports math-verify (and sympy) when it is made."""
+    """The worker's side of `Math`; its constructor imports math-verify (and sympy)."""
 
     def __init__(self, answer: str = "answer", after: str | None = None) -> None:
         from math_verify import parse, verify
 
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off: ours are on
+        logging.getLogger("math_verify").setLevel(
+            logging.ERROR
+        )  # it warns that its timeouts are off; the worker has one
         self.about = Accepts(needs=(("completion",), (answer,))).model_dump()
         self._answer, self._after = answer, after
         self._parse: Callable[..., list[Any]] = parse
@@ -100,7 +88,7 @@ class Checker:
         formula = _to_parse(text)
         given_number, gold_number = _number(formula), _number(_to_parse(answer))
         if given_number is not None and gold_number is not None and given_number.equals(gold_number):
-            return 1.0  # as `numeric` says; math-verify compares more generously, but not every percentage
+            return 1.0  # as `numeric` does; math-verify accepts more, but not every percentage
         given = self._parse(formula, parsing_timeout=None)
         return float(self._verify(gold, given, timeout_seconds=None))
 
@@ -114,10 +102,10 @@ class Checker:
 
 
 def _to_parse(text: str) -> str:
-    """What math-verify is given: it looks for formulas in boxes and delimiters only, so a bare one is put into a box.
+    """The input of math-verify, which looks for formulas in boxes and delimiters only: a bare one is put into a box.
 
-    A text with boxes is left as it is (math-verify reads several); else its marked answer counts, if it has one: the
-    formula in it, without the words around it.
+    A text with boxes stays as it is (math-verify reads several). Of a marked answer the formula counts, without the
+    words around it.
     """
     text = _GROUPED.sub(lambda grouped: grouped[0].replace(",", ""), as_latex(plain(text)))
     if boxed(text) is not None:
@@ -132,7 +120,7 @@ def _to_parse(text: str) -> str:
 
 
 def _number(formula: str) -> Number | None:
-    """The number in the last box, alone or as what a name equals: `5`, `x = 5`."""
+    """The number in the last box, alone or after a name and an equals sign: `5`, `x = 5`."""
     return whole_number(_NAMED.sub("", boxed(formula) or ""))
 
 
@@ -141,9 +129,9 @@ def _without_unit(formula: str) -> str:
 
 
 def _of_sentence(marked: str) -> str:
-    r"""The formula of a marked answer: all of it, or what stands between the words where it is a sentence.
+    r"""The formula of a marked answer: all of it, or of a sentence the piece between the words.
 
-    The equation counts that comes last, else the first piece with a digit or a letter: `She has 5 apples` is `5`,
+    The last equation counts, else the first piece with a digit or a letter: `She has 5 apples` is `5`,
     `a total of 3 + 4 = 7 apples` is `3 + 4 = 7`, `5 apples cost 7 dollars` is `5`, as for `numeric`. Words alone are
     one text, not a product of letters: `\text{Monday}`.
     """
@@ -161,6 +149,6 @@ def _of_sentence(marked: str) -> str:
 
 
 def _trimmed(piece: str) -> str:
-    """Without the punctuation around it, and without a parenthesis whose other half stands among the words."""
+    """The piece without the punctuation around it, and without a parenthesis whose other half is among the words."""
     trimmed = piece.strip(" ,;:!?*_≈~").removesuffix(".").removesuffix(" or").rstrip()
     return trimmed if trimmed.count("(") == trimmed.count(")") else trimmed.strip("() ")

@@ -1,4 +1,4 @@
-"""The `python` kind: a user's function, in a worker wherever that is possible."""
+"""The `python` kind: a user's function, in a worker where possible."""
 
 from __future__ import annotations
 
@@ -11,39 +11,32 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from oncurve.errors import ConfigError
 from oncurve.rewards.callables import Adapted
-from oncurve.rewards.settings import InProcess, Runner, WorkerSettings
+from oncurve.rewards.settings import InProcess, Runner, Split, WorkerSettings
 from oncurve.steps import splitter_of
-
-__all__ = ["Python", "why_in_process"]
 
 
 class Python(WorkerSettings):
-    """A function of yours; see `oncurve.rewards.callables` for the three signatures.
-
-    path       "file.py:name" (relative to the recipe) or "module:name"; it is imported in workers only
-    function   the function itself, in place of a path (Python API). One that keeps nothing of this process runs in
-               workers too; a closure, one that uses this process's variables or torch runs here and cannot be killed
-    split      where the steps of a completion end, for a function that judges steps: "newline", a pattern between
-               slashes ("/\\n\\n+/"), or a function of yours ("file.py:name"); see `oncurve.steps.splitter_of`
-    """
+    """A function of yours, with one of the three signatures of `oncurve.rewards.callables`."""
 
     path: str | None = None
-    split: str = "newline"
-    function: Any = Field(default=None, exclude=True, repr=False)
+    """The function: "file.py:name" (relative to the recipe) or "module:name"; it is imported in workers only."""
 
-    @field_validator("split")
-    @classmethod
-    def _splits(cls, split: str) -> str:
-        if ":" not in split or split.startswith("/"):  # code is loaded in workers only
-            try:
-                splitter_of(split)
-            except ConfigError as error:
-                raise ValueError(str(error)) from error
-        return split
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments that every call of the function gets: `{ limit = 12 }`. A column of such a name is not
+    passed."""
+
+    split: Split = "newline"
+    """Where the steps of a completion end, for a function that scores steps: "newline", a pattern between slashes
+    ("/\\n\\n+/"), or a function of yours ("file.py:name")."""
+
+    function: Any = Field(default=None, exclude=True, repr=False)
+    """The function itself, in place of a path (Python API). A function that needs nothing of this process runs in
+    workers too; a closure, or a function that uses this process's variables or torch, runs here and cannot be killed.
+    """
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Python:
@@ -63,30 +56,28 @@ class Python(WorkerSettings):
         return name if name.isidentifier() else "reward"
 
     def start(self, base: Path | None) -> Runner:
-        """Workers for a path or a function that can travel, else this process. Raises ConfigError."""
+        """Workers for a path, or for a function that can be copied; else this process. Raises ConfigError."""
+        settings = {"base": str(base or Path.cwd()), "split": self.split, "kwargs": self.kwargs}
         if self.function is None:
-            folder = str(base or Path.cwd())
-            settings = {"path": self.path, "base": folder, "split": self.split}
-            return self.workers("oncurve.rewards.callables:served", settings)
-        adapted = Adapted(self.function, splitter_of(self.split, base))
+            return self.workers("oncurve.rewards.callables:served", {"path": self.path, **settings})
+        adapted = Adapted(self.function, splitter_of(self.split, base), self.kwargs)
         reason = why_in_process(self.function)
         if reason is None:
             pickled = base64.b64encode(cloudpickle.dumps(self.function)).decode()
-            settings = {"pickled": pickled, "base": str(base or Path.cwd()), "split": self.split}
-            pool = self.workers("oncurve.rewards.callables:served", settings)
+            pool = self.workers("oncurve.rewards.callables:served", {"pickled": pickled, **settings})
             try:
                 assert pool.about is not None
                 return pool
-            except ConfigError as error:  # its module is one that only this process can import
+            except ConfigError as error:  # only this process can import its module
                 reason = f"a worker cannot load it ({str(error).strip().rpartition(chr(10))[2]})"
         return InProcess(adapted, adapted.accepts, reason)
 
 
 def why_in_process(function: Callable[..., Any]) -> str | None:
-    """Why a function must run in this process; None: a copy of it in a worker does the same.
+    """Why a function must run in this process; None: a copy of it in a worker computes the same.
 
-    A copy sees this process's variables as they are now, and what it changes stays there. So closures and functions
-    that read changeable variables stay here, and so does what holds torch, which works on this process's tensors.
+    A copy has this process's variables as they are now, and its changes stay in the worker. So closures and functions
+    that read changeable variables run here, and so do functions that use torch, on this process's tensors.
     """
     reason = _kept_here(function, set())
     if reason is not None:
@@ -102,7 +93,7 @@ _UNCHANGEABLE = (type(None), bool, int, float, complex, str, bytes, re.Pattern, 
 
 
 def _kept_here(value: Any, seen: set[int]) -> str | None:
-    """Follow functions through what they read, as cloudpickle does for those it copies by value."""
+    """The reason found in a function and in the functions that it reads, which cloudpickle copies by value."""
     if id(value) in seen:
         return None
     seen.add(id(value))

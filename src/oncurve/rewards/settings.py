@@ -1,6 +1,6 @@
-"""What every reward has in common: its settings, what its function takes, and where it runs.
+"""The base of all rewards: settings, the arguments of the function, and where the function runs.
 
-Nothing here, and nothing that the reward kinds import, imports torch: workers load these modules too.
+Neither this module nor any import of the reward kinds imports torch, because workers load them too.
 """
 
 from __future__ import annotations
@@ -13,14 +13,28 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
+from oncurve.capabilities import unflagged
+from oncurve.errors import ConfigError
 from oncurve.paths import path_component
 from oncurve.spec import Component
-from oncurve.workers import Reply, WorkerPool, last_words
-
-__all__ = ["Accepts", "InProcess", "RewardSettings", "Runner", "kind_meant", "unusable_answer"]
+from oncurve.steps import splitter_of
+from oncurve.workers import Reply, WorkerPool, kind_of_fault, last_words
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
-"""A duration: more than nothing, a week at most."""
+"""A duration: above 0, at most a week."""
+
+
+def _checked_split(split: str) -> str:
+    if ":" not in split or split.startswith("/"):  # code is loaded in workers only
+        try:
+            splitter_of(split)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+    return split
+
+
+Split = Annotated[str, AfterValidator(_checked_split)]
+"""A setting that names a splitter of steps (`oncurve.steps.splitter_of`)."""
 
 
 class Runner(Protocol):
@@ -28,75 +42,127 @@ class Runner(Protocol):
 
     @property
     def about(self) -> Any:
-        """What the function takes: `Accepts` as a mapping."""
+        """The arguments of the function: `Accepts` as a mapping."""
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
-        """One reply an item, in order; a fault is a reply."""
+        """One reply per item, in order; a fault is a reply."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release processes and memory."""
 
 
 class Accepts(Component):
-    """What a reward function wants to be given.
-
-    batch        one call with lists for the whole batch (TRL's signature), instead of one call a completion
-    needs        names that must be there; each entry lists alternatives, of which one suffices
-    takes        names that are handed over where they exist
-    everything   all columns are handed over (`**kwargs`)
-    """
+    """The arguments that a reward function takes."""
 
     batch: bool = False
+    """One call with lists for the whole batch (TRL's signature), instead of one call per completion."""
+
     needs: tuple[tuple[str, ...], ...] = ()
+    """Names that must exist; each entry lists alternatives, of which one suffices."""
+
     takes: tuple[str, ...] = ()
+    """Names that are passed where they exist."""
+
     everything: bool = False
+    """All columns are passed (`**kwargs`)."""
 
 
 def kind_meant(table: Any) -> str | None:
-    """The kind of a `[[rewards]]` table that does not say it: "python" where it names code, else None: it must say."""
+    """The kind of a `[[rewards]]` table without a `kind`: "python" where it names code; None: `kind` is required."""
     return "python" if isinstance(table, Mapping) and table.keys() & {"path", "function"} else None
 
 
 class RewardSettings(Component):
-    """One table of `[[rewards]]`: the fields that every kind has.
+    """One table of `[[rewards]]`: the fields of every kind."""
 
-    name              of the part in scores, logs and messages; the kind (or the function's name) unless given
-    weight            reward = Σ weight * part, over the parts that apply to a completion
-    on_error          what a fault (exception, timeout, NaN, wrong type ...) means: "mask": the completion takes no part
-                      in statistics and loss; "raise": the run stops; a number: that is the part's value
-    timeout_seconds   for one call of a function that runs in a worker
-    """
-
-    judges_steps: ClassVar[bool] = True
-    """Whether a reward of this kind may judge steps, as process supervision needs it."""
+    scores_steps: ClassVar[bool] = True
+    """Whether a reward of this kind may score steps, which process supervision needs."""
 
     verifies: ClassVar[bool | None] = None
-    """Whether the value 1 says that a completion is right. True: it checks an answer. False: it says something else.
-    None: that is the user's to say; evaluation takes it so where it is the only reward that counts."""
+    """Whether the value 1 means that a completion is right. True: it checks an answer. False: it does not. None: not
+    known; evaluation assumes it where this is the only reward that counts."""
+
+    shapes: ClassVar[bool] = False
+    """Whether it is a punishment, of values below 0, that only shapes other rewards: it says nothing about what is
+    right, and evaluation looks for the verifier among the others."""
+
+    default: ClassVar[str | None] = None
+    """The name of a reward of this kind without a `name`; None: the name of the class in lower case."""
+
+    @property
+    def own_model(self) -> Literal["outcome", "process"] | None:
+        """Which kind of the run's own reward model gives the values; None: it does not take part."""
+        return None
+
+    @property
+    def network(self) -> tuple[str, str] | None:
+        """Path and dtype of a network that the reward loads; None: it loads none."""
+        return None
 
     name: Annotated[str, Field(pattern=r"^[^<>\s]+$"), AfterValidator(path_component)] | None = None
+    """The name in scores, logs and messages; none: the kind, or the function's name."""
+
     weight: float = 1.0
+    """The weight w in reward = Σ w · value, over the rewards that apply to a completion."""
+
     on_error: Literal["mask", "raise"] | float = "mask"
+    """What a fault (exception, timeout, NaN, wrong type ...) means: "mask": the completion takes no part in statistics
+    and loss; "raise": the run stops; a number: the value of this reward."""
+
     timeout_seconds: Seconds = 10.0
+    """The limit for one call of a function that runs in a worker."""
 
     @property
     def default_name(self) -> str:
-        """The part's name when `name` is not given."""
-        return type(self).__name__.lower()
+        """The component's name when `name` is not given."""
+        return self.default or type(self).__name__.lower()
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """What makes a row of the data useless to this reward, beyond a column that is missing; None: nothing."""
+        """Why this reward cannot use a row of the data, other than for a missing column; None: it can."""
         return None
+
+    def for_lengths(self, longest: int) -> RewardSettings:
+        """This reward where completions have at most `longest` tokens, with the settings that it takes from that.
+
+        Raises ConfigError: its settings do not fit `longest`.
+        """
+        return self
 
     def start(self, base: Path | None) -> Runner:
         """The runner of this reward. `base`: the folder against which paths in the settings are resolved."""
-        raise TypeError(f"{type(self).__name__} does not say how it is run: a reward kind defines start()")
+        raise TypeError(f"{type(self).__name__} must define start()")
+
+
+class AnswerReward(RewardSettings):
+    """A reward that compares the completion's answer with a column."""
+
+    scores_steps: ClassVar[bool] = False
+    verifies: ClassVar[bool | None] = True
+    answer: str = "answer"
+    """The column that holds the right answer."""
+
+    after: str | None = None
+    """Only the text after the last occurrence of this counts (`</think>`); a completion without it gets 0."""
+
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """Why the row's answer is neither text nor a finite number; None: it is one of them."""
+        return unusable_answer(row, self.answer)
+
+
+def check_reward(reward: object) -> str | None:
+    """What is wrong with a reward, or with what it states of itself; None: nothing."""
+    name = type(reward).__name__
+    if not isinstance(reward, RewardSettings):
+        return f"{name} is no reward: derive it from oncurve.rewards.RewardSettings"
+    if type(reward).start is RewardSettings.start:
+        return f"{name} lacks start(base), which says how it is run, so it is no reward"
+    return unflagged(reward, ("scores_steps", "shapes", *(() if reward.verifies is None else ("verifies",))))
 
 
 def unusable_answer(row: Mapping[str, Any], column: str) -> str | None:
     """Why the row's `column` cannot be an answer, which is text or a finite number; None: it can, or is missing.
 
-    An empty string is an answer column that says that the reward does not apply to the row; null may be a mistake.
+    An empty string means that the reward does not apply to the row; null may be a mistake.
     """
     value = row.get(column, "")
     if value is None:
@@ -109,18 +175,19 @@ def unusable_answer(row: Mapping[str, Any], column: str) -> str | None:
 
 
 class WorkerSettings(RewardSettings):
-    """A reward that runs in worker processes.
-
-    processes              how many
-    memory_limit_bytes     what each may allocate beyond its size once loaded
-    start_timeout_seconds  for loading: importing the file and what it imports
-    env_pass               names of environment variables that they see beside paths, language, threads and devices
-    """
+    """A reward that runs in worker processes."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Number of worker processes."""
+
     memory_limit_bytes: Annotated[int, Field(gt=0, le=1 << 50)] | None = 4 << 30
+    """Memory that a worker may allocate in addition to its size after loading; none: no limit."""
+
     start_timeout_seconds: Seconds = 300.0
+    """The limit for starting a worker: importing the file and its imports."""
+
     env_pass: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
+    """Environment variables passed to the workers, in addition to paths, language, threads and devices."""
 
     def workers(self, factory: str, settings: Mapping[str, Any]) -> WorkerPool:
         """The pool that holds `factory(**settings)`."""
@@ -136,7 +203,7 @@ class WorkerSettings(RewardSettings):
 
 
 class InProcess:
-    """Runs a function on items in this process: no deadline, no memory limit; exceptions are replies all the same.
+    """Runs a function on items in this process, without deadline or memory limit; an exception becomes a reply.
 
     KeyboardInterrupt and oncurve's own control flow (a step that is being abandoned) pass through.
     `reason`: why user code runs here, for the plan; None for oncurve's own checkers, which take linear time.
@@ -148,7 +215,7 @@ class InProcess:
         self.about: Any = about.model_dump()
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
-        """One reply an item, in order."""
+        """One reply per item, in order."""
         return [self._reply(item) for item in items]
 
     def _reply(self, item: Any) -> Reply:
@@ -157,10 +224,7 @@ class InProcess:
         except BaseException as error:  # user code may raise anything; the run goes on
             if isinstance(error, KeyboardInterrupt) or type(error).__module__.startswith("oncurve."):
                 raise
-            kind = (
-                "exit" if isinstance(error, SystemExit) else "memory" if isinstance(error, MemoryError) else "exception"
-            )
-            return Reply(None, kind, last_words(error))
+            return Reply(None, kind_of_fault(error), last_words(error))
 
     def close(self) -> None:
         """Nothing is held."""

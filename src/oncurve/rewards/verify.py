@@ -1,4 +1,4 @@
-"""Verifiable rewards that need no more than text and numbers: `exact`, `numeric`, `regex`, and the built-in `task`."""
+"""Verifiable rewards over text and numbers: `exact`, `numeric`, `regex`, and the built-in `task`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator
 
 from oncurve.rewards.answers import final_answer, marked_number, text_after
-from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner, WorkerSettings, unusable_answer
-from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
-
-__all__ = ["Exact", "Matcher", "Numeric", "Regex", "Task", "TaskSteps"]
+from oncurve.rewards.settings import Accepts, AnswerReward, InProcess, RewardSettings, Runner, WorkerSettings
+from oncurve.tasks import check_steps, is_correct, read_question
 
 
-class Checked(RewardSettings):
-    """A reward that compares the completion with a column, here: its time is linear in the text.
-
-    answer   the column that holds the right answer
-    after    only what follows the last occurrence of this counts (`</think>`); a completion without it gets 0
-    """
-
-    judges_steps: ClassVar[bool] = False
-    verifies: ClassVar[bool | None] = True
-    answer: str = "answer"
-    after: str | None = None
-
-    def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """An answer is text or a finite number."""
-        return unusable_answer(row, self.answer)
+class Checked(AnswerReward):
+    """A comparison with a column that runs in this process, in time linear in the text."""
 
     def start(self, base: Path | None) -> Runner:
         """Runs in this process; no user code is involved."""
@@ -48,13 +33,12 @@ class Checked(RewardSettings):
 class Exact(Checked):
     """1 if the final answer (`answers.final_answer`; the whole text when nothing marks one) equals that of the column.
 
-    ignore_case   whether `paris` equals `Paris`
-
-    White space at the ends and its amount between words do not count.
-    An empty answer column is None: the reward does not apply. Example: `"... #### Paris."` equals `"Paris"`.
+    White space at the ends and its amount between words do not count. An empty answer column is None: the reward does
+    not apply. Example: `"... #### Paris."` equals `"Paris"`.
     """
 
     ignore_case: bool = False
+    """Whether `paris` equals `Paris`."""
 
     def __call__(self, completion: str, answer: Any) -> float | None:
         """1.0, 0.0 or None as the class says; an `answer` that is not text is compared as text."""
@@ -68,15 +52,14 @@ class Exact(Checked):
 
 
 class Numeric(Checked):
-    """1 if the final number equals that of the column, compared exactly as fractions; see `answers.marked_number`.
-
-    unmarked   whether the last number of a text counts when nothing marks an answer
+    """1 if the final number (`answers.marked_number`) equals that of the column, compared exactly as fractions.
 
     None (does not apply) where the column holds no number. Example: `"... #### $1,234.0"` equals `1234`. A number with
-    a percent sign equals the same number without one, and the share that it is: `50%` equals `50` and `0.5`.
+    a percent sign equals the same number without one, and the fraction that it stands for: `50%` equals `50` and `0.5`.
     """
 
     unmarked: bool = True
+    """Whether the last number of a text counts when nothing marks an answer."""
 
     def __call__(self, completion: str, answer: Any) -> float | None:
         """1.0, 0.0 or None as the class says; `answer` is text or a number."""
@@ -88,7 +71,7 @@ class Numeric(Checked):
 
 
 class Task(Checked):
-    """1 if the completion solves a problem of the built-in task: the task's own checker against its `answer` column."""
+    """1 if the completion solves a problem of the built-in task, by the task's own checker and its `answer` column."""
 
     def __call__(self, completion: str, answer: Any) -> float | None:
         """1.0 or 0.0."""
@@ -98,16 +81,12 @@ class Task(Checked):
 class TaskSteps(RewardSettings):
     """The built-in task's step checker: every line of a completion is a step, 1 if it is right and 0 if not.
 
-    Nothing built on a wrong step is right. The completion as a whole is worth 1 or 0, as with `task`: what is logged
-    and evaluated is its answer. It needs the task's column `question`.
+    All steps after a wrong one are wrong. The completion as a whole gets 1 or 0 for its answer, as with `task`; this is
+    the value that is logged and evaluated. The task's column `question` is needed.
     """
 
     verifies: ClassVar[bool | None] = True
-
-    @property
-    def default_name(self) -> str:
-        """As its kind."""
-        return "task_steps"
+    default: ClassVar[str | None] = "task_steps"
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
         """The question is one of the task's."""
@@ -115,7 +94,7 @@ class TaskSteps(RewardSettings):
         try:
             read_question(question if isinstance(question, str) else "")
         except ValueError:
-            return f"column 'question' is no question of the built-in task: {question!r:.60}"
+            return f"column 'question' holds no question of the built-in task: {question!r:.60}"
         return None
 
     def start(self, base: Path | None) -> Runner:
@@ -133,15 +112,14 @@ class TaskSteps(RewardSettings):
 
 
 class Regex(WorkerSettings):
-    r"""1 if `pattern` matches, 0 if not. In a worker under a deadline: backtracking on model text can take forever.
+    """1 if `pattern` matches, 0 if not. In a worker under a deadline: backtracking on model text can take forever."""
 
-    pattern   of Python's `re`; flags inside it, such as `(?s)`
-    mode      "search": somewhere in the completion; "full": the whole completion
-    """
-
-    judges_steps: ClassVar[bool] = False
+    scores_steps: ClassVar[bool] = False
     pattern: str
+    """A pattern of Python's `re`; flags inside it, such as `(?s)`."""
+
     mode: Literal["search", "full"] = "search"
+    """Where it must match. "search": somewhere in the completion; "full": the whole completion."""
 
     @field_validator("pattern")
     @classmethod

@@ -1,11 +1,18 @@
 """Rollout: prompts and a policy in, groups of completions out.
 
-sampling.py   the settings             sampler.py    one token a row from logits
-engine.py     prompts to groups        decoding.py   the token loop
-rows.py       the rows in that loop    stopping.py   token ids to text, and where a stop string ends it
+sampling.py   how completions are drawn    sampler.py    one token per row from logits
+engine.py     prompts to groups            stopping.py   token ids to text, and where a stop string ends it
+kinds.py      `[engine]`: its settings
 """
 
-from oncurve.rollout.engine import InProcessEngine, Limits, OnGroup, Policy, RolloutEngine, check_token_ids, is_exact
-from oncurve.rollout.sampling import Sampling
-
-__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine", "Sampling", "check_token_ids", "is_exact"]
+from oncurve.rollout.engine import (
+    InProcessEngine as InProcessEngine,
+    Limits as Limits,
+    OnGroup as OnGroup,
+    RolloutEngine as RolloutEngine,
+    check_token_ids as check_token_ids,
+    sample as sample,
+)
+from oncurve.rollout.kinds import ENGINE_KINDS as ENGINE_KINDS, EngineConfig as EngineConfig, LocalEngine as LocalEngine
+from oncurve.rollout.sampling import Sampling as Sampling
+from oncurve.rollout.stopping import Detokenizer as Detokenizer

@@ -1,8 +1,8 @@
-"""Rollout engines turn prompts into groups of completions. `InProcessEngine` samples from the learner's own module.
+"""Rollout engines turn prompts into groups of completions. `InProcessEngine` samples with the learner's own module.
 
-    engine.follow(Policy(model, version=3))
-    groups = engine.generate(prompts, draw=3)     # one Group a prompt, in order; no scores yet
-    groups = engine.generate(prompts, draw=4, on_group=lambda index, group: ...)    # and each as soon as it is whole
+    engine.follow(LocalWeights(model, version=3))
+    groups = engine.generate(prompts, draw=3)     # one Group per prompt, in order; no scores yet
+    groups = engine.generate(prompts, draw=4, on_group=lambda index, group: ...)    # and each as soon as it is complete
 
 Sampler and learner share the module, so `follow` copies nothing, and a recorded log-probability is the learner's.
 """
@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from oncurve.errors import ConfigError, DataError
-from oncurve.models.causal import CausalModel, module_device
+from oncurve.models import CausalModel, DecodeRequest, Ended, Weights, module_device
 from oncurve.randomness import row_keys
-from oncurve.rollout.decoding import Ended, decode_rows
+from oncurve.rollout.sampler import Sampler
 from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
 from oncurve.types import Completion, Group, Prompt
-
-__all__ = ["InProcessEngine", "Limits", "OnGroup", "Policy", "RolloutEngine", "check_token_ids", "is_exact"]
 
 OnGroup = Callable[[int, Group], None]
 """`(index of the prompt, its finished group)`, called in this process while other groups still grow."""
@@ -34,48 +31,85 @@ Limits = Callable[[int, int], int]
 """`(prompt id, sample index)` -> the most tokens that this completion may have."""
 
 
-@dataclass(frozen=True)
-class Policy:
-    """A model to sample from; `version` counts the updates it has seen and is written on every completion."""
-
-    model: CausalModel
-    version: int
-
-
 class RolloutEngine(Protocol):
-    """Prompts in, groups out, by the policy that was followed last."""
+    """Prompts in, groups out, sampled with the weights that were followed last."""
 
     @property
     def exact(self) -> bool:
         """Whether recorded log-probs are those of the weights that `policy_version` names, up to rounding.
 
-        An engine with kernels, a precision or a copy of the weights of its own is not exact, nor one that may not have
-        taken over the weights that it was given last. Left out: False.
+        An engine with kernels or a precision of its own is not exact, nor is one that may still sample with older
+        weights than those it was given last. The learner then computes the log-probs of the old policy.
         """
+        ...
 
-    def follow(self, policy: Policy) -> None:
-        """Sample from this policy from now on."""
+    def follow(self, weights: Weights) -> None:
+        """Sample from these weights from now on."""
 
     def generate(
-        self, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None = None, on_group: OnGroup | None = None
+        self,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Sampling | None = None,
+        on_group: OnGroup | None = None,
+        first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """One group a prompt, in the prompts' order, without scores.
+        """One group per prompt, in the prompts' order, without scores.
 
-        `draw` is the number of this rollout in the run: with the seed, the prompt's id, the sample's index and the
-        token's position it decides every token. `sampling` stands in for the engine's own, say for an evaluation.
-        `on_group` is called once for every group, in the order in which they are finished, as soon as the last of its
-        completions has ended. What it raises ends the rollout.
+        draw            the number of this rollout in the run: with the seed, the prompt's id, the sample's index and
+                        the token's position it decides every token
+        sampling        replaces the engine's own settings, for example in an evaluation
+        on_group        called once per group, as soon as the last of its completions has ended; what it raises ends
+                        the rollout
+        first_samples   the sample index that each prompt's group begins at, so that a prompt that occurs twice gets
+                        other samples wherever it is decoded; None: `count_samples` of this call
+        """
+
+    def close(self) -> None:
+        """Give back what the engine holds: processes, memory, connections. Called at the end of a run; may be repeated.
+
+        An engine that is followed again afterwards begins again.
         """
 
 
-def is_exact(engine: RolloutEngine) -> bool:
-    """What the engine states in `exact`; False where it states nothing."""
-    return bool(getattr(engine, "exact", False))
+def count_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
+    """The sample index that each prompt's group begins at: 0, or the end of the same prompt's previous group."""
+    seen: Counter[int] = Counter()
+    firsts = []
+    for prompt in prompts:
+        firsts.append(seen[prompt.id] * group_size)
+        seen[prompt.id] += 1
+    return firsts
+
+
+def sample(
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    draw: int,
+    group_size: int,
+    sampling: Sampling | None = None,
+    on_group: OnGroup | None = None,
+) -> list[Group]:
+    """The engine's groups, one per prompt, of `group_size` completions each; a prompt that occurs twice gets others.
+
+    Raises ConfigError: the engine returned something else.
+    """
+    groups: object = engine.generate(prompts, draw, sampling, on_group, count_samples(prompts, group_size))
+    if not isinstance(groups, list) or [_outline(group) for group in groups] != [(p.id, group_size) for p in prompts]:
+        raise ConfigError(
+            f"engine.kind: {type(engine).__name__}.generate must return a list of one Group per prompt, in the "
+            f"prompts' order, here {len(prompts)}, each of {group_size} completions"
+        )
+    return groups
+
+
+def _outline(group: object) -> tuple[int, int] | None:
+    return (group.prompt.id, len(group.completions)) if isinstance(group, Group) else None
 
 
 class InProcessEngine:
-    """Samples with the policy's module in this process, at most `sampling.rows` rows side by side: groups wait
-    until enough of these are free.
+    """Samples with the policy's module in this process, at most `sampling.max_concurrent` rows at a time: groups
+    wait until enough rows are free.
 
     sampling    the settings of a training rollout
     tokenizer   for texts and stop strings; without one every text is ""
@@ -83,8 +117,6 @@ class InProcessEngine:
     seed        the run's seed
     limits      for benchmarks: the length at which each completion ends by "length", if nothing ends it sooner; it
                 cannot be more than `sampling.max_new_tokens`
-
-    A prompt that stands in one call twice gets other samples the second time: its sample indices go on counting.
 
     Raises ConfigError: stop strings without a tokenizer, or one that is a special token.
     """
@@ -105,29 +137,47 @@ class InProcessEngine:
         self._eos_ids = tuple(eos_ids)
         self._seed = seed
         self._limits = limits
-        self._policy: Policy | None = None
+        self._model: CausalModel | None = None
+        self._version = 0
         self._tables: dict[tuple[str, ...], StopTable] = {}
         self._stop_table(sampling)
 
-    def follow(self, policy: Policy) -> None:
-        """Sample from this policy from now on: the module is shared, nothing is copied."""
-        self._policy = policy
+    def follow(self, weights: Weights) -> None:
+        """Sample from these weights from now on: the module is shared, nothing is copied.
+
+        Raises ConfigError: the weights are not in this process.
+        """
+        model = weights.local()
+        if model is None:
+            raise ConfigError(
+                "the engine samples in this process and the weights are elsewhere: set another engine.kind"
+            )
+        self._model, self._version = model, weights.version
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._model = None
 
     def generate(
-        self, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None = None, on_group: OnGroup | None = None
+        self,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Sampling | None = None,
+        on_group: OnGroup | None = None,
+        first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """See `RolloutEngine.generate`.
+        """One group per prompt, in the prompts' order, without scores.
 
-        Raises DataError: a prompt without tokens, or too long for the model with `max_new_tokens` behind it.
+        Raises DataError: a prompt without tokens, or too long for the model together with `max_new_tokens`.
         Raises ModelError: the model's logits are not finite.
         """
         sampling = sampling or self.sampling
-        if self._policy is None:
-            raise RuntimeError("generate() before follow(): the engine has no policy yet")
-        _check_lengths(prompts, sampling, self._policy.model)
-        firsts = _first_samples(prompts, sampling.group_size)
+        if self._model is None:
+            raise RuntimeError("generate() before follow(): the engine has no weights yet")
+        _check_lengths(prompts, sampling, self._model)
+        firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         groups: dict[int, Group] = {}
-        version = self._policy.version
+        version = self._version
 
         def finish(index: int, ended: Sequence[Ended]) -> None:
             prompt = prompts[index]
@@ -136,7 +186,7 @@ class InProcessEngine:
                 on_group(index, groups[index])
 
         if prompts:
-            self._decode(self._policy.model, prompts, firsts, draw, sampling, finish)
+            self._decode(self._model, prompts, firsts, draw, sampling, finish)
         return [groups[index] for index in range(len(prompts))]
 
     def _decode(
@@ -152,22 +202,21 @@ class InProcessEngine:
         prompt_ids = torch.tensor([prompt.id for prompt in prompts]).repeat_interleave(size)
         sample_index = (torch.tensor(firsts)[:, None] + torch.arange(size)).flatten()
         table = self._stop_table(sampling)
-        decode_rows(
-            model,
+        request = DecodeRequest(
             [torch.tensor(prompt.ids) for prompt in prompts],
-            row_keys(self._seed, draw, prompt_ids, sample_index),
-            self._eos_ids + sampling.eos_ids,
+            row_keys(self._seed, draw, prompt_ids, sample_index).view(-1, size),
+            self._row_limits(prompt_ids, sample_index, sampling.max_new_tokens).view(-1, size),
             sampling.max_new_tokens,
-            sampling.temperature,
+            self._eos_ids + sampling.eos_ids,
+            Sampler(sampling.temperature),
             StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
-            self._row_limits(prompt_ids, sample_index, sampling.max_new_tokens),
-            finish,
-            sampling.rows,
+            sampling.max_concurrent,
         )
+        model.token_loop()(request, finish)
 
-    def _row_limits(self, prompt_ids: Tensor, sample_index: Tensor, most: int) -> Tensor | None:
+    def _row_limits(self, prompt_ids: Tensor, sample_index: Tensor, most: int) -> Tensor:
         if self._limits is None:
-            return None
+            return torch.full_like(sample_index, most)
         wanted = map(self._limits, prompt_ids.tolist(), sample_index.tolist())
         return torch.tensor([max(1, min(most, limit)) for limit in wanted])
 
@@ -200,16 +249,6 @@ def _no_text(ids: Sequence[int]) -> str:
     return ""
 
 
-def _first_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
-    """The sample index that each prompt's group begins at: 0, or on from where the same prompt's last group ended."""
-    seen: Counter[int] = Counter()
-    firsts = []
-    for prompt in prompts:
-        firsts.append(seen[prompt.id] * group_size)
-        seen[prompt.id] += 1
-    return firsts
-
-
 @torch.no_grad()
 def check_token_ids(key: str, ids: Sequence[int], model: CausalModel) -> None:
     """Raises ConfigError where the setting `key` has an id that the model has no logit for: it can never be sampled."""
@@ -231,10 +270,10 @@ def _check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalM
                 "begin the prompt with the BOS token, or leave the row out"
             )
         if longest is not None and length + sampling.max_new_tokens > longest:
-            room = longest - length
-            mend = f"set rollout.max_new_tokens to {room} or less, or shorten the prompt" if room > 0 else "shorten it"
+            left = longest - length
+            fix = f"set rollout.max_new_tokens to {left} or less, or shorten the prompt" if left > 0 else "shorten it"
             raise DataError(
                 f"prompt {prompt.id} ({prompt.text[:40]!r}) has {length} tokens; with rollout.max_new_tokens = "
                 f"{sampling.max_new_tokens} that makes {length + sampling.max_new_tokens}, and the model takes "
-                f"rows of at most {longest}: {mend}"
+                f"rows of at most {longest}: {fix}"
             )

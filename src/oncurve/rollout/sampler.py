@@ -1,8 +1,8 @@
-"""One token a row from logits: inverse CDF, one uniform a row, the log-probability for free.
+"""One token per row from logits: inverse CDF, one uniform per row, and the token's log-probability.
 
 The distribution is `π = softmax(logits / temperature)`, and the token for uniform `u` is the first `i` with
 `Σ_{j≤i} π_j > u · Σ_j π_j`. `torch.multinomial` draws V exponentials a row from one serial generator; this sums the row
-by blocks and then looks at one block of it.
+by blocks and then searches one block.
 
 Covered: any V; tokens of probability zero are never drawn; `u` next to 0 or 1.
 Not covered: top-p, top-k, min-p. They are refused for training: the learner could not recompute the kept set.
@@ -10,10 +10,10 @@ Not covered: top-p, top-k, min-p. They are refused for training: the learner cou
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-
-__all__ = ["greedy", "sample"]
 
 # Sums of 64 neighbours first, then a search in one block: up to 2 blocks a single cumulative sum is as fast.
 _BLOCK = 64
@@ -23,16 +23,27 @@ _BLOCK = 64
 _AT_ONCE = 1 << 18
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """`sample` at one temperature: equal samplers share the CUDA graphs that they are captured in."""
+
+    temperature: float
+
+    def __call__(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids `(n,)` and log-probabilities `(n,)` from logits `(n, V)` and uniforms `(n,)`."""
+        return sample(logits, uniforms, self.temperature)
+
+
 def sample(logits: Tensor, uniforms: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Token ids `(n,)` int64 and their log-probabilities `(n,)` under the distribution they were drawn from.
 
-    logits       (n, V) of any float type; -inf is a token that cannot come
+    logits       (n, V) of any float type; -inf is a token that cannot be drawn
     uniforms     (n,) float64 in (0, 1), see `oncurve.randomness`
     temperature  > 0, or 0 for `greedy`
 
     The log-probability is `log softmax(logits / temperature)[id]` in float32 at least: what
     `ops.token_logprobs(logits, ids, temperature)` gives the learner. A row with a NaN gives a NaN log-probability
-    and an arbitrary valid id; the caller must look at the log-probabilities before it believes the ids.
+    and an arbitrary valid id; the caller must check the log-probabilities before it uses the ids.
     """
     if temperature == 0:
         return greedy(logits)
@@ -61,8 +72,8 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 def _sample_blocks(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """`sample` in two levels, the block by its sum and then the token in it; `(n, 1)` each.
 
-    The weights are exp((logit - highest) / temperature): each is made once for the sums and forgotten, and those of the
-    block that is chosen once more.
+    The weights are exp((logit - highest) / temperature): each is made once for the sums and freed; those of the
+    chosen block are made again.
     """
     vocabulary = logits.shape[1]
     highest = logits.amax(1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))

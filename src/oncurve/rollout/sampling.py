@@ -8,28 +8,29 @@ from pydantic import Field, field_validator
 
 from oncurve.spec import Component
 
-__all__ = ["Sampling"]
-
 
 class Sampling(Component):
-    """How many completions of a prompt, how long, how random, and what ends them.
-
-    group_size       G, completions of each prompt
-    max_new_tokens   a completion of this many tokens is truncated: it ended by "length"
-    temperature      logits are divided by it, in the learner too; 0 takes the likeliest token (evaluation)
-    stop             strings that end a completion; the text ends before the string, the token ids after the token
-                     that completed it
-    eos_ids          token ids that end a completion, beside the model's own
-    rows             completions decoded side by side, which bounds memory: more wait, and come in by whole groups as
-                     others end
-    """
+    """How many completions per prompt, how long, how random, and what ends them."""
 
     group_size: int = Field(8, ge=1, le=10**5)
+    """G, completions of each prompt."""
+
     max_new_tokens: int = Field(512, ge=1, le=10**7)
+    """A completion of this many tokens is truncated: it ended by "length"."""
+
     temperature: float = Field(1.0, ge=0, le=1e4)
+    """Logits are divided by it, in the learner too; 0 takes the likeliest token (evaluation)."""
+
     stop: tuple[str, ...] = ()
+    """Strings that end a completion. The text ends before the string, the token ids after the token that completed it.
+    """
+
     eos_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    rows: int = Field(256, ge=1, le=10**6)
+    """Token ids that end a completion, in addition to the model's own."""
+
+    max_concurrent: int = Field(256, ge=1, le=10**6)
+    """Completions decoded at the same time, which bounds memory. The others wait, and start by whole groups as
+    completions end."""
 
     @field_validator("temperature")
     @classmethod

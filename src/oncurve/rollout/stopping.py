@@ -1,12 +1,12 @@
 """From token ids to text, and where a stop string ends it.
 
-Text is decoded behind the last tokens of the prompt, so that `prompt text + completion text` is the text of both (a
+Text is decoded after the last tokens of the prompt, so that `prompt text + completion text` is the text of both (a
 tokenizer that marks a word's start drops the mark at the start of a text). Special tokens are not text.
 
 A stop string may span tokens, end inside one, or hold characters whose bytes are spread over tokens. Text is therefore
-looked at only after decoding with what came before, and half a character (U+FFFD at the end) waits for its other half.
-Only a token that can hold a stop string's last character is worth a look: a table over the vocabulary, filled as tokens
-come, picks those rows, so that the others cost one gather a step for all of them.
+searched only after decoding with what came before, and half a character (U+FFFD at the end) waits for its other half.
+Only a token that can hold a stop string's last character needs a search: a table over the vocabulary, filled as tokens
+come, selects those rows, so that the others cost one gather per step for all of them.
 
 Covered: byte-level BPE, byte fallback, word-start marks; several stop strings; a hit is confirmed on the whole text.
 Not covered: stop strings that hold U+FFFD or are special tokens (those are refused: `eos_ids` is for them).
@@ -23,17 +23,15 @@ from torch import Tensor
 
 from oncurve.errors import ConfigError
 
-__all__ = ["Detokenizer", "GrowingText", "StopSearch", "StopTable", "Tokenizer"]
-
 _HALF = "\ufffd"
-# Enough tokens of the prompt to tell how a completion's first token reads behind it.
+# Enough tokens of the prompt to decode a completion's first token as it reads after it.
 _TAIL = 6
 _LONGEST_CHARACTER = 4  # bytes, and so tokens at most
 _MOST_PENDING = 16
 
 
 class Tokenizer(Protocol):
-    """What rollout needs of a tokenizer: those of transformers have it."""
+    """The methods of a transformers tokenizer that rollout uses."""
 
     @property
     def decode(self) -> Callable[..., Any]:
@@ -55,7 +53,7 @@ class Detokenizer:
         return str(self._decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def after(self, prompt_ids: Sequence[int]) -> Callable[[Sequence[int]], str]:
-        """A function from a completion's ids to its text behind this prompt."""
+        """A function from a completion's ids to its text after this prompt."""
         tail = tuple(prompt_ids[-_TAIL:])
         before = self(tail)
 
@@ -68,9 +66,9 @@ class Detokenizer:
 
 
 class GrowingText:
-    """The text of one growing completion, decoding each token about twice however often it is asked for.
+    """The text of one growing completion, decoding each token about twice however often it is read.
 
-    A piece is decoded behind the piece before it, and kept once it does not end in half a character.
+    A piece is decoded after the piece before it, and kept once it does not end in half a character.
     """
 
     def __init__(self, detokenizer: Detokenizer, prompt_ids: Sequence[int]) -> None:
@@ -89,7 +87,7 @@ class GrowingText:
         return self._read()
 
     def _settle_some(self) -> None:
-        """Settle the first pending tokens, up to where no character is cut, if there is such a place among them."""
+        """Settle the first pending tokens, up to where no character is cut, if there is such a position."""
         waiting = self._pending
         for count in range(_MOST_PENDING, _MOST_PENDING - _LONGEST_CHARACTER, -1):
             self._pending = waiting[:count]
@@ -107,7 +105,7 @@ class GrowingText:
         text = self.settled + piece
         if not piece.endswith(_HALF):
             self.settled = text
-            # A piece without text (special tokens only) is no context: behind it a word's space would be dropped.
+            # A piece without text (special tokens only) is no context: a word's space would be dropped after it.
             self._context = self._pending if piece else self._context + self._pending
             self._pending = ()
         return text
@@ -123,7 +121,7 @@ class StopTable:
         self.stop = tuple(stop)
         self.longest = max(map(len, stop))
         self.detokenizer = Detokenizer(tokenizer)
-        self._states = torch.empty(0, dtype=torch.int8)  # by token id: 1 can, 0 cannot, -1 not asked yet
+        self._states = torch.empty(0, dtype=torch.int8)  # by token id: 1 can, 0 cannot, -1 not known yet
         for text in stop:
             ids = tokenizer.encode(text, add_special_tokens=False)
             if len(ids) == 1 and not self.detokenizer(ids):
@@ -142,7 +140,7 @@ class StopTable:
         return self._states[ids] > 0
 
     def _may_complete(self, token: int) -> bool:
-        # Behind itself a token shows the space that a decoder puts between words; half a character may become any.
+        # After itself a token shows the space that a decoder puts between words; half a character may become any.
         text = self.detokenizer((token, token))
         return _HALF in text or any(stop[-1] in text for stop in self.stop)
 
@@ -153,7 +151,7 @@ class StopTable:
 
 
 class StopSearch:
-    """Looks for stop strings in the rows of one rollout; `prompts` are the prompt ids of each row, by its number."""
+    """Finds stop strings in the rows of one rollout; `prompts` are the prompt ids of each row, by its number."""
 
     def __init__(self, table: StopTable, prompts: Sequence[tuple[int, ...]]) -> None:
         self._table = table
@@ -161,7 +159,7 @@ class StopSearch:
         self._texts: dict[int, GrowingText] = {}
 
     def finished(self, rows: Tensor, ids: Tensor, written: Callable[[int, int], list[int]]) -> dict[int, str]:
-        """Rows whose newest token completed a stop string, each with its final text: what stands before the string.
+        """Rows whose newest token completed a stop string, each with its final text, which ends before the string.
 
         rows     (k,) int64, the numbers of the rows that are still growing; on the CPU
         ids      (k,) int64, their newest tokens; on the CPU

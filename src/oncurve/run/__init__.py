@@ -1,50 +1,35 @@
-"""A run: its configuration, how it is put together, and what it says of itself. The only room that knows all others.
+"""A run: how it is built from its configuration, and the files that it leaves. This room imports all others.
 
-Loaded lazily: importing this package imports none of them.
+It is lazy: importing the package imports none of them.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy  # noqa: F401 - before torch, whose C code imports it and would swallow an interrupt that comes meanwhile
 
+from oncurve.lazy import lazily
+
 if TYPE_CHECKING:
-    from oncurve.run.assemble import Run, assemble
-    from oncurve.run.checks import check_complete, missing
-    from oncurve.run.config import RunConfig
-    from oncurve.run.explain import Facts, explain, plan
-    from oncurve.run.loading import load_config, to_toml
-
-_HOMES = {
-    "Facts": "plan",
-    "Run": "assemble",
-    "RunConfig": "config",
-    "assemble": "assemble",
-    "check_complete": "checks",
-    "explain": "explain",
-    "load_config": "loading",
-    "missing": "checks",
-    "plan": "plan",
-    "to_toml": "loading",
-}
-
-__all__ = [
-    "Facts",
-    "Run",
-    "RunConfig",
-    "assemble",
-    "check_complete",
-    "explain",
-    "load_config",
-    "missing",
-    "plan",
-    "to_toml",
-]
+    from oncurve.run.api import TrainedRun as TrainedRun, resume as resume, train as train
+    from oncurve.run.assembly import Run as Run, assemble as assemble
+    from oncurve.run.directory import RunDirectory as RunDirectory
+    from oncurve.run.evaluation import evaluate_target as evaluate_target
+    from oncurve.run.loop import trainer_config as trainer_config
+    from oncurve.run.resuming import resume_any as resume_any
+    from oncurve.run.reward_labels import label_samples as label_samples
+    from oncurve.run.reward_models import (
+        load_reward_recipe as load_reward_recipe,
+        train_reward_model as train_reward_model,
+    )
+    from oncurve.run.session import (
+        create_directory as create_directory,
+        free_directory as free_directory,
+        shown_by as shown_by,
+        stopped_at as stopped_at,
+        train_recipe as train_recipe,
+    )
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __all__ = lazily(__name__)

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import nn
 
+from oncurve.closing import Closing
+from oncurve.config import Argument, check_complete, explains_arguments, load_config, tables_of
 from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation
-from oncurve.models.huggingface import loaded_from
+from oncurve.forecast import check_memory
+from oncurve.models.loading import loaded_from
 from oncurve.rewards import REWARD_KINDS
-from oncurve.run.arguments import Argument, explains_arguments, tables_of
-from oncurve.run.assemble import Given, Run, assemble
-from oncurve.run.checks import check_complete
+from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.directory import RunDirectory
-from oncurve.run.forecasting import check_memory
 from oncurve.run.identity import take_up
-from oncurve.run.loading import load_config
 from oncurve.run.session import create_directory, finish, identity_of, restore
 from oncurve.spec import Component
 from oncurve.trainer import StepResult
-
-__all__ = ["TrainedRun", "resume", "train"]
 
 Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
 
 
 @dataclass
-class TrainedRun:
-    """What `train` returns: every step's metrics, the model as trained, and the run behind them.
+class TrainedRun(Closing):
+    """The result of `train`: every step's metrics, the trained model, and the run.
 
-    The run has let go of its directory, so `resume` may go on with it. As a context it ends the reward workers.
+    The run has released its directory, so `resume` may continue it. The end of a `with` block ends the reward workers.
 
     metrics     one dict a step, by declared key
     directory   the run directory; None where `out` was not given
@@ -46,6 +43,11 @@ class TrainedRun:
     run: Run
     metrics: list[dict[str, float]] = field(default_factory=list)
     stopped_by: str | None = None
+
+    def __repr__(self) -> str:
+        """One line: a notebook prints it where a cell ends with `oncurve.train(...)`; rows and model are left out."""
+        where = None if self.directory is None else str(self.directory)
+        return f"TrainedRun(steps={len(self.metrics)}, directory={where!r}, stopped_by={self.stopped_by!r})"
 
     @property
     def model(self) -> nn.Module:
@@ -77,12 +79,6 @@ class TrainedRun:
         """End the reward workers. `evaluate` cannot be called after it. Twice is allowed."""
         self.run.close()
 
-    def __enter__(self) -> TrainedRun:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 ARGUMENT_OF = {
     "run.steps": "steps",
@@ -93,7 +89,7 @@ ARGUMENT_OF = {
     "data.template": "template",
     "rewards.0.path": "reward",
 }
-"""The argument of `train` that a setting is."""
+"""The argument of `train` for a setting."""
 
 OTHER_NAMES = {
     **dict.fromkeys(("dataset", "train_dataset", "prompts", "rows", "train_data", "train_files"), "data"),
@@ -117,7 +113,7 @@ def train(
     data: Any = None,
     template: str | None = None,
     reward: Reward | Sequence[Reward] | None = None,
-    preset: str | None = None,
+    preset: str | Sequence[str] | None = None,
     steps: int | None = None,
     seed: int | None = None,
     out: str | Path | None = None,
@@ -134,30 +130,33 @@ def train(
 
     Args:
         recipe: a recipe's file; the other arguments change it.
-        preset: "grpo" if neither it nor a recipe is given; with a recipe, what that extends, in place of what it says.
+        preset: a name, or several, of which the later ones win: `["dr_grpo", "lora"]`. "grpo" if neither it nor a
+            recipe is given; with a recipe, what that extends, in place of what it says.
         model: a directory or hub id in Hugging Face form, or a module (with `tokenizer`, unless prompts are token ids).
-        reference: what the KL term holds the policy near; None: a frozen copy of the policy as it is given.
+        reference: the reference of the KL term; None: a frozen copy of the policy as given.
         data: a JSONL file; or rows in memory, mappings of columns or prompts alone: a list, a Hugging Face `Dataset`, a
             pandas `DataFrame`, columns (`{"prompt": [...], "answer": [...]}`), or an iterator, which is read once. The
             same rows are the same run.
         template: makes the prompt from columns, `"{question}"`.
         reward: a function, a kind such as "math", a path "file.py:name", a reward model (folder or hub id), a table of
             settings, or a list of these.
-        settings: more settings as nested tables, `{"kl": {"coef": 0.01}}`. What an argument says too is said once.
+        settings: more settings as nested tables, `{"kl": {"coef": 0.01}}`, except those that an argument sets.
         out: the run directory, which must not exist; None: nothing is written, and nothing can be resumed.
         on_step: called after every step.
 
-    Raises UserError for everything the caller can mend, before the model is loaded where it can be known.
+    Raises UserError for everything that the caller can fix, where possible before the model is loaded.
     """
     _check_kinds(recipe, model, tokenizer)
     given_by = {("template", "data.template"): template, ("steps", "run.steps"): steps, ("seed", "run.seed"): seed}
     arguments = [Argument(name, key, value) for (name, key), value in given_by.items() if value is not None]
     arguments += [*_of_model(model, settings), *_of_data(data), *_of_reward(reward)]
-    extends = [f"extends={preset}"] if recipe is not None and preset is not None else []
-    config, base = load_config(recipe or preset or "grpo", extends, settings=tables_of(arguments, settings))
+    if preset is None and recipe is None:
+        preset = "grpo"
+    extends = [] if preset is None else [f"extends={json.dumps(preset)}"]
+    config, base = load_config(recipe, extends, settings=tables_of(arguments, settings))
     loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
     check_complete(config, model_given=loaded is not None)
-    given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
+    given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
     if out is not None:
         RunDirectory.check_free(Path(out))
         config.data.check_keepable()
@@ -178,16 +177,16 @@ def resume(
     on_step: Callable[[StepResult], None] | None = None,
     changed: bool = False,
 ) -> TrainedRun:
-    """Go on with a run that was stopped or killed, exactly where it was; of a finished one nothing is done again.
+    """Continue a run that was stopped or killed, exactly where it was; a finished one is only loaded.
 
         run = oncurve.resume("runs/gsm8k", reward=reward)
 
-    What `train` was given as an object (a module, a reward function) no file can hold: give it again. The weights come
-    from the checkpoint, whatever the module's are. `metrics` of the result are those of the whole run.
+    Objects that `train` was given (a module, a reward function) are in no file, so they must be given again. The
+    weights come from the checkpoint, not from the module. `metrics` of the result are those of the whole run.
 
-    `changed`: go on although settings or data are not what they were when the run began, which is not exact.
+    `changed`: continue although settings or data have changed since the run began, which is not exact.
 
-    Raises RunDirectoryError: it is not a run, another run holds it, or it has changed. CheckpointError: no checkpoint
+    Raises RunDirectoryError: it is not a run, another run uses it, or it has changed. CheckpointError: no checkpoint
     verifies. ConfigError: an object is missing.
     """
     path = Path(directory)
@@ -196,10 +195,10 @@ def resume(
     loaded = loaded_from(model, tokenizer) if model is not None else None
     check_complete(config, model_given=loaded is not None)
     held = RunDirectory.open(path)
-    given = Given(loaded, None if reference is None else loaded_from(reference, tokenizer))
+    given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
     console = Screen()
     try:
-        finished = held.is_finished(config.run.steps)
+        finished = config.run.epochs is None and held.is_finished(config.run.steps)
         identity, lines = (held.identity() or {}, []) if finished else take_up(held, identity_of(config, base), changed)
         say(console, *lines)
         trained = TrainedRun(assemble(config, base, given))
@@ -219,7 +218,7 @@ def resume(
 
 
 def _run(trained: TrainedRun, out: str | Path | None, on_step: Callable[[StepResult], None] | None) -> TrainedRun:
-    """A new run, begun and taken to its end."""
+    """Begin a new run and train it."""
     try:
         if out is not None:
             create_directory(trained.run, Path(out))
@@ -232,7 +231,7 @@ def _run(trained: TrainedRun, out: str | Path | None, on_step: Callable[[StepRes
 
 
 def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None) -> list[Callable[[StepResult], None]]:
-    """What `train` and `resume` have told of every step."""
+    """The observers of every step of `train` and `resume`."""
 
     def keep(result: StepResult) -> None:
         trained.metrics.append(result.metrics)
@@ -241,7 +240,7 @@ def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None
 
 
 def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
-    """Raises ConfigError for arguments that cannot be meant as they were given."""
+    """Raises ConfigError for arguments of a wrong type."""
     if recipe is not None and not isinstance(recipe, (str, Path)):
         raise ConfigError(f"recipe: expected a file or a preset's name, got {recipe!r:.60}; name arguments: model=...")
     if model is not None and not isinstance(model, (str, Path, nn.Module)):
@@ -253,19 +252,19 @@ def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
 
 
 def _of_model(model: Any, settings: Any) -> list[Argument]:
-    """The model as a setting: its path, or "" for a module, which is computed with as it is."""
+    """The model as a setting: its path, or "" for a module, which is used as it is."""
     if not isinstance(model, nn.Module):
         return [] if model is None else [Argument("model", "model.path", str(model))]
     said = settings.get("model", {}) if isinstance(settings, Mapping) else {}
     lost = [key for key in said if key != "path"] if isinstance(said, Mapping) else []
     if lost:
-        reason = "model is a module, which is computed with as it is given"
+        reason = "model is a module, which is used as it is given"
         raise ConfigError("\n".join(f"model.{key}: set to no effect: {reason}" for key in lost))
     return [Argument("model", "model.path", "")]
 
 
 def _of_data(data: Any) -> list[Argument]:
-    """The data as settings: a file, or rows in memory, which the section's own check reads."""
+    """The data as settings: a file, or rows in memory."""
     if data is None:
         return []
     kind, key, value = ("jsonl", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)

@@ -1,13 +1,14 @@
-"""The run directory: made once, never overwritten, used by one run at a time, and never left for another folder.
+"""The run directory: made once, never overwritten, and used by one run at a time, which writes nowhere else.
 
-config.toml        the resolved configuration             environment.json   what the run was started with
+config.toml        the resolved configuration             environment.json   software and machine at the start
 metrics.jsonl      one line a step                        rollouts/          every group of every step
-checkpoints/       what a resume needs                    model/             the policy in Hugging Face form
+checkpoints/       for a resume                           model/             the policy in Hugging Face form
+model/adapter/     the adapter alone in PEFT's form, where one was trained
 report.html        the run on one page                    incidents/         batches of skipped updates
-replay.jsonl       what iterations taught the reward model         reward_model/      as the last one left it
-run.json           the run's id, and what its numbers depend on    data.jsonl         rows that were given in memory
+replay.jsonl       the reward model's examples from iterations    reward_model/      after the last iteration
+run.json           the run's id, settings and files    data.jsonl         rows that were given in memory
 
-`config.toml` is written last: a folder without it holds the beginning of a run that was killed, and `create` takes it.
+`config.toml` is written last: a folder without it holds the beginning of a killed run, which `create` replaces.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
+from oncurve.closing import Closing
 from oncurve.errors import RunDirectoryError, command
 from oncurve.paths import usable_path
-
-__all__ = ["RunDirectory", "describe_environment", "environment_changes", "is_identity"]
 
 EXACT_KEYS = (
     "torch",
@@ -42,11 +42,11 @@ LOCK, CONFIG, ENVIRONMENT, IDENTITY, ROWS = ".lock", "config.toml", "environment
 MARK = b"oncurve run\n"
 BEGINNING = (ENVIRONMENT, IDENTITY, ROWS)
 FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
-FOLDERS = ("checkpoints", "checkpoints/frozen", "rollouts", "incidents", "model", "reward_model")
+FOLDERS = ("checkpoints", "checkpoints/frozen", "rollouts", "incidents", "model", "model/adapter", "reward_model")
 
 
-class RunDirectory:
-    """A run's place on the disk. Holding it locks it: a second run is refused, not interleaved."""
+class RunDirectory(Closing):
+    """A run's folder, which is locked while this object is open, so that a second run is refused."""
 
     def __init__(self, path: Path, lock: int, made: bool = False) -> None:
         self.path = path
@@ -55,9 +55,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, environment: Mapping[str, Any]) -> RunDirectory:
-        """Make a new run at `path`: not there, an empty folder, or the beginning of a run that was killed.
+        """Make a new run at `path`: a free name, an empty folder, or the beginning of a killed run.
 
-        Raises RunDirectoryError when something is there already: nothing of an earlier run is ever overwritten.
+        Raises RunDirectoryError for anything else there: nothing of an earlier run is ever overwritten.
         """
         cls.check_free(path)
         made = not path.exists()
@@ -80,7 +80,7 @@ class RunDirectory:
         durable.write_file(self.path / CONFIG, config_toml.encode())
 
     def abandon(self) -> None:
-        """Take back the beginning of a run, as far as `create` made it, and let go: nothing was begun."""
+        """Remove the files that `create` made, and close: the run did not begin."""
         with contextlib.suppress(OSError):
             if not (self.path / CONFIG).exists():
                 self._forget_beginning()
@@ -105,18 +105,20 @@ class RunDirectory:
         if not existing.is_dir():
             raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
         if not os.access(existing, os.W_OK | os.X_OK):
-            raise RunDirectoryError(f"{existing} cannot be written to. Choose another --out, or mend its permissions.")
+            raise RunDirectoryError(
+                f"{existing} cannot be written to. Choose another --out, or change its permissions."
+            )
         if path.is_dir() and any(path.iterdir()) and not _is_beginning(path):
-            mend = f"Go on with it ({command('resume', path)}), or choose another --out."
+            fix = f"Go on with it ({command('resume', path)}), or choose another --out."
             if not (path / CONFIG).is_file():
-                mend = "It is not a run of oncurve. Choose another --out."
-            raise RunDirectoryError(f"{path} exists and is not empty; nothing in it is overwritten. {mend}")
+                fix = "It is not a run of oncurve. Choose another --out."
+            raise RunDirectoryError(f"{path} exists and is not empty; nothing in it is overwritten. {fix}")
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """Hold an existing run, and remove what killed writers left in it.
+        """Open an existing run, and remove leftovers of killed writers.
 
-        Raises RunDirectoryError when it is none, another run holds it, or something in it leads out of it.
+        Raises RunDirectoryError: it is no run, another run uses it, or one of its entries leads out of it.
         """
         cls.check_run(path)
         run = cls(path, _locked(path))
@@ -124,7 +126,7 @@ class RunDirectory:
             wrong = durable.foreign(path, FILES, FOLDERS)
             if wrong:
                 raise RunDirectoryError(
-                    "\n".join(wrong) + f"\nA run writes and removes only what is its own: put the real files and "
+                    "\n".join(wrong) + f"\nA run writes and removes only its own files: put the real files and "
                     f"folders into {path}, or let {path} itself be the link. Nothing was changed."
                 )
             for folder in (path.resolve(), *(path / name for name in FOLDERS[:4])):
@@ -143,13 +145,13 @@ class RunDirectory:
         if not (path / CONFIG).is_file():
             if _is_beginning(path):
                 raise RunDirectoryError(
-                    f"{path} holds a run that was killed before its first step; there is nothing to go on with. "
+                    f"{path} holds a run that was killed before its first step; there is nothing to resume. "
                     f"Start it again with the same command: `oncurve train` takes --out {path}."
                 )
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
     def is_finished(self, steps: int) -> bool:
-        """Whether all `steps` are done, and model and report are there: nothing is left to do."""
+        """Whether all `steps` are done, and model and report are written."""
         newest = durable.newest_valid(self.checkpoints, "step-").path
         done = newest is not None and int(newest.name.removeprefix("step-")) >= steps
         return done and not durable.verify(self.path / "model") and (self.path / "report.html").is_file()
@@ -164,19 +166,19 @@ class RunDirectory:
         durable.write_file(self.path / IDENTITY, durable.to_json(dict(identity)))
 
     def identity(self) -> dict[str, Any] | None:
-        """What `keep_identity` wrote; None where it is missing or damaged."""
+        """The identity in `run.json`; None where it is missing or damaged."""
         found = _object(self.path / IDENTITY)
         return found if is_identity(found) else None
 
     def note(self, step: int, changes: Sequence[str]) -> None:
-        """Add to `environment.json` that the run went on after `step` with something changed. It may be damaged."""
+        """Add to `environment.json`, also to a damaged one, that the run continued after `step` with these changes."""
         known = _object(self.path / ENVIRONMENT) or {}
         earlier = known.get("changed", [])
         noted = [*(earlier if isinstance(earlier, list) else []), {"after_step": step, "what": list(changes)}]
         durable.write_file(self.path / ENVIRONMENT, durable.to_json({**known, "changed": noted}))
 
     def close(self) -> None:
-        """Let go of the directory. Twice is allowed."""
+        """Release the lock. Twice is allowed."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -239,11 +241,11 @@ def _locked(path: Path) -> int:
 
 
 def describe_environment(device: str) -> dict[str, Any]:
-    """What bit equality of a resumed run depends on, and what a reader of the run wants to know."""
+    """Software and machine: the conditions for bit equality of a resumed run, and others for the reader."""
     import torch
     import transformers
 
-    from oncurve.run.arithmetic import digest_of_sample_results, library_settings, processor
+    from oncurve.arithmetic import digest_of_sample_results, library_settings, processor
 
     memory = None
     with contextlib.suppress(OSError, ValueError):
@@ -269,7 +271,7 @@ def describe_environment(device: str) -> dict[str, Any]:
 def environment_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """One line for each difference that can make a resumed run leave the bits of the uninterrupted one.
 
-    What an earlier version did not record is passed over.
+    Keys that an earlier version did not record are skipped.
     """
     return [
         f"{key} was {before[key]!r} and is {now.get(key)!r}"

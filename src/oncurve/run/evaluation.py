@@ -1,36 +1,31 @@
-"""`oncurve eval`: what a run's policy, or any model, can do on held-out prompts."""
+"""`oncurve eval`: a run's policy, or any model, on held-out prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oncurve.config import NO_VERIFIER, RunConfig, check_columns, check_complete, load_config
 from oncurve.data import load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError, command
 from oncurve.evaluate import Evaluation, Interval
-from oncurve.learner.reward_model import NoRewardModel
-from oncurve.models import CausalModel, LoadedModel
-from oncurve.models.rotation import reach_of
+from oncurve.models import LocalWeights
+from oncurve.models.layers import reach_of
+from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
 from oncurve.paths import usable_path
+from oncurve.process import prepare_process
 from oncurve.rewards import RewardSet
-from oncurve.rollout import InProcessEngine, Policy
-from oncurve.run.assemble import assemble, fix_reach, judge, room_for_prompts
-from oncurve.run.checks import check_complete
-from oncurve.run.columns import check_columns
-from oncurve.run.config import RunConfig
-from oncurve.run.loading import load_config
-from oncurve.run.plan import NO_VERIFIER
-from oncurve.run.process import prepare_process
+from oncurve.run.assembly import assemble, build_engine, evaluate_policy
+from oncurve.run.row_lengths import fix_reach, room_for_prompts
 from oncurve.trainer import Checkpoints
-
-__all__ = ["Judged", "evaluate_target"]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An evaluation, and of what: `name` the model."""
+class TargetEvaluation:
+    """The evaluation of a model, and the model's `name`."""
 
     name: str
     evaluation: Evaluation
@@ -39,7 +34,9 @@ class Judged:
         """The evaluation as lines to read."""
         found = self.evaluation
         kind = "held-out prompts" if found.held_out else "prompts of the training data (the recipe holds none out)"
-        lines = [f"{self.name}: {found.prompts} {kind}, {found.completions} samples each"]
+        lines = [
+            f"{self.name}: {found.prompts} {kind}, {found.completions} sample{'s' * (found.completions != 1)} each"
+        ]
         if found.verifier is None:
             lines.append(f"  {NO_VERIFIER}")
         rows: list[tuple[str, Interval | None]] = [("greedy accuracy", found.greedy_accuracy)]
@@ -63,11 +60,12 @@ class Judged:
 
 def evaluate_target(
     target: str, overrides: Sequence[str] = (), *, recipe: str | None = None, n: int = 8, limit: int | None = None
-) -> Judged:
+) -> TargetEvaluation:
     """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`.
 
-    Of a run, `model/` is evaluated where it is finished, else its newest checkpoint that verifies.
-    Raises UserError for everything the user can mend.
+    Of a run, `model/` is evaluated where it is finished, else its newest checkpoint that verifies. A folder with an
+    adapter is evaluated over the base model that it names, or that `model.path` names.
+    Raises UserError for everything that the user can fix.
     """
     folder = Path(target)
     usable_path(target, "DIR|MODEL")
@@ -84,52 +82,61 @@ def evaluate_target(
     source = recipe or (folder / "config.toml" if is_run else "grpo")
     if is_run and not (folder / "model").is_dir():
         return _unfinished(folder, source, words, n)
-    config, base = load_config(source, [*words, f"model.path={folder / 'model' if is_run else target}"])
+    config, base = load_config(source, ["model.revision=null", *words, *_model_words(target, is_run, words)])
     check_complete(config)
     prompts_of, held_out = _rows(config, base)
     prepare_process(config.run.threads)
-    with RewardSet.build(config.rewards, base=base) as rewards:
+    with RewardSet.build(config.fitted_rewards, base=base) as rewards:
         check_columns(rewards, config.data, prompts_of)
-        _judge_with(rewards, config, folder / "reward_model")
-        loaded = config.model.build()
+        _give_own_model(rewards, config, folder / "reward_model")
+        loaded = config.model.build(lora=config.lora)
         fits = room_for_prompts(loaded, config)
         prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, fits, loaded.vocabulary)
         known = [prompts]
-        if (
-            is_run and held_out and reach_of(loaded.model.module) is not None
-        ):  # rotate as in the run, by all of its rows
+        if is_run and held_out and reach_of(loaded.model.module) is not None:  # rotary positions reach as in the run
             trained_on = load_rows(config.data, base)
             known.append(open_prompts(trained_on, config.data, loaded.tokenizer, fits, loaded.vocabulary))
         fix_reach(loaded.model, config, *known)
         prompts = prompts.first(config.eval.limit)
-        engine = _engine(loaded.model, loaded, config)
-        return Judged(target, replace(judge(engine, rewards, prompts, config, n), held_out=held_out))
+        with closing(build_engine(config, loaded)) as engine:
+            engine.follow(LocalWeights(loaded.model, 0))
+            return TargetEvaluation(
+                target, replace(evaluate_policy(engine, rewards, prompts, config, n), held_out=held_out)
+            )
 
 
-def _judge_with(rewards: RewardSet, config: RunConfig, trained: Path) -> None:
-    """The run's own reward model: as its iterations left it, where they did."""
-    settings = config.reward_model
-    if not isinstance(settings, NoRewardModel):
+def _model_words(target: str, is_run: bool, said: Sequence[str]) -> list[str]:
+    """The settings that name the weights of `target`, a run or a model: those that are `said` remain."""
+    folder = Path(target).expanduser()
+    if is_run and not any((folder / "model").glob("*.safetensors")):  # the adapter of a quantised base, alone
+        return [f"lora.path={folder / 'model' / ADAPTER}"]
+    if is_run:  # its model has the adapter merged into the weights
+        return [f"model.path={folder / 'model'}", "lora.rank=0", "lora.path=null"]
+    keys = {word.partition("=")[0].partition(".")[0] for word in said}
+    if is_adapter(folder):
+        base = [] if any(word.startswith("model.path=") for word in said) else [f"model.path={base_of_adapter(folder)}"]
+        return [*base, f"lora.path={folder}"]
+    return [f"model.path={target}", *([] if "lora" in keys else ["lora.rank=0", "lora.path=null"])]
+
+
+def _give_own_model(rewards: RewardSet, config: RunConfig, trained: Path) -> None:
+    """Give rewards the run's own reward model: that of its iterations (`trained`), if there is one."""
+    settings = config.own_reward_model
+    if settings is not None:
         path = str(trained) if trained.is_dir() else settings.path
-        rewards.judge_with(settings.model_copy(update={"path": path}).load(masters=False))
+        rewards.score_with(settings.model_copy(update={"path": path}).load(masters=False))
 
 
-def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> Judged:
-    """The newest checkpoint of a run that has not ended."""
+def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> TargetEvaluation:
+    """The evaluation of the newest checkpoint of a run that has not ended."""
     config, base = load_config(source, words)
     with assemble(config, base) as run:
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
-        return Judged(f"{folder}, step {found[0].step}", run.evaluate(n))
+        return TargetEvaluation(f"{folder}, step {found[0].step}", run.evaluate(n))
 
 
 def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:
     held_out = load_eval_rows(config.data, base)
     return (held_out, True) if len(held_out) else (load_rows(config.data, base), False)
-
-
-def _engine(model: CausalModel, loaded: LoadedModel, config: RunConfig) -> InProcessEngine:
-    engine = InProcessEngine(config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
-    engine.follow(Policy(model, 0))
-    return engine

@@ -1,14 +1,13 @@
-"""What a run's numbers depend on, so that a resume can tell a change: settings, the files they name, and an id.
+"""The inputs that determine a run's numbers, so that a resume detects a change: settings, their files, and an id.
 
-Covered: every setting but those of `FREE`; data files and other files by size and sha256; of a model's folder the small
-files so, the weights by their size (what is trained comes from the checkpoint). Source code is fingerprinted, too; a
-change in it is said and not refused, because a reward that ended a run has to be mended before the run goes on.
-Not covered: what a module imports, a hub id's content, functions that were given as objects.
+Covered: every setting except those of `FREE`; data files and other files by size and sha256; the small files of a
+model's folder likewise, its weights by their size (trained weights come from the checkpoint). Source code has a sha256
+too; a change in it is reported and not refused, because the user must fix a reward that ended a run before resuming it.
+Not covered: imports of a module, the content of a hub id, functions that were given as objects.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -23,18 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
+from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, Schema, to_tables
 from oncurve.errors import CheckpointError, DataError, RunDirectoryError, command
 from oncurve.run.directory import RunDirectory, is_identity
-from oncurve.run.layers import CODE_PATH, FILE_KEYS
-from oncurve.run.loading import to_tables
-from oncurve.run.schema import IN_MEMORY, Schema
 from oncurve.spec import Component
-from oncurve.trainer.checkpoint import FORMAT
-
-__all__ = ["Differences", "compare", "identify", "take_up"]
+from oncurve.trainer import FORMAT
 
 FREE = (
     "run.steps",
+    "run.epochs",
     "run.name",
     "run.threads",
     "run.grace_seconds",
@@ -42,6 +38,7 @@ FREE = (
     "eval.every",
     "eval.limit",
     "eval.n",
+    "eval.temperature",
     "model.trust_remote_code",
     "rewards.*.processes",
     "rewards.*.timeout_seconds",
@@ -49,7 +46,7 @@ FREE = (
     "rewards.*.env_pass",
 )
 """Settings that may change between a stop and a resume: how long, how often, how fast. `run.threads` is compared with
-the environment, as the other things are that a machine decides."""
+the environment, like other properties of a machine."""
 
 SMALL_BYTES = 16 << 20
 MODEL_FILES = re.compile(r".*\.(json|safetensors|model|txt|jinja|py)")
@@ -59,10 +56,10 @@ LONGEST_SHOWN = 80
 
 @dataclass(frozen=True)
 class Differences:
-    """What a resume finds changed: `refused` unless it is asked for, and `said`, after which it goes on."""
+    """The changes that a resume finds: `refused` ones need `--changed`, `reported` ones do not."""
 
     refused: tuple[str, ...] = ()
-    said: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
 
 
 def identify(config: Component, schema: Schema[Any], base: Path, counts: Collection[str] = ()) -> dict[str, Any]:
@@ -90,9 +87,9 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Differences:
-    """What differs, a line each: `key: was, is`, `file: was, is`. The id is not compared."""
+    """The differences, one line each: `key: was, is`, `file: was, is`. The id is not compared."""
     refused: list[str] = []
-    said: list[str] = []
+    reported: list[str] = []
     was, is_now = before.get("settings", {}), now["settings"]
     for key in sorted({*was, *is_now}):
         if was.get(key) == is_now.get(key):
@@ -100,29 +97,30 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Differences:
         if key in before.get("files", {}) and not _is_code(was.get(key)) and key not in now["files"]:
             was = {**was, key: before["files"][key]["path"]}
             if was[key] == is_now.get(key):
-                continue  # what it names is gone, and whatever reads it will say so
+                continue  # its file is missing, which its reader reports
         line = f"{key}: was {_shown(was.get(key))}, is {_shown(is_now.get(key))}"
         values = [value for value in (was.get(key), is_now.get(key)) if value is not None]
-        code = key == "run.steps" or (key.startswith("rewards.") and all(_is_code(value) for value in values))
-        (said if code else refused).append(line)
+        code = key.startswith("rewards.") and all(_is_code(value) for value in values)
+        (reported if code or key in ("run.steps", "run.epochs") else refused).append(line)
     for key in sorted({*before.get("files", {}), *now["files"]}):
         lines = _file_lines(key, before.get("files", {}).get(key), now["files"].get(key))
         for is_code, line in lines:
-            (said if is_code else refused).append(line)
-    return Differences(tuple(refused), tuple(said))
+            (reported if is_code else refused).append(line)
+    return Differences(tuple(refused), tuple(reported))
 
 
 def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dict[str, Any], list[str]]:
-    """The identity that the run in `held` goes on with, and what there is to say; `run.json` is written again if due.
+    """The identity with which the run in `held` continues, and lines to print; `run.json` is updated if necessary.
 
-    Raises RunDirectoryError, naming every change, unless there is none or `changed` says to go on all the same;
-    CheckpointError: the checkpoints have another format than this oncurve's.
+    Raises RunDirectoryError with every change, unless there is none or `changed` allows them; CheckpointError: the
+    checkpoints have another format than this version's.
     """
     records = _records(held.checkpoints)
     record = next(iter(records.values()), None)
     if record is not None and record.get("format") != FORMAT:
         raise CheckpointError(
-            f"the checkpoints in {held.path} have format {record.get('format')}, and this oncurve reads format {FORMAT}"
+            f"the checkpoints in {held.path} have format {record.get('format')}, and this oncurve reads format "
+            f"{FORMAT} alone: resume the run with the version that wrote it"
         )
     before = held.identity()
     notes = []
@@ -138,12 +136,12 @@ def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dic
     if refused and not changed:
         lines = "\n  ".join(refused)
         raise RunDirectoryError(
-            f"{held.path} cannot go on exactly, because what it depends on has changed since it was begun:\n  {lines}\n"
-            "Put it back, or go on with the change, not exact (in Python: changed=True):\n"
+            f"{held.path} cannot be resumed exactly, because what it depends on has changed:\n  {lines}\n"
+            "Undo the change, or accept a resume that is not exact (in Python: changed=True):\n"
             f"{command('resume', held.path, '--changed')}"
         )
     kept = {**now, "id": before["id"]}
-    differences = [*refused, *found.said]
+    differences = [*refused, *found.reported]
     if differences or notes:
         held.keep_identity(kept)
     if differences:
@@ -153,7 +151,7 @@ def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dic
 
 
 def _records(checkpoints: Path) -> dict[str, dict[str, Any]]:
-    """What the checkpoints say of themselves, by name, newest first; damaged ones are left out."""
+    """The records of the checkpoints by name, newest first; damaged ones are left out."""
     records = {}
     for _, path in reversed(durable.numbered(checkpoints)):
         if not durable.verify(path, only=("state.json",)):
@@ -177,7 +175,7 @@ def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _storable(value: Any) -> Any:
-    """A value as JSON keeps it: what is not finite in words."""
+    """A value for JSON: numbers that are not finite as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -186,14 +184,14 @@ def _storable(value: Any) -> Any:
 
 
 def _is_code(value: Any) -> bool:
-    """Whether a setting names a function or class: "file.py:name", "module:name", or one that was given as it is."""
+    """Whether a setting names a function or class: "file.py:name", "module:name", or an object."""
     if not isinstance(value, str):
         return False
     return bool(value.startswith(IN_MEMORY) or CODE_PATH.fullmatch(value) or MODULE_PATH.fullmatch(value))
 
 
 def _file_of(key: str, value: Any, base: Path) -> Path | None:
-    """The file or folder that a setting names; None: it names none, or what it names is not there."""
+    """The file or folder that a setting names; None: it names none, or one that does not exist."""
     if not isinstance(value, str) or not value or "\0" in value or value.startswith(IN_MEMORY):
         return None
     section, _, name = key.partition(".")
@@ -223,24 +221,19 @@ def _module_file(name: str, base: Path) -> Path | None:
 def _parts(path: Path) -> dict[str, list[Any]]:
     """`{name: [size, sha256]}` of a file ("") or of a model's folder, where large files have no sha256."""
     if path.is_file():
-        return {"": [path.stat().st_size, _sha256(path)]}
+        return {"": [path.stat().st_size, durable.sha256(path)]}
     found = {}
     for file in sorted(path.iterdir()):
         if file.is_file() and MODEL_FILES.fullmatch(file.name):
             size = file.stat().st_size
-            found[file.name] = [size, _sha256(file) if size <= SMALL_BYTES else None]
+            found[file.name] = [size, durable.sha256(file) if size <= SMALL_BYTES else None]
     return found
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _file_lines(key: str, was: Any, now: Any) -> list[tuple[bool, str]]:
     """`(is source code, line)` for each difference of a file or folder."""
     if was is None or now is None:
-        return []  # the setting has changed, which is said, or its file is gone, which its reader says
+        return []  # the changed setting is reported, or the reader reports that the file is missing
     lines = []
     for name in sorted({*was["parts"], *now["parts"]}):
         old, new = was["parts"].get(name), now["parts"].get(name)

@@ -1,4 +1,4 @@
-"""`oncurve resume`: whatever kind of run a directory holds."""
+"""`oncurve resume`, for any kind of run."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from pathlib import Path
 
 from oncurve.run.directory import RunDirectory
 
-__all__ = ["resume_any"]
-
 
 def resume_any(directory: Path, changed: bool = False) -> str | None:
-    """Go on with a run of `oncurve train` or `oncurve reward-model train`; the signal that stopped it, or None.
+    """Continue a run of `oncurve train` or `oncurve reward-model train`; returns the signal that stopped it, or None.
 
-    `changed`: go on although settings or data are not what they were, which is not exact.
+    `changed`: continue although settings or data have changed, which is not exact.
     """
     RunDirectory.check_run(directory)
     sections: set[str] = set()
-    with suppress(
-        OSError, ValueError, RecursionError
-    ):  # what is wrong with the file is said by who reads it in earnest
+    with suppress(OSError, ValueError, RecursionError):  # `load_config` reports what is wrong with the file
         sections = set(tomllib.loads((directory / "config.toml").read_text(encoding="utf-8")))
     if "reward_model" in sections and "rewards" not in sections:
         from oncurve.run.reward_models import resume_reward_model

@@ -1,49 +1,31 @@
-"""A run from start to end as the command line has it: say the plan, show the steps, leave a complete directory."""
+"""A run from start to end, as on the command line: print the plan, show the steps, leave a complete directory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from oncurve import processors
-from oncurve.data import InMemory
+from oncurve.config import IN_MEMORY, RUN, RunConfig, check_complete, load_config, plan, to_tables, to_toml
 from oncurve.display import Progress, Screen, say
 from oncurve.errors import CheckpointError, command
+from oncurve.forecast import check_memory
+from oncurve.models.loading import ADAPTER
 from oncurve.paths import usable_path
 from oncurve.report import write_report
-from oncurve.run.assemble import Run, assemble
-from oncurve.run.checks import check_complete
-from oncurve.run.config import RUN, RunConfig
+from oncurve.run.assembly import Run, assemble
 from oncurve.run.directory import ROWS, RunDirectory
-from oncurve.run.forecasting import check_memory
 from oncurve.run.identity import identify, take_up
-from oncurve.run.loading import load_config, to_tables, to_toml
-from oncurve.run.plan import plan
-from oncurve.run.schema import IN_MEMORY
 from oncurve.trainer import StepResult
-
-__all__ = [
-    "create_directory",
-    "finish",
-    "free_directory",
-    "how_to_go_on",
-    "identity_of",
-    "restore",
-    "resume_run",
-    "shown_by",
-    "stopped_at",
-    "train_recipe",
-]
 
 
 def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
-    """Train as `config` says into `out` (a free folder under runs/ if None); the signal that stopped it, or None.
+    """Train into `out` (None: a free folder under runs/); returns the signal that stopped it, or None.
 
-    Raises UserError before anything expensive for whatever the user can mend; nothing is overwritten.
+    Raises UserError, before anything expensive, for everything that the user can fix; nothing is overwritten.
     """
     check_complete(config)
     out = out or free_directory(config.run.name or "run")
@@ -56,17 +38,17 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
 
 
 def resume_run(directory: Path, changed: bool = False) -> str | None:
-    """Go on with the run in `directory`, from its newest checkpoint that verifies; the signal that stopped it, or None.
+    """Continue the run in `directory` from its newest valid checkpoint; returns the signal that stopped it, or None.
 
-    `changed`: go on although settings or data are not what they were; it is said and noted that this is not exact.
+    `changed`: continue although settings or data have changed; the output and the directory say that it is not exact.
     Raises RunDirectoryError: it is not a run, another run holds it, or it has changed. CheckpointError: no checkpoint
     verifies.
     """
     RunDirectory.check_run(directory)
     config, base = load_config(directory / "config.toml")
     console = Screen()
-    with closing(RunDirectory.open(directory)) as held:
-        if held.is_finished(config.run.steps):
+    with RunDirectory.open(directory) as held:
+        if config.run.epochs is None and held.is_finished(config.run.steps):
             say(console, f"{directory} is finished: all {config.run.steps} steps are done", *_products(directory))
             return None
         identity, lines = take_up(held, identity_of(config, base), changed)
@@ -77,13 +59,12 @@ def resume_run(directory: Path, changed: bool = False) -> str | None:
 
 
 def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:
-    """See `identify`: `run.steps` decides the numbers where the learning rate's schedule ends with it."""
-    decays = config.learner.schedule != "constant"
-    return identify(config, RUN, base, counts=("run.steps",) if decays else ())
+    """The identity of a run. How long it is belongs to it where the learning rate's schedule depends on that."""
+    return identify(config, RUN, base, counts=("run.steps", "run.epochs") if config.learner.depends_on_length else ())
 
 
 def restore(run: Run, held: RunDirectory, identity: Mapping[str, Any], console: Console) -> None:
-    """Take up in `run` what `held` has, and say where that is. Raises CheckpointError where nothing verifies."""
+    """Restore `run` from the directory `held`, and print its step. Raises CheckpointError: no checkpoint verifies."""
     run.open_directory(held, identity)
     try:
         lines = run.restore()
@@ -94,14 +75,11 @@ def restore(run: Run, held: RunDirectory, identity: Mapping[str, Any], console: 
 
 
 def create_directory(run: Run, out: Path) -> None:
-    """Make the run's directory, now that everything it needs has been checked, and begin."""
+    """Make the run's directory, after all checks, and begin."""
     directory = RunDirectory.create(out, run.trainer.environment or {})
     try:
-        config = run.config
-        if isinstance(config.data, InMemory):  # a resume needs the rows, too
-            config = config.model_copy(
-                update={"data": config.data.written_to(out / ROWS).model_copy(update={"path": ROWS})}
-            )
+        data = run.config.data.kept_as(out / ROWS)  # a resumed run needs the rows, too
+        config = run.config.model_copy(update={"data": data})
         identity = identity_of(config, out)
         directory.keep_identity(identity)
         directory.keep_config(to_toml(config))
@@ -113,9 +91,9 @@ def create_directory(run: Run, out: Path) -> None:
 
 
 def finish(run: Run, console: Console, *observers: Callable[[StepResult], None]) -> str | None:
-    """Say the plan, train what is left, and leave model and report behind; report also where it ended early.
+    """Print the plan, train the remaining steps, and write model and report; the report also where the run ends early.
 
-    Returns the name of the signal that ended it, or None. A run without a directory leaves nothing behind.
+    Returns the name of the signal that ended it, or None. A run without a directory writes nothing.
     """
     path = run.directory.path if run.directory is not None else None
     say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
@@ -138,7 +116,7 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
 
 
 def shown_by(progress: Progress) -> Callable[[StepResult], None]:
-    """An observer that shows each step, and says once where other processes hold the run up."""
+    """An observer that shows each step, and once a notice of other processes that slow the run down."""
 
     def show(result: StepResult) -> None:
         progress.step(result.metrics)
@@ -150,16 +128,16 @@ def shown_by(progress: Progress) -> Callable[[StepResult], None]:
 
 
 def stopped_at(run: Run, stopped: str) -> str:
-    """What stopped the run, from where it will go on, and how."""
+    """What stopped the run, the step from which it continues, and the command for it."""
     assert run.directory is not None
     assert run.trainer.checkpoints is not None
     step = run.trainer.checkpoints.newest
-    where = f"after step {step}" if step else "from the beginning: no checkpoint had been written"
-    return f"stopped by {stopped}; it goes on {where}, with: {how_to_go_on(run)}"
+    where = f"after step {step}" if step else "from the beginning (no checkpoint had been written)"
+    return f"stopped by {stopped}; to continue {where}: {how_to_go_on(run)}"
 
 
 def how_to_go_on(run: Run) -> str:
-    """The command that resumes the run; where it was given objects, the call that is given them again."""
+    """The command that resumes the run; for a run with objects, the Python call that takes them again."""
     assert run.directory is not None
     path = run.directory.path
     functions = any(IN_MEMORY in str(table) for table in to_tables(run.config)["rewards"])
@@ -175,7 +153,7 @@ def how_to_go_on(run: Run) -> str:
 
 
 def _reported(path: Path) -> list[str]:
-    """Write the report; a line if that failed: it costs the page, and nothing else."""
+    """Write the report; returns a line if that failed, which has no other effect."""
     try:
         write_report(path)
     except Exception as error:
@@ -184,16 +162,19 @@ def _reported(path: Path) -> list[str]:
 
 
 def _products(path: Path) -> list[str]:
-    judge = path / "reward_model"
+    reward_model, adapter = path / "reward_model", path / "model" / ADAPTER
+    whole = any((path / "model").glob("*.safetensors"))  # of a quantised base there is the adapter alone
+    merged = "Hugging Face form, the adapter merged into the weights" if adapter.is_dir() else "Hugging Face form"
     return [
-        f"model   {path / 'model'}   (Hugging Face form: transformers loads it as it is)",
-        *([f"reward  {judge}   (the reward model after the last iteration)"] if judge.is_dir() else []),
+        *([f"model   {path / 'model'}   ({merged}: transformers loads it as it is)"] if whole else []),
+        *([f"adapter {adapter}   (PEFT's form)"] if adapter.is_dir() else []),
+        *([f"reward  {reward_model}   (the reward model after the last iteration)"] if reward_model.is_dir() else []),
         f"report  {path / 'report.html'}",
     ]
 
 
 def free_directory(name: str) -> Path:
-    """`runs/<name>`, or `runs/<name>-2` and so on: the first that does not exist."""
+    """The first of `runs/<name>`, `runs/<name>-2` and so on that does not exist."""
     usable_path(Path("runs") / name, "run.name")
     number = 1
     while True:

@@ -1,7 +1,11 @@
 """The built-in tasks: generated problems, a checker of answers, a checker of steps."""
 
-from oncurve.tasks.arithmetic import ArithmeticTask, Problem
-
-__all__ = ["KINDS", "ArithmeticTask", "Problem"]
+from oncurve.tasks.arithmetic import (
+    ArithmeticTask as ArithmeticTask,
+    Problem as Problem,
+    check_steps as check_steps,
+    is_correct as is_correct,
+    read_question as read_question,
+)
 
 KINDS: dict[str, type] = {"arithmetic": ArithmeticTask}

@@ -15,8 +15,8 @@ three styles differ only in how many operations go into one line, and so in how 
     pairs   two a line:      7*8+31=87 / 87-19+25=93 / #### 93
     leap    all in one line: 7*8+31-19+25=93 / #### 93
 
-Problems are a pure function of (split, seed, index), and a problem belongs to the split that a hash of its numbers
-says: what is held out occurs in no training stream, whatever the seed, the names, or the order of the numbers.
+Problems are a pure function of (split, seed, index), and a hash of its numbers decides the split of a problem: a
+held-out problem occurs in no training set, for any seed, names, or order of the numbers.
 """
 
 from __future__ import annotations
@@ -30,22 +30,6 @@ from itertools import accumulate
 from typing import Literal, get_args
 
 from oncurve.errors import ConfigError
-
-__all__ = [
-    "STYLES",
-    "ArithmeticTask",
-    "Problem",
-    "Split",
-    "Style",
-    "answer_of",
-    "check_steps",
-    "is_correct",
-    "problem",
-    "problems",
-    "read_question",
-    "solution",
-    "split_of",
-]
 
 Split = Literal["train", "test"]
 Style = Literal["leap", "pairs", "steps"]
@@ -83,12 +67,12 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """What the policy is given: the question and the end of its line."""
+        """The question and the end of its line."""
         return self.question + "\n"
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """The first number, then one operation a term, as they stand in the working."""
+        """The first number, then one operation per term, as in the working."""
         return (str(self.bags), f"*{self.each}", *(f"{change:+d}" for change in self.changes))
 
     @property
@@ -102,22 +86,22 @@ class Problem:
         return str(self.totals[-1])
 
     def row(self) -> dict[str, str]:
-        """This problem as a data row: `prompt` is asked, the other columns reach the reward."""
+        """This problem as a data row: the model gets `prompt`, the reward the other columns."""
         return {"prompt": self.prompt, "question": self.question, "answer": self.answer}
 
 
 def split_of(bags: int, each: int, changes: tuple[int, ...]) -> Split:
-    """The split these numbers belong to: "test" for one problem in `TEST_SHARE`, decided by a hash.
+    """The split of these numbers: "test" for one problem in `TEST_SHARE`, decided by a hash.
 
-    The order of the numbers does not count, so a held-out problem is not met in training with two of its
-    numbers swapped either; nor do names and things, which the numbers do not depend on.
+    The order of the numbers, names and things do not count, so a held-out problem does not occur in training with two
+    of its numbers swapped.
     """
     key = f"{sorted((bags, each))}{sorted(changes)}"
     return "test" if hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % TEST_SHARE == 0 else "train"
 
 
 def problem(split: Split, index: int, seed: int = 0) -> Problem:
-    """Problem number `index` (from 0) of the endless stream of `split` and `seed`: always the same one."""
+    """Problem number `index` (from 0) of `split` and `seed`, which have endlessly many: always the same one."""
     if split not in get_args(Split):
         raise ConfigError(f'split is "train" or "test", not {split!r}')
     draw = random.Random(f"{split}/{seed}/{index}")
@@ -130,7 +114,7 @@ def problem(split: Split, index: int, seed: int = 0) -> Problem:
 
 
 def problems(split: Split, count: int, seed: int = 0, start: int = 0) -> list[Problem]:
-    """`count` problems of the stream, from number `start` on. The held-out set is `problems("test", count)`."""
+    """`count` problems of `split` and `seed`, from number `start` on. The held-out set is `problems("test", count)`."""
     return [problem(split, index, seed) for index in range(start, start + count)]
 
 
@@ -142,7 +126,7 @@ def _story(draw: random.Random, bags: int, each: int, changes: tuple[int, ...]) 
 
 
 def read_question(question: str) -> Problem:
-    """The problem a question tells, read back from its text.
+    """The problem of a question, parsed from its text.
 
     Raises ValueError where the text is not one of this task's questions.
     """
@@ -154,7 +138,7 @@ def read_question(question: str) -> Problem:
 
 
 def solution(problem: Problem, style: Style = "steps") -> str:
-    """A right solution in `style`: lines of working, then `#### answer`, without an end of line after it."""
+    """A right solution in `style`: lines of working, then `#### answer`, without a final newline."""
     terms, totals, most = problem.terms, problem.totals, OPERATIONS_PER_LINE[style]
     lines, left = [], terms[0]
     for first in range(1, len(terms), most):
@@ -170,7 +154,7 @@ def answer_of(text: str) -> str | None:
     found = _ANSWER.findall(text)
     try:
         return str(int(found[-1])) if found else None
-    except ValueError:  # Python converts no more than 4,300 digits, and a policy may write them
+    except ValueError:  # Python converts at most 4,300 digits, and a policy may write more
         return None
 
 
@@ -184,8 +168,8 @@ def check_steps(text: str, question: str) -> list[tuple[int, bool]]:
 
     A step is a line that is not blank, its end of line included. A line of working is right when its left side is
     the running total followed by the next operations of the question, and its value is true; the answer line is
-    right when it is the right answer. Nothing built on a wrong step is right: after the first wrong one all are
-    wrong, as the right answer no longer follows from what is written.
+    right when it is the right answer. After the first wrong step all steps are wrong, because the right answer no
+    longer follows from them.
 
     Example: for 7 bags of 8 and +31, `"7*8=56\\n56+31=97\\n#### 97"` gives `[(7, True), (16, False), (23, False)]`.
     """
@@ -217,9 +201,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class ArithmeticTask:
-    """The task as the data and reward rooms take it: rows to ask, and the two checkers.
+    """The task as a source of rows.
 
-    seed   which training stream; the held-out problems do not depend on it
+    seed   of the training problems; the held-out problems do not depend on it
     """
 
     seed: int = 0
@@ -228,11 +212,3 @@ class ArithmeticTask:
         """`count` rows `{"prompt", "question", "answer"}` of a split, from number `start` on."""
         seed = self.seed if split == "train" else 0
         return [item.row() for item in problems(split, count, seed, start)]
-
-    def is_correct(self, text: str, answer: str) -> bool:
-        """Whether a completion ends in the right answer."""
-        return is_correct(text, answer)
-
-    def check_steps(self, text: str, question: str) -> list[tuple[int, bool]]:
-        """The end of each step in `text`, and whether the step is right."""
-        return check_steps(text, question)

@@ -1,21 +1,23 @@
 """The loop: draw prompts, sample, score, learn, write down. Algorithm 1 of DeepSeekMath, knowing no algorithm."""
 
-from oncurve.trainer.checkpoint import Checkpoints
-from oncurve.trainer.control import KLControl
-from oncurve.trainer.outer import ReferenceSchedule
-from oncurve.trainer.protocols import Outer
-from oncurve.trainer.recorder import Recorder
-from oncurve.trainer.state import TrainerState
-from oncurve.trainer.trainer import StepResult, Trainer, TrainerConfig
-
-__all__ = [
-    "Checkpoints",
-    "KLControl",
-    "Outer",
-    "Recorder",
-    "ReferenceSchedule",
-    "StepResult",
-    "Trainer",
-    "TrainerConfig",
-    "TrainerState",
-]
+from oncurve.trainer.checkpoint import FORMAT as FORMAT, Checkpoints as Checkpoints
+from oncurve.trainer.collecting import Collected as Collected
+from oncurve.trainer.control import EntropyControl as EntropyControl, KLControl as KLControl
+from oncurve.trainer.iterative import Iterations as Iterations, IterativeSettings as IterativeSettings
+from oncurve.trainer.labelling import (
+    Labeller as Labeller,
+    MonteCarloLabels as MonteCarloLabels,
+    scored_pairs as scored_pairs,
+    scored_steps as scored_steps,
+)
+from oncurve.trainer.observe import peak_memory_bytes as peak_memory_bytes
+from oncurve.trainer.old_policy import OldPolicy as OldPolicy
+from oncurve.trainer.outer import ReferenceSchedule as ReferenceSchedule
+from oncurve.trainer.protocols import Advantage as Advantage, OuterLoop as OuterLoop
+from oncurve.trainer.recorder import Recorder as Recorder
+from oncurve.trainer.replay import Replay as Replay
+from oncurve.trainer.result import StepResult as StepResult
+from oncurve.trainer.reward_training import RewardTraining as RewardTraining, updates_of as updates_of
+from oncurve.trainer.state import TrainerState as TrainerState
+from oncurve.trainer.surplus import DynamicSampling as DynamicSampling
+from oncurve.trainer.trainer import Trainer as Trainer, TrainerConfig as TrainerConfig

@@ -1,27 +1,35 @@
 """Checkpoints: everything the next step needs, written whole or not at all, verified before use.
 
 checkpoints/
-  step-000020/   learner.safetensors  outer.safetensors (where there is one)  state.json  manifest.json (their sha256)
-  frozen/        reference weights, named by their hash, stored once for each move; gone with the last that names them
+  step-000020/   what learner and outer loop write (`learner.safetensors` ...)  state.json  manifest.json (their sha256)
+                 surplus.jsonl, the groups that dynamic sampling has kept for the next step
+  frozen/        tensors that are stored once, named by their hash; removed with the last checkpoint that names them
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncurve import durable
 from oncurve.errors import CheckpointError
-from oncurve.learner import Learner
-from oncurve.trainer.protocols import Outer
+from oncurve.learner import FROZEN, Learner
+from oncurve.trainer.protocols import OuterLoop
 from oncurve.trainer.state import TrainerState
+from oncurve.trainer.surplus import load_surplus, save_surplus
 
-__all__ = ["FORMAT", "Checkpoints"]
+FORMAT = 3
+"""The format of checkpoints. Since 3 a learner writes its own files into them, and frozen weights are stored once."""
 
-FORMAT = 2
-"""Of `state.json`, of a reward model's training too. 1 did not say which run it is of."""
+
+class Found(NamedTuple):
+    """The newest checkpoint that verifies: its folder, its record, and a line for each newer one that does not."""
+
+    path: Path
+    record: dict[str, Any]
+    notes: list[str]
 
 
 class Checkpoints:
@@ -35,58 +43,28 @@ class Checkpoints:
         self.keep = keep
         self.run = dict(run or {})
         self.newest = 0
-        self._reference: str | None = None
-        self._reference_version = 0
 
-    def save(self, learner: Learner, outer: Outer, state: TrainerState, environment: Mapping[str, Any]) -> Path:
-        """Write `step-<n>` and prune older ones. Raises OncurveError when the disk is full; earlier ones stay valid."""
-        self._store_reference(learner)
-        tensors, meta = learner.state()
-        kept, outer_meta = outer.state()
-        record = {
-            "format": FORMAT,
-            "trainer": state.to_json(),
-            "learner": meta,
-            "reference": self._reference,
-            "environment": dict(environment),
-            "run": self.run,
-            **({"outer": outer_meta} if kept or outer_meta else {}),
-        }
-        files = {"learner.safetensors": tensors, **({"outer.safetensors": kept} if kept else {})}
-        path = self.directory / f"step-{state.step:06d}"
-        durable.write_directory(path, {**files, "state.json": durable.to_json(record)})
-        self.newest = state.step
+    def write(self, number: int, fill: Callable[[Path], Mapping[str, Any]]) -> Path:
+        """Write `step-<number>` and prune older ones: `fill` writes its files into a folder and returns its record.
+
+        Raises OncurveError when the disk is full; earlier ones stay valid.
+        """
+        path = self.directory / f"step-{number:06d}"
+        with durable.new_directory(path) as folder:
+            record = {"format": FORMAT, "run": self.run, **fill(folder)}
+            durable.write_file(folder / "state.json", durable.to_json(record))
+        self.newest = number
         if self.keep:
             durable.prune(self.directory, "step-", self.keep)
-            durable.discard(self.directory / "frozen", self._records())
+            durable.discard(self.directory / FROZEN, self._records())
         return path
 
-    def _store_reference(self, learner: Learner) -> None:
-        """Store the reference, unless it is stored as it is."""
-        if self._reference is None or self._reference_version != learner.reference_version:
-            frozen = learner.reference_state()
-            self._reference = None if frozen is None else durable.store(self.directory / "frozen", frozen)
-            self._reference_version = learner.reference_version
+    def read(self) -> Found | None:
+        """The newest checkpoint that verifies; None where there is none.
 
-    def _records(self) -> Iterator[bytes]:
-        """What the checkpoints say, also damaged ones, as far as they can be read."""
-        for _, path in durable.numbered(self.directory, "step-"):
-            with suppress(OSError):
-                yield (path / "state.json").read_bytes()
-
-    def _reference_problems(self, path: Path) -> list[str]:
-        """What is wrong with the reference that a checkpoint names."""
-        name = durable.read_json(path / "state.json").get("reference")
-        problem = None if name is None else durable.problem_with_stored(self.directory / "frozen", name)
-        return [] if problem is None else [problem]
-
-    def restore(self, learner: Learner, outer: Outer) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
-        """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.
-
-        Returns the trainer's state, the environment it was written in, and one line for every newer checkpoint
-        that did not verify and was passed over.
+        Raises CheckpointError: none of those that are there verifies, or it is of another format.
         """
-        found = durable.newest_valid(self.directory, "step-", self._reference_problems)
+        found = durable.newest_valid(self.directory, "step-", self._frozen_problems)
         notes = [f"{path.name} is damaged and was passed over: {'; '.join(why)}" for path, why in found.skipped.items()]
         if found.path is None:
             if notes:
@@ -94,14 +72,53 @@ class Checkpoints:
             return None
         record = durable.read_json(found.path / "state.json")
         if record.get("format") != FORMAT:
-            raise CheckpointError(f"{found.path} has format {record.get('format')}; this oncurve reads {FORMAT}")
-        self._reference = record["reference"]
-        if self._reference is not None:
-            learner.load_reference(durable.fetch(self.directory / "frozen", self._reference))
-        learner.load_state(durable.read_tensors(found.path / "learner.safetensors"), record["learner"])
-        self._reference_version = learner.reference_version
-        kept = found.path / "outer.safetensors"
-        outer.load_state(durable.read_tensors(kept) if kept.exists() else {}, record.get("outer", {}))
-        state = TrainerState.from_json(record["trainer"])
+            raise CheckpointError(
+                f"{found.path} has checkpoint format {record.get('format')}, and this oncurve reads format {FORMAT} "
+                "alone: resume the run with the version that wrote it"
+            )
+        return Found(found.path, record, notes)
+
+    def save(self, learner: Learner, outer: OuterLoop, state: TrainerState, environment: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of a run after `state.step` steps."""
+
+        def fill(folder: Path) -> dict[str, Any]:
+            save_surplus(folder, state.surplus)
+            return {
+                "trainer": state.to_json(),
+                "learner": dict(learner.save(folder)),
+                "outer": dict(outer.save(folder)),
+                "environment": dict(environment),
+            }
+
+        return self.write(state.step, fill)
+
+    def restore(self, learner: Learner, outer: OuterLoop) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
+        """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.
+
+        Returns the trainer's state, the environment it was written in, and one line for every newer checkpoint
+        that did not verify and was passed over.
+        """
+        found = self.read()
+        if found is None:
+            return None
+        path, record, notes = found
+        try:
+            learner.load(path, record["learner"])
+            outer.load(path, record["outer"])
+        except KeyError as error:
+            raise CheckpointError(f"{path} lacks {error}: a run with other settings wrote it") from error
+        state = TrainerState.from_json(record["trainer"], load_surplus(path))
         self.newest = state.step
         return state, dict(record["environment"]), notes
+
+    def _records(self) -> Iterator[bytes]:
+        """The records of all checkpoints, damaged ones too, as far as they can be read."""
+        for _, path in durable.numbered(self.directory, "step-"):
+            with suppress(OSError):
+                yield (path / "state.json").read_bytes()
+
+    def _frozen_problems(self, path: Path) -> list[str]:
+        """What is wrong with the tensors in `frozen` that a checkpoint names."""
+        names = sorted(durable.stored_names((path / "state.json").read_bytes()))
+        problems = [durable.problem_with_stored(self.directory / FROZEN, name) for name in names]
+        return [problem for problem in problems if problem is not None]

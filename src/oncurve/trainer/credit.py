@@ -1,35 +1,60 @@
-"""Advantages put into the batch, and looked at first: a component from elsewhere may return anything."""
+"""Advantages and weights are checked and put into the batch: a component from elsewhere may return anything."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
+from oncurve.advantages import needs_of
+from oncurve.capabilities import check_per_token
 from oncurve.errors import ConfigError
 from oncurve.trainer.protocols import Advantage
-from oncurve.types import Graded, TrainBatch
-
-__all__ = ["credited"]
+from oncurve.types import AdvantagesAndReturns, TokenWeights, TrainBatch
 
 
 def credited(batch: TrainBatch, advantage: Advantage) -> TrainBatch:
     """The batch with `advantages (B, T)`, and with `returns (B, T)` where a critic is to learn from them.
 
-    Raises ConfigError: the advantage gives something else, or no returns where the batch has a critic's values.
+    Raises ConfigError: the advantage gives something else, or no returns where the batch has a critic's values, or
+    needs the log-probs of a teacher that the learner has not given.
     """
+    name = type(advantage).__name__
+    if "teacher" in needs_of(advantage) and batch.teacher_logprobs is None:
+        raise ConfigError(
+            f"learner.kind: {name} needs a teacher's log-probs, and the learner's `score` left teacher_logprobs out; "
+            'add them there where "teacher" is wanted, or choose another advantage.kind'
+        )
     found: object = advantage(batch)
-    name, shape = type(advantage).__name__, tuple(batch.completion_ids.shape)
-    parts = [found.advantages, found.returns] if isinstance(found, Graded) else [found]
+    parts = [found.advantages, found.returns] if isinstance(found, AdvantagesAndReturns) else [found]
     for part in parts:
-        if not isinstance(part, Tensor) or tuple(part.shape) != shape:
-            given = f"{tuple(part.shape)} {part.dtype}" if isinstance(part, Tensor) else repr(part)[:80]
-            raise ConfigError(
-                f"advantage.kind: {name} must return one advantage per token, a tensor (B, T), here {shape}; it "
-                f"returned {given}. For one advantage per completion (B,), return x[:, None] * batch.existing()"
-            )
-    if batch.values is not None and not isinstance(found, Graded):
+        check_per_token(
+            part,
+            batch.completion_ids.shape,
+            "advantage.kind",
+            f"{name} must return one advantage per token",
+            ". For one advantage per completion (B,), return x[:, None] * batch.existing()",
+        )
+    if batch.values is not None and not isinstance(found, AdvantagesAndReturns):
         raise ConfigError(
             f"advantage.kind: {name} returned advantages without returns, and the critic learns from returns; return "
-            "oncurve.types.Graded(advantages, returns)"
+            "oncurve.types.AdvantagesAndReturns(advantages, returns)"
         )
-    assert isinstance(found, Tensor | Graded)
+    assert isinstance(found, Tensor | AdvantagesAndReturns)
     return batch.with_advantages(found)
+
+
+def weighted_by(aggregation: Callable[[TrainBatch], Tensor | TokenWeights], batch: TrainBatch) -> TrainBatch:
+    """The batch with the weights `(B, T)` of its token losses.
+
+    Raises ConfigError: the aggregation gives something else, or weighs a token that is not trained.
+    """
+    found = aggregation(batch)
+    parts = {"aggregation.kind": found}
+    if isinstance(found, TokenWeights):
+        parts = {"aggregation.kind": found.policy, "kl.aggregation": found.kl}
+    for setting, part in parts.items():
+        weights = check_per_token(part, batch.loss_mask.shape, setting, "it must return one weight per token")
+        if weights[~batch.loss_mask].any():
+            raise ConfigError(f"{setting}: a weight must be 0 where loss_mask is False; multiply by batch.loss_mask")
+    return batch.with_weights(found)

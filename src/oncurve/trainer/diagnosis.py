@@ -1,4 +1,4 @@
-"""What to say of a run that has lost its footing: what happened, where it can be looked at, what usually helps."""
+"""The errors of a run that has diverged: what happened, where to look, what usually helps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from oncurve.errors import ModelError, TrainingError
-
-__all__ = ["divergence_explained", "skipped_in_a_row"]
 
 ADVICE = (
     "The same settings will fail the same way. What usually helps, in this order: a smaller learner.learning_rate; "
@@ -24,10 +22,10 @@ def skipped_in_a_row(count: int, step: int, reason: str, batch: str) -> Training
 
 @contextmanager
 def divergence_explained(steps_done: int) -> Iterator[None]:
-    """A model that could be sampled from and, after some steps, no longer can has been broken by them."""
+    """Turn the error of a model that could be sampled from, until some steps broke it, into one that says so."""
     try:
         yield
     except ModelError as error:
         if not steps_done:
-            raise  # it came so
+            raise  # the model was given like this
         raise TrainingError(f"after step {steps_done} the policy cannot be sampled from: {error}\n{ADVICE}") from error

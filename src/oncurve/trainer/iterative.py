@@ -1,9 +1,9 @@
-"""The outer loop of Algorithm 1 (DeepSeekMath, arXiv:2402.03300): a new reference, and a reward model that keeps up.
+"""The outer loop of Algorithm 1 (DeepSeekMath, arXiv:2402.03300): a new reference, and a reward model that is updated.
 
 2      for iteration = 1, ..., I do
-3          π_ref <- π_θ                                          `begin`, before an iteration's first step
+3          π_ref ← π_θ                                           `before_step`, at an iteration's first step
 4-11       for step = 1, ..., M do ...                           `Trainer.step`
-12         update r_φ through continuous training with replay    `end`, after an iteration's last step
+12         update r_φ through continuous training with replay    `after_step`, at an iteration's last step
 """
 
 from __future__ import annotations
@@ -11,52 +11,50 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field
-from torch import Tensor
 
 from oncurve.errors import CheckpointError
-from oncurve.learner.reward_model import RewardLearner
+from oncurve.learner import RewardLearner
 from oncurve.metrics import Metrics
 from oncurve.spec import Component
 from oncurve.trainer.labelling import Labeller
 from oncurve.trainer.outer import ReferenceSchedule
 from oncurve.trainer.replay import Replay
+from oncurve.trainer.result import StepResult
 from oncurve.trainer.reward_training import fit
 from oncurve.trainer.state import TrainerState
 from oncurve.types import Group
 
-if TYPE_CHECKING:
-    from oncurve.trainer.trainer import StepResult
-
-__all__ = ["Iterations", "IterativeSettings"]
-
 
 class IterativeSettings(Component):
-    """Iterative GRPO: every so many steps a new reference, and a reward model trained on what `eval.judge` says.
-
-    steps      steps of an iteration; 0: no iterations
-    replay     share of all earlier examples that an iteration trains on again
-    held_out   share of an iteration's prompts whose samples are not trained on but tell how good the reward model is
-    roll_outs  for a process model whose judge looks at answers only: completions from each step's end, whose share of
-               right ones is the step's label; 0: the judge judges steps
-    history    a file of what the reward model had learned from before, as `oncurve reward-model train` takes it
-    """
+    """Iterative GRPO: at intervals a new reference, and a reward model trained on the scores of `eval.verifier`."""
 
     steps: int = Field(default=0, ge=0, le=10**9)
+    """Steps of an iteration; 0: no iterations."""
+
     replay: float = Field(default=0.1, ge=0, le=1)
+    """Share of all earlier examples that an iteration trains on again."""
+
     held_out: float = Field(default=0.1, ge=0, lt=1)
-    roll_outs: int = Field(default=0, ge=0, le=10**5)
+    """Share of an iteration's prompts whose samples are not trained on but measure the reward model."""
+
+    continuations: int = Field(default=0, ge=0, le=10**5)
+    """For a process model with a verifier of answers only: continuations from each step's end; the share of right ones
+    is the step's label. 0: the verifier scores steps."""
+
     history: str | None = None
+    """A file of the examples that the reward model was trained on before, as `oncurve reward-model train` takes it."""
 
 
 class Iterations:
-    """An `Outer` that ends every iteration with the reward model's continued training.
+    """An `OuterLoop` that ends every iteration with the reward model's continued training.
 
-    The reference moves with `reference`, whose `every` is the iteration's steps. What the judge says of each step's
-    groups goes into `replay`; the reward model is trained on this iteration's examples and on a share of all earlier
-    ones, and judges with what it has learned from the next step on. All of it is in `state`.
+    The reference moves with `reference`, whose `every` is the iteration's steps. The verifier's labels of each step's
+    groups go into `replay`; the reward model is trained on this iteration's examples and on a share of all earlier
+    ones, and scores with its new weights from the next step on. `save` writes all of it.
     """
 
     def __init__(
@@ -75,18 +73,18 @@ class Iterations:
         self._label = label
         self._seed = seed
 
-    def begin(self, state: TrainerState) -> None:
+    def before_step(self, state: TrainerState) -> None:
         """Line 3: π_ref ← π_θ, at the first step of every iteration but the first, whose reference is the policy."""
-        self.reference.begin(state)
+        self.reference.before_step(state)
 
-    def end(self, result: StepResult) -> StepResult:
-        """Keep what the judge says of the step's samples; line 12 at the last step of an iteration."""
-        result = self.reference.end(result)
+    def after_step(self, result: StepResult) -> StepResult:
+        """Keep the verifier's labels of the step's samples; line 12 at the last step of an iteration."""
+        result = self.reference.after_step(result)
         number = 1 + (result.step - 1) // self.settings.steps
         for held_out in (False, True):
             groups = [group for group in result.groups if self._is_held_out(group) == held_out]
             self.replay.add(number, self.learner.fitting(self._label(groups)), held_out)
-        result.metrics["iteration"] = float(number)
+        result.metrics["progress/iteration"] = float(number)
         if result.step % self.settings.steps == 0:
             result.metrics.update(self._train_on(number))
         return result
@@ -101,35 +99,34 @@ class Iterations:
         metrics = fit(self.learner, new + replayed, self._seed + number) if new else Metrics()
         after = self.learner.measure(held_out)
         found = {
-            "reward_model_new": float(len(new)),
-            "reward_model_replayed": float(len(replayed) if new else 0),
-            "reward_model_history": float(len(earlier)),
-            "reward_model_updates": 0.0,
-            "seconds_reward_model": time.perf_counter() - started,
+            "reward_model/new_examples": float(len(new)),
+            "reward_model/replayed_examples": float(len(replayed) if new else 0),
+            "reward_model/history_examples": float(len(earlier)),
+            "reward_model/updates": 0.0,
+            "time/reward_model": time.perf_counter() - started,
             **metrics.result(),
-            **{f"reward_model_heldout_{name}": value for name, value in after.items()},
+            **{f"reward_model/heldout_{name}": value for name, value in after.items()},
         }
-        return found | ({"reward_model_before": before["accuracy"]} if before else {})
+        return found | ({"reward_model/heldout_accuracy_before": before["accuracy"]} if before else {})
 
     def _is_held_out(self, group: Group) -> bool:
-        """Whether a prompt's samples only judge the reward model: a function of the prompt, the same in every run."""
+        """Whether a prompt's samples only measure the reward model: a function of the prompt, the same in every run."""
         digest = hashlib.blake2b(str(group.prompt.id).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") < self.settings.held_out * 2**64
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The reward model with its optimizer, the length of the replay buffer, the reference's last move."""
-        tensors, meta = self.learner.state()
-        return tensors, {
-            "reward_model": meta,
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the reward model with its optimizer; the record also has the replay buffer's length."""
+        return {
+            "reward_model": self.learner.save(folder),
             "replay_bytes": self.replay.stored_bytes(),
             "replay_sha256": self.replay.digest(),
-            "reference": self.reference.state()[1],
+            "reference": self.reference.save(folder),
         }
 
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """The inverse of `state`, bit for bit. Raises CheckpointError: the checkpoint has no reward model."""
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """The inverse of `save`, bit for bit. Raises CheckpointError: the checkpoint has no reward model."""
         if "reward_model" not in meta:
-            raise CheckpointError("the checkpoint has no reward model, and this run's [iterative] asks for one")
-        self.learner.load_state(tensors, meta["reward_model"])
+            raise CheckpointError("the checkpoint has no reward model, and this run's [iterative] needs one")
+        self.learner.load(folder, meta["reward_model"])
         self.replay.open(int(meta["replay_bytes"]), meta["replay_sha256"])
-        self.reference.load_state({}, meta["reference"])
+        self.reference.load(folder, meta["reference"])

@@ -1,4 +1,4 @@
-"""What a step's groups and batch say about it, as declared metrics; and the timer of the phases."""
+"""The metrics of a step that come from its groups and its batch, and the timer of its phases."""
 
 from __future__ import annotations
 
@@ -18,25 +18,15 @@ from oncurve import processors
 from oncurve.metrics import Metrics
 from oncurve.types import Group, TrainBatch
 
-__all__ = [
-    "UntrainedUpdates",
-    "observe_batch",
-    "observe_groups",
-    "observe_processors",
-    "peak_memory_bytes",
-    "split_advantages",
-    "timer",
-]
-
 log = logging.getLogger("oncurve.trainer")
 
 
 @contextmanager
 def timer(metrics: Metrics, phase: str) -> Iterator[None]:
-    """Adds the seconds spent inside to `seconds_<phase>`."""
+    """Adds the seconds spent inside to `time/<phase>`."""
     started = time.perf_counter()
     yield
-    metrics.add(f"seconds_{phase}", time.perf_counter() - started)
+    metrics.add(f"time/{phase}", time.perf_counter() - started)
 
 
 def split_advantages(batch: TrainBatch, groups: Sequence[Group], usable: Sequence[Group]) -> tuple[Tensor | None, ...]:
@@ -53,42 +43,48 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int) -> None:
-    """Rewards, lengths, endings and faults of all completions of a step, also of groups that are left out."""
-    for group in groups:
+def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int, rewarded: bool = True) -> None:
+    """Rewards, lengths, endings and faults of all completions of a step, also of groups that are left out.
+
+    Of a run that is not `rewarded`, a distillation, there are no rewards to observe: their zeros mean nothing.
+    """
+    for group in groups if rewarded else ():
         rewards = [score.reward for score in group.scores if score.valid]
-        metrics.add_all("reward", rewards)
+        metrics.add_all("reward/mean", rewards)
         if len(rewards) > 1:
             mean = math.fsum(reward / len(rewards) for reward in rewards)
             deviation = math.hypot(*(reward - mean for reward in rewards))  # no square, which could overflow
-            metrics.add("reward_std", deviation / math.sqrt(len(rewards) - 1))
-            metrics.add("constant_groups", float(max(rewards) == min(rewards)))
+            metrics.add("reward/std", deviation / math.sqrt(len(rewards) - 1))
+            metrics.add("groups/constant", float(max(rewards) == min(rewards)))
     completions = [completion for group in groups for completion in group.completions]
     scores = [score for group in groups for score in group.scores]
     lengths = [float(len(completion.ids)) for completion in completions]
-    for key in ("completion_length", "completion_length_max", "tokens"):
+    for key in ("completions/length", "completions/length_max", "tokens/sampled"):
         metrics.add_all(key, lengths)
-    metrics.add_all("truncated_fraction", [float(completion.ended == "length") for completion in completions])
-    metrics.add_all("invalid_completions", [float(not score.valid) for score in scores])
+    metrics.add_all("completions/truncated", [float(completion.ended == "length") for completion in completions])
+    metrics.add_all("completions/invalid", [float(not score.valid) for score in scores])
     faults = [score.fault for score in scores if score.fault is not None]
-    metrics.add("faults", float(len(faults)))
+    metrics.add("reward/faults", float(len(faults)))
     for fault in faults:
         metrics.add(f"faults/{fault.partition(':')[0]}", 1.0)
     for name in dict.fromkeys(name for score in scores for name in score.parts):
         values = [score.parts.get(name) for score in scores]
-        metrics.add_all(f"reward/{name}", [v for v in values if v is not None and math.isfinite(v)])
-    metrics.add("dropped_groups", float(dropped))
+        metrics.add_all(f"rewards/{name}", [v for v in values if v is not None and math.isfinite(v)])
+    metrics.add("groups/dropped", float(dropped))
     if any(score.step_ends for score in scores):
-        metrics.add_all("judged_steps", [float(len(score.step_ends)) for score in scores if score.valid])
-        metrics.add_all("step_reward", [reward for score in scores for reward in score.step_rewards])
+        metrics.add_all("completions/scored_steps", [float(len(score.step_ends)) for score in scores if score.valid])
+        metrics.add_all("reward/step_mean", [reward for score in scores for reward in score.step_rewards])
 
 
 def observe_batch(metrics: Metrics, batch: TrainBatch) -> None:
-    """What the learner is about to see: the size of the advantages."""
+    """The size of the advantages that the learner is given, the distance from a teacher, and the peak memory so far."""
     assert batch.advantages is not None
-    metrics.add("advantage_abs", batch.advantages.abs(), mask=batch.loss_mask)
+    metrics.add("advantage/abs_mean", batch.advantages.abs(), mask=batch.loss_mask)
+    sampled = batch.old_logprobs if batch.old_logprobs is not None else batch.rollout_logprobs
+    if batch.teacher_logprobs is not None and sampled is not None:
+        metrics.add("policy/teacher_kl", sampled - batch.teacher_logprobs, mask=batch.loss_mask)
     on_gpu = torch.cuda.is_available()
-    metrics.add("memory_bytes", float(torch.cuda.max_memory_allocated() if on_gpu else peak_memory_bytes()))
+    metrics.add("memory/peak_bytes", float(torch.cuda.max_memory_allocated() if on_gpu else peak_memory_bytes()))
 
 
 @dataclass
@@ -98,26 +94,25 @@ class UntrainedUpdates:
     announced: bool = False
 
     def observe(self, metrics: Metrics, batch: TrainBatch, step: int) -> None:
-        """Look at the batch of one update of `step`."""
+        """Count the batch of one update of `step` where no token of it is trained."""
         if batch.token_count:
             return
-        metrics.add("updates_without_tokens", 1.0)
-        if self.announced:
-            return
-        self.announced = True
-        cut = 0 if batch.truncated is None else int((batch.valid & batch.truncated).sum())
-        log.warning(
-            "step %d: an update has no token to train: %d of its %d completions are truncated and left out of the loss "
-            "(filter.mask_truncated); raise rollout.max_new_tokens. The metric updates_without_tokens counts such "
-            "updates",
-            step,
-            cut,
-            batch.size,
-        )
+        metrics.add("optim/updates_without_tokens", 1.0)
+        if not self.announced:
+            self.announced = True
+            cut = 0 if batch.truncated is None else int((batch.valid & batch.truncated).sum())
+            log.warning(
+                "step %d: an update has no token to train: %d of its %d completions are truncated, and "
+                "filter.mask_truncated leaves them out of the loss; raise rollout.max_new_tokens. The metric "
+                "optim/updates_without_tokens counts such updates",
+                step,
+                cut,
+                batch.size,
+            )
 
 
 def observe_processors(metrics: Metrics) -> None:
-    """How long threads waited for a processor since the step before, where the system says it."""
+    """The time that threads waited for a processor since the step before, where the system reports it."""
     waiting = processors.waiting()
     if waiting is not None:
-        metrics.add("seconds_waiting", waiting)
+        metrics.add("time/processor_wait", waiting)

@@ -1,66 +1,32 @@
-"""What the loop needs of the parts it is given."""
+"""The interfaces of the parts that the loop is given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from oncurve.trainer.result import StepResult
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Graded, Group, Prompt, TrainBatch
-
-if TYPE_CHECKING:
-    from oncurve.trainer.trainer import StepResult
-
-__all__ = ["Advantage", "Outer", "Scorer", "Scoring", "Stream"]
+from oncurve.types import AdvantagesAndReturns, Prompt, TrainBatch
 
 
 class Advantage(Protocol):
     """Turns a batch's rewards into one advantage per token."""
 
     @property
-    def least_valid(self) -> int:
+    def min_valid_completions(self) -> int:
         """The fewest valid completions a group needs."""
         ...
 
-    def __call__(self, batch: TrainBatch) -> Tensor | Graded:
+    def __call__(self, batch: TrainBatch) -> Tensor | AdvantagesAndReturns:
         """Advantages `(B, T)`, with returns where a critic learns from them."""
         ...
 
 
-class Scoring(Protocol):
-    """The scores of one step's groups, which may be begun while other groups are still being written."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Numbers that the rewards logged of themselves, once finished."""
-        ...
-
-    @property
-    def overlapped_seconds(self) -> float:
-        """Time that workers spent on rewards before `finish`, once finished."""
-        ...
-
-    def submit(self, index: int, group: Group) -> None:
-        """Group number `index` has ended."""
-        ...
-
-    def finish(self, groups: Sequence[Group]) -> list[Group]:
-        """All groups, each completion with its score."""
-        ...
-
-
-class Scorer(Protocol):
-    """Fills in the scores of groups."""
-
-    def begin(self, step: int = 0) -> AbstractContextManager[Scoring]:
-        """The scoring of one step. `step` is for rewards that ask how far the run is."""
-        ...
-
-
-class Stream(Protocol):
+class PromptSource(Protocol):
     """Prompts in an order that is a function of the cursor."""
 
     def take(self, cursor: int, count: int) -> tuple[list[Prompt], int]:
@@ -72,24 +38,22 @@ class Stream(Protocol):
         ...
 
 
-class Outer(Protocol):
-    """What happens between steps: the outer loop of Algorithm 1, around lines 4 to 11.
+class OuterLoop(Protocol):
+    """The outer loop of Algorithm 1, around lines 4 to 11.
 
-    A step that was abandoned or killed is begun again, perhaps in another process: `begin` twice is `begin` once.
+    A step that was abandoned or killed is repeated, perhaps in another process: `before_step` twice equals once.
     """
 
-    def begin(self, state: TrainerState) -> None:
-        """Before a step, `state.step` of them being done: lines 2 and 3, such as π_ref ← π_θ."""
+    def before_step(self, state: TrainerState) -> None:
+        """Called before a step, after `state.step` steps: lines 2 and 3, such as π_ref ← π_θ."""
+
+    def after_step(self, result: StepResult) -> StepResult:
+        """Called after a step, before it is evaluated and recorded: line 12. May add metrics to the result."""
         ...
 
-    def end(self, result: StepResult) -> StepResult:
-        """After a step, before it is judged and recorded: line 12. What is returned may have more metrics."""
+    def save(self, folder: Path) -> Mapping[str, Any]:
+        """Write what must survive into files of the checkpoint in `folder`; returns a JSON-able record for `load`."""
         ...
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and a JSON-able record: what must survive. Nothing is written where both are empty."""
-        ...
-
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """The inverse of `state`; both are empty where the checkpoint has nothing."""
-        ...
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """The inverse of `save`."""

@@ -10,20 +10,18 @@ import torch
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.report.records import group_record
+from oncurve.report import group_record
 from oncurve.trainer.state import TrainerState
 from oncurve.types import Group, TrainBatch, axes_of
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
-    """Writes what a step leaves behind. Opening it at a state forgets whatever later steps had written.
+    """Writes the files of each step. Opening it at a state removes what later steps had written.
 
-    `notes`: what there is to say about the files that were there. Raises StorageError: `rollouts/` is a link.
+    `notes`: messages about existing files. Raises StorageError: `rollouts/` is a link.
 
-    rollouts/step-000012.jsonl   one group a line: prompt, completions, token ids, log-probs, rewards, advantages
-    metrics.jsonl                one line a step, declared keys
+    rollouts/step-000012.jsonl   one group per line: prompt, completions, token ids, log-probs, rewards, advantages
+    metrics.jsonl                one line per step, declared keys
     incidents/step-000012-0/     the batch of an update that was skipped, as tensors
     """
 
@@ -43,7 +41,7 @@ class Recorder:
         ]
         text = "".join(lines).encode("utf-8", "replace")
         path = self.directory / "rollouts" / f"step-{step:06d}.jsonl"
-        durable.write_file(path, text, sync=False)  # waiting for the disk would cost a small model's step dearly
+        durable.write_file(path, text, sync=False)  # waiting for the disk would take as long as a small model's step
         self._unsynced.append(path)
 
     def metrics(self, metrics: Mapping[str, float]) -> int:
@@ -68,7 +66,7 @@ class Recorder:
         return path
 
     def sync(self) -> None:
-        """Wait until all that was written is on the disk: called before a checkpoint counts on it."""
+        """Wait until everything written is on the disk: called before a checkpoint that relies on it."""
         durable.sync_files(self._unsynced)
         self._unsynced.clear()
         self._log.sync()

@@ -9,10 +9,8 @@ from pathlib import Path
 from oncurve import durable
 from oncurve.data import example_from_json, example_to_json
 from oncurve.errors import CheckpointError
-from oncurve.learner.reward_model import Example
+from oncurve.learner import Example
 from oncurve.randomness import permutation
-
-__all__ = ["Replay"]
 
 FILE = "replay.jsonl"
 
@@ -33,9 +31,9 @@ class Replay:
         self._hash, self._hashed = hashlib.sha256(), 0
 
     def open(self, offset: int = 0, digest: str | None = None) -> None:
-        """Begin, or go on with what the log had at `offset` bytes.
+        """Begin a log, or continue the one there after its first `offset` bytes.
 
-        Raises CheckpointError: it has less, or they are not those whose sha256 is `digest`.
+        Raises CheckpointError: the log is shorter, or the sha256 of these bytes is not `digest`.
         """
         if self.folder is None:
             return
@@ -73,9 +71,7 @@ class Replay:
         return [earlier[index] for index in sorted(permutation(seed, iteration, len(earlier))[:count].tolist())]
 
     def digest(self) -> str:
-        """The sha256 of the log as far as it is written, so that a checkpoint tells if it has been changed; "" without
-        one.
-        """
+        """The sha256 of the log so far, by which a resume sees that it has been changed; "" without a log."""
         if self._log is None:
             return ""
         with open(self._log.path, "rb") as file:

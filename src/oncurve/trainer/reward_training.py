@@ -1,24 +1,23 @@
-"""Training a reward model: passes over judged examples, a batch an update; by itself, or in a run's iterations.
+"""Training a reward model: passes over labelled examples, one batch per update; by itself, or in a run's iterations.
 
-The order of the examples is a function of seed and pass, so where a training stands is one number: its updates.
+The order of the examples is a function of seed and pass, so the position of a training is one number: its updates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from oncurve import durable
 from oncurve.errors import CheckpointError, DataError, TrainingError
-from oncurve.learner.reward_model import Example, RewardLearner
+from oncurve.learner import Example, RewardLearner
 from oncurve.metrics import Metrics
 from oncurve.randomness import permutation
-from oncurve.trainer.checkpoint import FORMAT
+from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.signals import StopSignals
-
-__all__ = ["RewardTraining", "batch_of", "fit", "updates_of"]
 
 SKIPPED_IN_A_ROW_LIMIT = 3
 
@@ -29,15 +28,15 @@ def updates_of(examples: int, batch_size: int, epochs: int) -> int:
 
 
 def batch_of(update: int, examples: int, batch_size: int, seed: int) -> list[int]:
-    """The indices of the examples of one update, from 0: a new order each pass, a function of (seed, pass)."""
+    """The indices of the examples of one update, from 0. The order is a function of (seed, pass)."""
     per_pass = -(-examples // batch_size)
-    place = (update % per_pass) * batch_size
-    found: list[int] = permutation(seed, update // per_pass, examples)[place : place + batch_size].tolist()
+    start = (update % per_pass) * batch_size
+    found: list[int] = permutation(seed, update // per_pass, examples)[start : start + batch_size].tolist()
     return found
 
 
 def fit(learner: RewardLearner, examples: Sequence[Example], seed: int) -> Metrics:
-    """All passes over `examples`, as the learner's settings say; what came of them.
+    """All passes over `examples`, as the learner's settings say; returns their metrics.
 
     Raises TrainingError: three updates in a row were not finite.
     """
@@ -51,10 +50,10 @@ def fit(learner: RewardLearner, examples: Sequence[Example], seed: int) -> Metri
 
 
 def _update(learner: RewardLearner, batch: Sequence[Example], metrics: Metrics, skipped: int) -> int:
-    """One update into `metrics`; how many in a row have been skipped since the last good one."""
+    """One update, added to `metrics`; the number of updates skipped in a row."""
     result = learner.update(batch)
     metrics.merge(result.metrics)
-    metrics.add("reward_model_updates", 0.0 if result.skipped else 1.0)
+    metrics.add("reward_model/updates", 0.0 if result.skipped else 1.0)
     skipped = skipped + 1 if result.skipped else 0
     if skipped >= SKIPPED_IN_A_ROW_LIMIT:
         raise TrainingError(
@@ -68,16 +67,16 @@ def _update(learner: RewardLearner, batch: Sequence[Example], metrics: Metrics, 
 class RewardTraining:
     """The training of a reward model by itself, in a run directory.
 
-    learner     what is trained
-    examples    what on; all of them fit
+    learner     the classifier with its optimizer
+    examples    the training examples; all of them fit
     seed        of their order
-    folder      the run directory, for metrics.jsonl and checkpoints/; None: nothing is kept
+    folder      the run directory, for metrics.jsonl and checkpoints/; None: nothing is written
     every       updates between evaluations; 0: only at the end
     keep_every  updates between checkpoints; 0: only at the end, or when it is stopped
     keep        checkpoints that stay
     evaluate    held-out metrics by declared key
     identity    of the run, written into each checkpoint (`oncurve.run.identity`)
-    environment what bit equality depends on; `environment_before`: as it was when the restored checkpoint was written
+    environment what bit equality depends on; `environment_before`: as the restored checkpoint has it
     """
 
     learner: RewardLearner
@@ -98,34 +97,31 @@ class RewardTraining:
             raise DataError("there is no example to train on")
         self.updates = updates_of(len(self.examples), settings.batch_size, settings.epochs)
         self.done = 0
-        self._saved = -1
         self._log: durable.AppendLog | None = None
         self._skipped = 0
         self._settled: tuple[int, int] | None = None
 
     def restore(self) -> list[str]:
-        """Take up the newest checkpoint that verifies; a line for each that was passed over. Raises CheckpointError."""
+        """Load the newest checkpoint that verifies; a line for each that was passed over. Raises CheckpointError."""
         assert self.folder is not None
-        found = durable.newest_valid(self.folder / "checkpoints", "step-")
-        notes = [f"{path.name} is damaged and was passed over: {'; '.join(why)}" for path, why in found.skipped.items()]
-        if found.path is None:
-            if notes:
-                raise CheckpointError("no checkpoint verifies. " + " ".join(notes))
+        found = self.checkpoints.read()
+        if found is None:
             return ["there is no checkpoint; the training begins again, and will be the same"]
-        record = durable.read_json(found.path / "state.json")
-        if record.get("format") != FORMAT or "learner" not in record:
-            raise CheckpointError(f"{found.path} was written by another version of oncurve")
-        self.learner.load_state(durable.read_tensors(found.path / "learner.safetensors"), record["learner"])
+        path, record, notes = found
+        if "done" not in record:
+            raise CheckpointError(f"{path} is not of a reward model's training")
+        self.learner.load(path, record["learner"])
         self.done, self._skipped = int(record["done"]), int(record["skipped"])
-        self._saved = self.done
+        self.checkpoints.newest = self.done
         self._log, lost = durable.AppendLog.reopened(self.folder / "metrics.jsonl", int(record["metrics_bytes"]))
         self.environment_before = record["environment"]
         return [*notes, *lost]
 
     def train(self, tell: Callable[[int, dict[str, float]], None]) -> str | None:
-        """The updates that are left; `tell` hears of every line of the log. The signal that stopped it, or None.
+        """Do the updates that are left; returns the name of the signal that stopped it, or None.
 
-        Whatever ends it, the last finished update is in a checkpoint then, unless weights have begun to change since.
+        `tell` is called with every line of the log. Whatever ends the training, the last finished update is in a
+        checkpoint afterwards, unless weights have begun to change since.
         """
         if self.folder is not None and self._log is None:
             self._log = durable.AppendLog(self.folder / "metrics.jsonl", offset=0)
@@ -144,10 +140,11 @@ class RewardTraining:
         self.close()
         return signals.requested.name if signals.requested else None
 
-    @property
-    def newest(self) -> int:
-        """The update of the newest checkpoint; 0: there is none."""
-        return max(self._saved, 0)
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints in `folder`."""
+        assert self.folder is not None
+        return Checkpoints(self.folder / "checkpoints", self.keep, self.identity)
 
     def close(self) -> None:
         """Close the log. Twice is allowed."""
@@ -156,7 +153,7 @@ class RewardTraining:
             self._log = None
 
     def _settle(self) -> None:
-        """Everything is as the last finished update left it, and its line is written: a checkpoint may be."""
+        """Note that everything is as the last finished update left it, its line written: a checkpoint may follow."""
         self._settled = (self.done, self.learner.changes)
 
     def _write(self, metrics: Metrics, tell: Callable[[int, dict[str, float]], None]) -> None:
@@ -168,22 +165,19 @@ class RewardTraining:
         tell(self.done, line)
 
     def _save(self) -> None:
-        if self.folder is None or self._log is None or self._saved == self.done:
+        if self.folder is None or self._log is None or self.checkpoints.newest == self.done:
             return
-        if self._settled != (self.done, self.learner.changes):
-            return
-        self._log.sync()
-        tensors, meta = self.learner.state()
-        record = {
-            "format": FORMAT,
+        if self._settled == (self.done, self.learner.changes):
+            self._log.sync()
+            self.checkpoints.write(self.done, self._fill)
+
+    def _fill(self, folder: Path) -> dict[str, Any]:
+        """Write the learner into a checkpoint's folder; the checkpoint's record."""
+        assert self._log is not None
+        return {
             "done": self.done,
             "skipped": self._skipped,
             "metrics_bytes": self._log.offset,
-            "learner": meta,
+            "learner": self.learner.save(folder),
             "environment": dict(self.environment or {}),
-            "run": dict(self.identity or {}),
         }
-        path = self.folder / "checkpoints" / f"step-{self.done:06d}"
-        durable.write_directory(path, {"learner.safetensors": tensors, "state.json": durable.to_json(record)})
-        durable.prune(self.folder / "checkpoints", "step-", self.keep)
-        self._saved = self.done

@@ -11,8 +11,6 @@ from types import FrameType, TracebackType
 
 from oncurve import output
 
-__all__ = ["StepAbandonedError", "StopSignals"]
-
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -26,8 +24,8 @@ class StepAbandonedError(BaseException):
 class StopSignals:
     """While active, the first of `STOPPING` sets `requested`; a step that runs `grace_seconds` longer is dropped.
 
-    The second one ends the command's own process (`output.own_process`) at once. A process that only calls oncurve, a
-    notebook's kernel say, goes on: SIGINT raises KeyboardInterrupt there as it does without us, the others SystemExit.
+    The second one ends the command's own process (`output.own_process`) at once. A process that only calls oncurve,
+    such as a notebook's kernel, goes on: SIGINT raises KeyboardInterrupt there, as always, the others SystemExit.
 
     Outside the main thread (a notebook's worker, a test) Python delivers no signals, and nothing is installed.
     The last checkpoint is valid in every case, because checkpoints are renamed into place whole.
@@ -56,7 +54,7 @@ class StopSignals:
 
     @contextmanager
     def unabandoned(self) -> Iterator[None]:
-        """Inside, a first signal waits: the step is over, and what it leaves behind is written whole."""
+        """Inside, a first signal waits, so that the files of the finished step are written whole."""
         self._saving = True
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,14 +1,13 @@
-"""What changes during a run and must survive it, beside the learner's tensors: one small serialised record."""
+"""What changes during a run and must survive a crash, except the learner's tensors: one small record."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oncurve.errors import CheckpointError
-
-__all__ = ["TrainerState"]
+from oncurve.trainer.surplus import SurplusGroup
 
 
 @dataclass(frozen=True)
@@ -18,12 +17,14 @@ class TrainerState:
     Example: after 3 steps of 32 prompts, `TrainerState(step=3, cursor=96, draw=3, metrics_bytes=2210)`.
 
     step            steps finished
-    cursor          prompts taken from the stream so far; epoch and position follow from it
+    cursor          prompts taken from the source so far; epoch and position follow from it
     draw            batches drawn so far: a part of every sampled token's randomness key
     skipped_in_a_row   updates skipped for a non-finite loss or gradient, without a good one since
-    metrics_bytes   length of `metrics.jsonl`; what lies beyond was written by a step that is done again
+    metrics_bytes   length of `metrics.jsonl`; the rest was written by a step that is repeated
     seconds         time spent in steps so far
-    kl_coef         β of the next step, where the KL is a part of the reward and steered
+    kl_coef         β of the next step, where the KL is in the reward and adaptive
+    entropy_coef    c of the next step, where the entropy bonus is adapted; `entropy`: of the last step, None: not known
+    surplus         groups that dynamic sampling has kept for the next step, in the order in which it trains on them
     """
 
     step: int = 0
@@ -33,15 +34,18 @@ class TrainerState:
     metrics_bytes: int = 0
     seconds: float = 0.0
     kl_coef: float | None = None
+    entropy_coef: float | None = None
+    entropy: float | None = None
+    surplus: tuple[SurplusGroup, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON-able values."""
-        return asdict(self)
+        """The record as JSON-able values, without `surplus`, which is a file of its own."""
+        return asdict(replace(self, surplus=())) | {"surplus": len(self.surplus)}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> TrainerState:
+    def from_json(cls, record: Mapping[str, Any], surplus: tuple[SurplusGroup, ...] = ()) -> TrainerState:
         """The inverse of `to_json`. Raises CheckpointError where fields are missing or unknown."""
         try:
-            return cls(**record)
+            return cls(**{**record, "surplus": surplus})
         except TypeError as error:
             raise CheckpointError(f"the trainer's state was written by another version of oncurve: {error}") from error

@@ -1,40 +1,54 @@
-"""The loop. It knows no algorithm: advantages, objective, KL and aggregation are handed to it as they are."""
+"""The loop: Algorithm 1 of DeepSeekMath (arXiv:2402.03300), whose line numbers stand in the comments.
+
+ 1  policy model π_θ ← π_θ_init
+ 2  for iteration = 1, ..., I do
+ 3      reference model π_ref ← π_θ
+ 4      for step = 1, ..., M do
+ 5          Sample a batch D_b from D
+ 6          Update the old policy model π_θ_old ← π_θ
+ 7          Sample G outputs {o_i} ~ π_θ_old(· | q) for each question q ∈ D_b
+ 8          Compute rewards {r_i} for each sampled output o_i by running r_φ
+ 9          Compute Â_i,t for the t-th token of o_i through group relative advantage estimation
+10          for GRPO iteration = 1, ..., μ do
+11              Update the policy model π_θ by maximizing the GRPO objective
+12      Update r_φ through continuous training using a replay mechanism
+
+The loop is the same for every algorithm: advantage, objective, KL and aggregation are components handed to it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from oncurve.batching import collate, minibatches
-from oncurve.errors import OncurveError, TrainingError
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
-from oncurve.rollout import Policy, RolloutEngine, is_exact
+from oncurve.rewards import Scorer
+from oncurve.rollout import RolloutEngine
 from oncurve.trainer.checkpoint import Checkpoints
-from oncurve.trainer.control import KLControl
-from oncurve.trainer.credit import credited
-from oncurve.trainer.diagnosis import divergence_explained, skipped_in_a_row
+from oncurve.trainer.collecting import Collected, Collecting
+from oncurve.trainer.control import EntropyControl, KLControl
+from oncurve.trainer.credit import credited, weighted_by
 from oncurve.trainer.observe import (
     UntrainedUpdates,
     observe_batch,
-    observe_groups,
     observe_processors,
     split_advantages,
     timer,
 )
-from oncurve.trainer.protocols import Advantage, Outer, Scorer, Scoring, Stream
+from oncurve.trainer.old_policy import OldPolicy
+from oncurve.trainer.protocols import Advantage, OuterLoop, PromptSource
 from oncurve.trainer.recorder import Recorder
+from oncurve.trainer.result import StepResult
 from oncurve.trainer.signals import StopSignals
 from oncurve.trainer.state import TrainerState
+from oncurve.trainer.surplus import DynamicSampling
+from oncurve.trainer.updates import Updates
 from oncurve.types import Group, TokenWeights, TrainBatch
-
-__all__ = ["StepResult", "Trainer", "TrainerConfig"]
-
-SKIPPED_IN_A_ROW_LIMIT = 3  # one bad batch is bad luck; three in a row are a broken run
 
 
 @dataclass(frozen=True)
@@ -43,43 +57,34 @@ class TrainerConfig:
 
     steps: int
     prompts_per_step: int
+    group_size: int
     seed: int = 0
-    passes: int = 1
+    ppo_epochs: int = 1
     minibatches: int = 1
-    old_logprobs: str = "recompute"
+    target_kl: float | None = None
+    old_policy: OldPolicy = field(default_factory=OldPolicy)
     mask_truncated: bool = False
     checkpoint_every: int = 0
     eval_every: int = 0
     grace_seconds: float = 30.0
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """What one step did: its number (from 1), metrics by declared key, and every group it sampled.
-
-    `advantages[g]` is `(n, T)` over the completions of `groups[g]`; None where the group was left out.
-    """
-
-    step: int
-    metrics: dict[str, float]
-    groups: tuple[Group, ...]
-    advantages: tuple[Tensor | None, ...]
-
-
 @dataclass
 class Trainer:
-    """Algorithm 1 of DeepSeekMath, one policy step at a time. All that changes is `state` and the learner."""
+    """Algorithm 1, one policy step at a time. Only `state`, the learner and the outer loop change."""
 
     config: TrainerConfig
     engine: RolloutEngine
     learner: Learner
     scorer: Scorer
-    stream: Stream
+    source: PromptSource
     advantage: Advantage
     aggregation: Callable[[TrainBatch], Tensor | TokenWeights]
     kl: KLControl
-    outer: Outer
+    outer: OuterLoop
     state: TrainerState
+    entropy: EntropyControl = field(default_factory=EntropyControl)
+    dynamic: DynamicSampling | None = None
     recorder: Recorder | None = None
     checkpoints: Checkpoints | None = None
     evaluator: Callable[[int], dict[str, float]] | None = None
@@ -91,140 +96,125 @@ class Trainer:
     def train(self) -> str | None:
         """Run the steps that are left. Returns the name of the signal that stopped the run early, or None.
 
-        Whatever ends it, the last finished step is in a checkpoint then, unless weights have begun to change since.
+        Whatever ends it, a checkpoint has the last finished step afterwards, unless weights have begun to change since.
         """
         self.settle()
         with StopSignals(self.config.grace_seconds) as signals, signals.at_the_end(self.save):
-            while self.state.step < self.config.steps and signals.requested is None:  # 4   for step = 1 ... M
-                self.outer.begin(self.state)  # 2, 3   where an iteration begins: pi_ref <- pi_theta
+            while self.state.step < self.config.steps and signals.requested is None:  # 4   for step = 1, ..., M
+                self.outer.before_step(self.state)  # 2, 3   at the start of an iteration: π_ref ← π_θ
                 self.settle()
-                result = self.judge(self.outer.end(self.step()))  # 5-11; 12   where it ends: the reward model
+                result = self.step()  # 5-11
+                result = self.maybe_evaluate(self.outer.after_step(result))  # 12   at its end: the reward model
                 with signals.unabandoned():
                     self.finish(result)
         return signals.requested.name if signals.requested else None
 
     def settle(self) -> None:
-        """Everything is as the last finished step left it, and recorded: a checkpoint may be written."""
+        """Note that everything is as the last finished step left it, and recorded: a checkpoint may be written."""
         self._settled = (self.state.step, self.learner.changes)
 
     def step(self) -> StepResult:
-        """One policy step: DeepSeekMath (arXiv:2402.03300), Algorithm 1, lines 5-11."""
-        started = time.perf_counter()
-        metrics = Metrics()
-        self.engine.follow(Policy(self.learner.policy(), self.learner.version))  # 6   pi_old <- pi_theta
-        groups, cursor = self.collect(metrics)  # 5, 7, 8   prompts, G completions each, rewards
-        usable = [group for group in groups if self.is_usable(group)]
-        batch = self.streams(collate(usable, mask_truncated=self.config.mask_truncated), metrics)
-        batch = self.kl.penalise(batch, self.state.kl_coef, metrics)
+        """One policy step: lines 5 to 11."""
+        started, metrics = time.perf_counter(), Metrics()
+        updates = self.updates(metrics)
+        self.engine.follow(self.learner.weights())  # 6   π_θ_old ← π_θ
+        collected = self.collect(metrics)  # 5, 7, 8   prompts, G completions of each, their rewards
+        batch = self.score(collected.usable, metrics)  # old and reference log-probs, values, a KL in the reward
         batch = credited(batch, self.advantage)  # 9   one advantage per token
-        observe_batch(metrics, batch)
-        advantages = split_advantages(batch, groups, usable)
-        if self.recorder is not None:  # before a weight changes: a full disk costs no step that was learned from
-            self.recorder.rollouts(self.state.step + 1, groups, advantages)
-        skipped, version = self.state.skipped_in_a_row, self.learner.version
+        advantages = self.record(collected, batch, metrics)
         with timer(metrics, "update"):
-            for number, minibatch in enumerate(self.minibatches(batch)):  # 10   mu passes
+            for minibatch in self.minibatches(batch, metrics):  # 10   μ PPO epochs
+                weighted = weighted_by(self.aggregation, minibatch)  # global denominators, once
+                update = self.learner.update(weighted)  # 11   maximize the objective
+                updates.add(weighted, update, self.learner.version)
+                if updates.too_far:
+                    break
+            updates.leave_out(self.planned(batch))
+        self.state = self.advanced(batch, collected, updates, time.perf_counter() - started)
+        return StepResult(self.state.step, self.summary(metrics, started), collected.groups, advantages)
+
+    def updates(self, metrics: Metrics) -> Updates:
+        """Collects the results of the next step's updates."""
+        state = self.state
+        target = self.config.target_kl
+        return Updates(state.step + 1, self.learner.version, state.skipped_in_a_row, metrics, self.recorder, target)
+
+    def planned(self, batch: TrainBatch) -> int:
+        """The updates on `batch`: at most one per group in each PPO epoch."""
+        return self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts))
+
+    def collect(self, metrics: Metrics) -> Collected:
+        """The groups of the next step, with their rewards."""
+        config = self.config
+        return Collecting(
+            self.engine,
+            self.scorer,
+            self.source,
+            config.prompts_per_step,
+            config.group_size,
+            self.advantage.min_valid_completions,
+            self.dynamic,
+            on_failure=lambda groups: self.write_down(groups, [None] * len(groups)),
+        ).collect(self.state, metrics)
+
+    def score(self, groups: Sequence[Group], metrics: Metrics) -> TrainBatch:
+        """The batch of usable groups, with the reference's and the old policy's log-probs and a critic's values.
+
+        A KL that is part of the reward is in its rewards already.
+        """
+        settings = self.config
+        batch = collate(groups, mask_truncated=settings.mask_truncated)
+        with timer(metrics, "score"):
+            batch = settings.old_policy.score(batch, self.learner, self.engine.exact, metrics)
+        batch = self.entropy.with_coef(batch, self.state, metrics)
+        return self.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
+
+    def minibatches(self, batch: TrainBatch, metrics: Metrics) -> Iterator[TrainBatch]:
+        """The updates of this step: `ppo_epochs` times over the batch, in `minibatches` pieces of whole groups."""
+        for index in range(self.config.ppo_epochs):
+            for minibatch in minibatches(batch, self.config.minibatches, self.config.seed, self.state.step, index):
                 self.untrained.observe(metrics, minibatch, self.state.step + 1)
-                weighted = minibatch.with_weights(self.aggregation(minibatch))  # denominators, once, here
-                moved = self.learner.version != version
-                update = self.learner.update(weighted)  # 11   maximise the objective
-                metrics.merge(update.metrics, off_policy=moved)
-                skipped = skipped + 1 if update.skipped else 0
-                if update.skipped:
-                    self.refuse(weighted, number, update.reason, skipped)
-        self.state = replace(
+                yield minibatch
+
+    def record(self, collected: Collected, batch: TrainBatch, metrics: Metrics) -> tuple[Tensor | None, ...]:
+        """The advantages of each group. They are recorded before a weight changes, in case the disk is full."""
+        observe_batch(metrics, batch)
+        advantages = split_advantages(batch, collected.groups, collected.usable)
+        self.write_down(collected.groups, advantages)
+        return advantages
+
+    def write_down(self, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
+        """Write the groups of the next step into the run's directory, if it has one."""
+        if self.recorder is not None:
+            self.recorder.rollouts(self.state.step + 1, groups, advantages)
+
+    def advanced(self, batch: TrainBatch, collected: Collected, updates: Updates, seconds: float) -> TrainerState:
+        """The state after a step on `batch`."""
+        state = replace(
             self.state,
             step=self.state.step + 1,
-            cursor=cursor,
-            draw=self.state.draw + 1,
-            skipped_in_a_row=skipped,
+            cursor=collected.cursor,
+            draw=collected.draw,
+            surplus=collected.surplus,
+            skipped_in_a_row=updates.skipped,
             kl_coef=self.kl.next(batch, self.state.kl_coef),
-            seconds=self.state.seconds + time.perf_counter() - started,
+            seconds=self.state.seconds + seconds,
         )
-        return StepResult(self.state.step, self.summary(metrics, started), tuple(groups), advantages)
-
-    def collect(self, metrics: Metrics) -> tuple[list[Group], int]:
-        """Draw prompts, sample a group for each, and score it; the groups, and the cursor after them."""
-        step = self.state.step
-        prompts, cursor = self.stream.take(self.state.cursor, self.config.prompts_per_step)
-        with self.scorer.begin(step) as scoring:
-            with timer(metrics, "rollout"), divergence_explained(step):
-                groups = self.engine.generate(prompts, self.state.draw, on_group=scoring.submit)
-            return self.score(groups, scoring, metrics), cursor
-
-    def score(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:
-        """The groups with the scores that `scoring` began while they were sampled; at least one of them is usable."""
-        step = self.state.step + 1
-        try:
-            with timer(metrics, "reward"):
-                groups = scoring.finish(groups)
-            usable = sum(self.is_usable(group) for group in groups)
-            observe_groups(metrics, groups, dropped=len(groups) - usable)
-            if not usable:
-                raise TrainingError(
-                    f"step {step}: none of the {len(groups)} groups has the {self.advantage.least_valid} valid "
-                    "completions that an advantage needs. What went wrong with each is in rollouts/."
-                )
-        except OncurveError:
-            if self.recorder is not None:
-                self.recorder.rollouts(step, groups, [None] * len(groups))  # what the rewards stumbled over
-            raise
-        metrics.add("seconds_reward_overlapped", scoring.overlapped_seconds)
-        for name, value in scoring.metrics.items():
-            metrics.add(f"reward/{name}", value)
-        return groups
-
-    def is_usable(self, group: Group) -> bool:
-        """Whether the group has the valid completions that an advantage needs."""
-        return sum(score.valid for score in group.scores) >= self.advantage.least_valid
-
-    def streams(self, batch: TrainBatch, metrics: Metrics) -> TrainBatch:
-        """The reference's stream, and the old policy's wherever the ratio to it can leave 1.
-
-        The old policy is the one that sampled. Of completions by the present weights the learner computes its log-probs
-        (or the recorded ones are taken, `old_logprobs` = "rollout"); of older ones only the recorded ones are left.
-        """
-        with timer(metrics, "reference"):
-            batch = self.learner.reference_streams(batch)
-        assert batch.policy_versions is not None  # collate has filled them in
-        present = batch.policy_versions == self.learner.version
-        if self.config.passes * self.config.minibatches == 1 and is_exact(self.engine) and bool(present.all()):
-            return batch  # ratio 1 up to rounding: no pass needed
-        if self.config.old_logprobs == "rollout" or not bool(present.any()):
-            return batch.having(old_logprobs=batch.rollout_logprobs)
-        with timer(metrics, "old"):
-            old = self.learner.old_logprobs(batch)
-        if not bool(present.all()):
-            assert batch.rollout_logprobs is not None
-            old = torch.where(present[:, None], old.to(batch.rollout_logprobs.dtype), batch.rollout_logprobs)
-        return batch.having(old_logprobs=old)
-
-    def minibatches(self, batch: TrainBatch) -> Iterator[TrainBatch]:
-        """The updates of this step: `passes` times over the batch, in `minibatches` pieces of whole groups."""
-        for index in range(self.config.passes):
-            yield from minibatches(batch, self.config.minibatches, self.config.seed, self.state.step, index)
-
-    def refuse(self, batch: TrainBatch, number: int, reason: str, in_a_row: int) -> None:
-        """Keep the batch of a skipped update; stop the run at the third in a row, with a diagnosis."""
-        where = "not kept: this run has no directory"
-        if self.recorder is not None:
-            where = str(self.recorder.incident(self.state.step + 1, number, batch, reason))
-        if in_a_row >= SKIPPED_IN_A_ROW_LIMIT:
-            raise skipped_in_a_row(in_a_row, self.state.step + 1, reason, where)
+        return self.entropy.after(state, updates.metrics.result().get("policy/entropy"))
 
     def summary(self, metrics: Metrics, started: float) -> dict[str, float]:
         """The step's metrics by declared key."""
         seconds = time.perf_counter() - started
         metrics.add("step", float(self.state.step))
-        metrics.add("prompts_seen", float(self.state.cursor))
-        metrics.add("epoch", self.stream.epoch(self.state.cursor))
-        metrics.add("seconds", seconds)
+        metrics.add("progress/prompts_seen", float(self.state.cursor))
+        metrics.add("progress/epoch", self.source.epoch(self.state.cursor))
+        metrics.add("time/step", seconds)
         observe_processors(metrics)
         result = metrics.result()
-        result["tokens_per_second"] = result["tokens"] / seconds
+        result["tokens/per_second"] = result.get("tokens/sampled", 0.0) / seconds
         return result
 
-    def judge(self, result: StepResult) -> StepResult:
+    def maybe_evaluate(self, result: StepResult) -> StepResult:
         """The result with held-out metrics, where an evaluation is due."""
         every = self.config.eval_every
         if self.evaluator is not None and every and (result.step % every == 0 or result.step == self.config.steps):
@@ -232,7 +222,7 @@ class Trainer:
         return result
 
     def finish(self, result: StepResult) -> None:
-        """After a step: record it, write a checkpoint where one is due, tell the observers."""
+        """After a step: record it, write a checkpoint where one is due, call the observers."""
         if self.recorder is not None:
             self.state = replace(self.state, metrics_bytes=self.recorder.metrics(result.metrics))
         self.settle()

@@ -1,4 +1,4 @@
-"""What a worker sees of this process's environment: what programs need to run, and nothing that is a secret."""
+"""The environment variables of a worker: those that programs need to run, and no secrets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 
 from oncurve.errors import ConfigError
-
-__all__ = ["environment"]
 
 _NEEDED = re.compile(
     "PATH|HOME|USER|LOGNAME|SHELL|TERM|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TMP|TEMP|PYTHON.*|VIRTUAL_ENV|CONDA_PREFIX"
@@ -22,8 +20,8 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 def environment(passed: Sequence[str] = ()) -> dict[str, str]:
     """The variables of a worker: paths, language, threads and devices, and those that `passed` names.
 
-    A variable whose name speaks of a token, a key, a password or the like is handed on only where `passed` names it.
-    Libraries are told to use one thread, unless this process's environment says how many.
+    A variable whose name contains a word such as token, key or password is passed on only where `passed` names it.
+    Libraries use one thread, unless this process's environment sets a number.
 
     Raises ConfigError: a variable of `passed` is not set.
     """

@@ -1,4 +1,4 @@
-"""The caller's side: a pool of workers, and the items that one caller has in it."""
+"""The caller's side: a pool of workers, and the items of one caller in it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Empty
-from types import TracebackType
 from typing import Any
 
+from oncurve.closing import Closing
 from oncurve.workers.dispatch import Dispatcher
 from oncurve.workers.environment import environment
 from oncurve.workers.process import Reply, Start, Work
@@ -21,20 +21,20 @@ from oncurve.workers.serve import plain
 _PATIENCE_SECONDS = 1.0
 
 
-class WorkerPool:
+class WorkerPool(Closing):
     """Processes that each hold the callable `factory(**settings)` and apply it to items.
 
-    factory              path of a callable ("module:name" or "file.py:name"), imported in the workers only; what it
-                         returns is called with one item (JSON) and returns JSON; its attribute `about` is handed back
+    factory              path of a callable ("module:name" or "file.py:name"), imported in the workers only; its result
+                         is called with one item (JSON) and returns JSON; the result's attribute `about` is sent back
     settings             JSON
     processes            how many
-    timeout_seconds      for one item, from when a worker begins it; a worker that takes longer is killed
-    memory_limit_bytes   what a worker may allocate beyond its size once loaded; None: no limit
+    timeout_seconds      for one item, from its beginning; a worker that takes longer is killed
+    memory_limit_bytes   that a worker may allocate beyond its size once loaded; None: no limit
     start_timeout_seconds  for loading the callable; longer: ConfigError
-    env_pass             environment variables that workers see beside the few of `environment`; ConfigError: not set
+    env_pass             variables that workers see in addition to those of `environment`; ConfigError: not set
 
-    Workers start at once, in the background, and are killed by `close()`, when the pool is forgotten, at exit, and
-    when this process dies. A thread serves them, so deadlines hold whatever the caller is doing.
+    Workers start at once, in the background. They are killed by `close()`, when the pool is garbage-collected, at exit,
+    and when this process dies. A thread serves them, so deadlines hold whatever the caller does.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WorkerPool:
 
     @property
     def about(self) -> Any:
-        """What the loaded callable says about itself. Waits for a worker; raises ConfigError if it cannot start."""
+        """The attribute `about` of the loaded callable. Waits for a worker; raises ConfigError if it cannot start."""
         self._require_open()
         self._dispatcher.loaded.wait()
         if self._dispatcher.error is not None:
@@ -69,18 +69,18 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers' supervisors: what ends one of them ends its worker."""
+        """The process ids of the workers' supervisors; a worker ends with its supervisor."""
         return [worker.process.pid for worker in self._dispatcher.workers]
 
     def begin(self) -> Job:
-        """A job without items yet. Raises ValueError when closed."""
+        """A job without items. Raises ValueError when closed."""
         self._require_open()
         return Job(self)
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
-        """One reply an item, in order. A worker that an item kills is replaced. An item is given to a worker once, and
-        a second time where the worker at it was killed from outside (SIGKILL, as when the machine is out of memory, or
-        another signal that ends a process). One that was dead before it had read the item does not count.
+        """One reply per item, in order. A worker that an item kills is replaced. Each item is tried once, and a second
+        time where the worker was killed from outside (SIGKILL, as when the machine is out of memory, or another signal
+        that ends a process). A worker that died before it had read the item does not count.
 
         Raises TypeError for an item that is not JSON, ConfigError when a worker cannot start, ValueError when closed.
         """
@@ -92,41 +92,33 @@ class WorkerPool:
         """Kill the workers and what they started. Closing twice is allowed."""
         self._close()
 
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _require_open(self) -> None:
         if not self._close.alive:
             raise ValueError("the worker pool is closed")
 
 
-class Job:
+class Job(Closing):
     """Items of one caller in a pool: workers begin with them when they are added, `replies()` waits for all of them.
 
         with pool.begin() as job:
-            job.add(items)              # and others later, while workers are at these
-            replies = job.replies()     # one an item, in the order in which they were added
+            job.add(items)              # and others later, while workers compute these
+            replies = job.replies()     # one per item, in the order in which they were added
 
-    Left before its replies were fetched (an interrupt, a step given up), it is cancelled: its items are dropped, and
-    a worker that is at one of them is killed and replaced. Single use.
+    Where the block ends before `replies` (an interrupt, an abandoned step), its items are dropped, and a worker that is
+    computing one of them is killed and replaced. Single use.
 
-    overlapped_seconds   time that workers spent on it before `replies` was called, all workers together
+    overlapped_seconds   time that all workers spent on it before `replies` was called
     """
 
     def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool  # a pool is not forgotten while somebody has a job in it
+        self._pool = pool  # a pool with a job in it is not garbage-collected
         self._dispatcher = pool._dispatcher
         self._work = Work(pool.timeout_seconds)
         self._over = False
         self.overlapped_seconds = 0.0
 
     def add(self, items: Sequence[Any]) -> None:
-        """Hand in more items. Raises TypeError for one that is not JSON (none is handed in), ValueError when closed."""
+        """Add items. Raises TypeError for one that is not JSON (then none is added), ValueError when closed."""
         self._pool._require_open()
         if items:
             encoded = [json.dumps(item, default=plain) for item in items]
@@ -149,19 +141,11 @@ class Job:
         self.overlapped_seconds = self._work.early_seconds
         return [self._work.replies[index] for index in range(self._work.given)]
 
-    def cancel(self) -> None:
-        """Drop what is left of it. After `replies`, and a second time, nothing happens."""
+    def close(self) -> None:
+        """Cancel the items without a reply. After `replies`, and a second time, nothing happens."""
         if not self._over and self._pool._close.alive:
             self._dispatcher.do(partial(self._dispatcher.cancel, self._work))
         self._over = True
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
 
 
 def _stop(dispatcher: Dispatcher, owner: int) -> None:

@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: the two pipes, what it was given, what it said, how it ended."""
+"""One worker process as its parent sees it: two pipes, the pending items, the replies, and how it ended."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from typing import Any
 from oncurve.output import worker_stderr
 from oncurve.workers.serve import END
 
-_PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: it knows how the worker ended
+_PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: its exit status is the worker's
 _SLOWEST_END_SECONDS = 5.0
 _SENT_TO_END = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
-"""What others send to end a process; the other signals are crashes."""
+"""Signals with which others end a process; the other signals are crashes."""
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from oncurve.workers.serve import serve; serve(*map(int, sys.argv[2:]))"
 )
@@ -34,7 +34,7 @@ _BOOT = (
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of one item: `value`, or the kind of `fault` and a `message` (a traceback, or what is known).
+    """The result of one item: `value`, or the kind of `fault` and a `message` (a traceback, or the known facts).
 
     Faults: "exception" (any BaseException), "exit" (sys.exit), "memory" (over the limit), "type" (the value is not
     JSON), "timeout", "died" (os._exit, a crash, killed from outside twice, a line on the channel that is no reply).
@@ -47,11 +47,11 @@ class Reply:
 
 @dataclass(eq=False)
 class Work:
-    """What one caller handed in, as the dispatcher keeps it; the caller reads it once `done` says that it is over.
+    """The items of one caller, as the dispatcher keeps them; the caller reads it after an entry in `done`.
 
-    expected        items there will be, once the caller waits for them
+    expected        the number of items, once the caller waits for them
     busy_seconds    time that workers have spent on it; `early_seconds` of that before the caller waited
-    done            gets one entry when all replies are there, or none will come any more
+    done            gets one entry when all replies are there, or no more will come
     """
 
     timeout_seconds: float
@@ -70,7 +70,7 @@ class Work:
 
 @dataclass(eq=False)
 class Item:
-    """One item on its way: number `index` of `work`, as JSON. `kills`: how often others killed a worker at it."""
+    """One item: number `index` of `work`, as JSON. `kills`: how often others killed a worker that computed it."""
 
     work: Work
     index: int
@@ -80,7 +80,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Start:
-    """How a worker begins: what it is told, which environment it sees, and how long loading may take."""
+    """How a worker begins: its first message, its environment, and how long loading may take."""
 
     message: Mapping[str, Any]
     environment: Mapping[str, str]
@@ -88,10 +88,10 @@ class Start:
 
 
 class Worker:
-    """One process and the two pipes to it. `pending`: the items it was given and has not answered, in order.
+    """One process and the two pipes to it. `pending`: its items without a reply, in order.
 
-    The process that is started is the worker's supervisor, see `oncurve.workers.serve`. Every reply carries the secret
-    of this worker and the number of its item, so that nothing else that is written to the channel passes for a reply.
+    The process is the worker's supervisor (`oncurve.workers.serve`). Every reply carries the secret of this worker and
+    the number of its item, so that no other line on the channel passes for a reply.
     """
 
     def __init__(self, start: Start) -> None:
@@ -105,8 +105,8 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the worker makes it stderr
                 stderr=worker_stderr(),
-                # A group to kill, which no Ctrl-C of the terminal reaches. Not a session: cores are shared out
-                # by session first, and workers would take more than their part from a parent that is sampling.
+                # A group to kill, which Ctrl-C in the terminal does not reach. Not a session: the kernel divides
+                # cores by session first, and workers would take too much from a parent that is sampling.
                 process_group=0,
                 env=dict(start.environment),
             )
@@ -137,13 +137,13 @@ class Worker:
         return not self.killed and (bool(self.pending) or not self.ready)
 
     def give(self, items: list[Item]) -> None:
-        """Put items on the way, in one message."""
+        """Send items in one message."""
         self.pending.extend(items)
         self.outgoing += f'{{"items": [{",".join(item.encoded for item in items)}]}}\n'.encode()
         self._begin()
 
     def send(self) -> None:
-        """Write as much as the pipe takes; a dead worker is noticed when reading."""
+        """Write as much as the pipe takes; `receive` notices a dead worker."""
         try:
             del self.outgoing[: os.write(self.request, self.outgoing)]
         except BlockingIOError:
@@ -154,42 +154,40 @@ class Worker:
 
     @property
     def began(self) -> bool:
-        """Whether the worker has read its last message to the end. If not, it is at none of `pending`, and a worker
-        that has died was dead, or as good as dead, before it was given them.
-        """
+        """Whether the worker has read its last message to the end. If not, it has begun none of `pending`."""
         unread = array.array("i", [0])
         with contextlib.suppress(OSError):  # a system that cannot tell
             fcntl.ioctl(self.request, termios.FIONREAD, unread)
         return not (self._refused or self.outgoing or unread[0])
 
     def receive(self) -> bool:
-        """Read what is there; False: this worker is finished (dead, or to be replaced)."""
+        """Read the replies that have come; False: this worker is finished (dead, or to be replaced)."""
         data = os.read(self.incoming, 1 << 20)
         *lines, self.partial = (self.partial + data).split(b"\n")
         self._broken = not all(self._understood(line) for line in lines)
         return bool(data) and not self._broken
 
     def _understood(self, line: bytes) -> bool:
-        """Take in what the worker said; False: this line is not from `serve`, or it is one too many."""
+        """Read one line of the worker; False: `serve` did not write it, or it answers no pending item."""
         try:
-            said = json.loads(line)
+            line_read = json.loads(line)
         except (ValueError, RecursionError):
-            return False  # user code found the channel and wrote to it
-        if not isinstance(said, dict) or said.pop("secret", None) != self._secret:
+            return False  # user code wrote to the channel
+        if not isinstance(line_read, dict) or line_read.pop("secret", None) != self._secret:
             return False
         if not self.ready:
-            if said.keys() == {"ready"}:
-                self.ready, self.about = True, said["ready"]
+            if line_read.keys() == {"ready"}:
+                self.ready, self.about = True, line_read["ready"]
                 return True
-            self.failure = str(said.get("failed", ""))
-            return said.keys() == {"failed"}
-        number, fault, message = said.get("number"), said.get("fault"), said.get("message", "")
+            self.failure = str(line_read.get("failed", ""))
+            return line_read.keys() == {"failed"}
+        number, fault, message = line_read.get("number"), line_read.get("fault"), line_read.get("message", "")
         if type(number) is not int or number != self.answered or not self.pending:
             return False
         if not (fault is None or isinstance(fault, str)) or not isinstance(message, str):
             return False
         self.spent = self.spent or fault == "memory"
-        self.settle(Reply(said.get("value"), fault, message))
+        self.settle(Reply(line_read.get("value"), fault, message))
         return True
 
     def settle(self, reply: Reply) -> None:
@@ -205,8 +203,8 @@ class Worker:
         if self.pending:
             self.deadline = self.since + self.pending[0].work.timeout_seconds
 
-    def obituary(self) -> str:
-        """How the process ended, in words. A worker that still runs has lost its channel, and is ended."""
+    def how_it_ended(self) -> str:
+        """How the process ended, in words. A worker that still runs has lost its channel, and is killed."""
         try:
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # something else in this process collects the ends of children
@@ -230,14 +228,14 @@ class Worker:
             return None
 
     def kill(self) -> None:
-        """End the worker and what it started, and wait for it. Twice is allowed."""
+        """End the worker and its processes, and wait for it. Twice is allowed."""
         if self.killed:
             return
         self.killed = True
         for descriptor in (self.request, self.incoming):
             os.close(descriptor)
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            self.process.send_signal(END)  # its supervisor knows all that it started
+            self.process.send_signal(END)  # the supervisor ends all processes
             self.process.wait(_SLOWEST_END_SECONDS)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -1,12 +1,13 @@
-"""The worker's side: load one callable, then answer items, one JSON line each, until the parent goes away.
+"""The worker's side: load one callable, then answer items, one JSON line each, until the parent ends.
 
-Only the standard library and what the callable itself needs is imported here: workers start quickly and stay small.
-The channel has file descriptors of its own, so nothing that user code prints can reach it.
+This module imports the standard library only, so that workers start quickly and stay small. The channel has file
+descriptors of its own, which the output of user code cannot reach.
 
-Two processes: a supervisor, which the parent started and which runs no user code, and the worker, forked from it before
-anything is loaded. The kernel tells the supervisor when the parent dies, and it can act on that whatever the worker is
-at (C code that never lets go of the interpreter lock, too). Orphans of the worker become its children, so it ends
-all that user code started, in whatever process group or session that is. It ends itself as the worker ended.
+There are two processes: a supervisor, which the parent started and which runs no user code, and the worker, forked from
+it before anything is loaded. The kernel signals the supervisor when the parent dies, and the supervisor acts on it
+whatever the worker does (also in C code that never releases the interpreter lock). Orphans of the worker become the
+supervisor's children, so it ends every process that user code started, in any process group or session. It ends in the
+same way as the worker.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; more than this is a mistake that would only fill memory
+LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; a larger one is a mistake that would fill memory
 LONGEST_MESSAGE = 4000  # characters of a traceback, from its end
 END = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
-"""Tells a supervisor to end the worker, itself, and all that was started; user code has no use for this signal."""
+"""The signal at which a supervisor ends the worker, its processes and itself; user code does not use it."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -58,7 +59,7 @@ def serve(request: int, reply: int, parent: int) -> NoReturn:
 
 
 def _supervise(worker: int, watched: set[int]) -> NoReturn:
-    """Wait for the worker's end, or for the order to end it; then end what is left, and go as the worker went."""
+    """Wait for the worker's end, or for the signal `END`; then end its processes, and exit as the worker did."""
     status, ordered = None, False
     while status is None and not ordered:
         ordered = signal.sigwait(watched) == END
@@ -66,7 +67,7 @@ def _supervise(worker: int, watched: set[int]) -> NoReturn:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 status = ended[1] if ended[0] == worker else status
     with contextlib.suppress(ChildProcessError):
-        while True:  # what a child leaves behind becomes ours
+        while True:  # the children of an ended child become ours
             for child in _children():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(child, signal.SIGKILL)
@@ -85,7 +86,7 @@ def _children() -> Iterator[int]:
     for process in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             stat = Path("/proc", process, "stat").read_text(errors="replace")
-            if stat.rpartition(")")[2].split()[1] == own:  # the name before it may hold anything
+            if stat.rpartition(")")[2].split()[1] == own:  # the name before it may contain anything
                 yield int(process)
 
 
@@ -111,11 +112,11 @@ def _work(request: int, reply: int) -> NoReturn:
         for item in requests.get()["items"]:
             answer, spent = _answer(function, item)
             if os.getpid() != process:
-                os._exit(0)  # a child that user code forked and let return: it must not answer in our name
+                os._exit(0)  # a child that user code forked and that returned must not answer
             _send(reply, f'{{"secret": "{secret}", "number": {number}, {answer[1:]}')
             number += 1
             if spent:
-                requests.get()  # nothing more is answered here: the parent replaces this worker when it reads that
+                requests.get()  # the parent replaces this worker when it reads that reply
 
 
 def _settle_in(request: int, reply: int) -> None:
@@ -123,21 +124,21 @@ def _settle_in(request: int, reply: int) -> None:
         os.set_inheritable(descriptor, False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker is killed, not asked to flush
     with contextlib.suppress(OSError):  # no stderr: what is printed goes nowhere
-        os.dup2(2, 1)  # what user code prints goes to stderr: the parent's stdout may be read by a program
+        os.dup2(2, 1)  # user code prints to stderr: a program may read the parent's stdout
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process may be stopped for printing to the terminal
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _read_requests(request: int, requests: SimpleQueue[Any]) -> None:
-    """A thread, so that the end of the pipe (the parent is gone) is seen at once; requests wait in the queue."""
+    """Runs in a thread, which sees the end of the pipe (the parent has ended) at once; requests wait in the queue."""
     with open(request, "rb") as lines:
         for line in lines:
             requests.put(json.loads(line))
-    os._exit(0)  # the supervisor ends what was started
+    os._exit(0)  # the supervisor ends all processes
 
 
 def _load(start: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
-    """The callable that `factory(**settings)` makes, and what it says about itself (attribute `about`)."""
+    """The callable `factory(**settings)`, and its attribute `about`."""
     sys.path[:] = start["sys_path"]
     from oncurve.spec import locate  # here: only now is the parent's import path in place
 
@@ -146,7 +147,7 @@ def _load(start: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
 
 
 def _limit_memory(limit: int | None) -> None:
-    """Allow `limit` bytes of address space beyond what importing took: a library may map gigabytes it never touches."""
+    """Allow `limit` bytes of address space beyond those after importing: libraries map gigabytes they never touch."""
     if limit is None:
         return
     taken = 0
@@ -158,15 +159,11 @@ def _limit_memory(limit: int | None) -> None:
 
 
 def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:
-    """The JSON object that answers `item`; whether the memory ran out: what is kept would count against the next."""
+    """The JSON object that answers `item`; whether memory ran out, so that the worker is of no more use."""
     try:
         value = function(item)
-    except MemoryError as error:
-        return _fault("memory", error), True
-    except SystemExit as error:
-        return _fault("exit", error), False
     except BaseException as error:  # user code may raise anything; none of it may end the worker
-        return _fault("exception", error), False
+        return _fault(kind_of_fault(error), error), isinstance(error, MemoryError)
     try:
         line = json.dumps({"value": value}, default=plain)
     except BaseException as error:
@@ -176,12 +173,17 @@ def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:
     return line, False
 
 
+def kind_of_fault(error: BaseException) -> str:
+    """ "memory", "exit" or "exception"."""
+    return "memory" if isinstance(error, MemoryError) else "exit" if isinstance(error, SystemExit) else "exception"
+
+
 def _fault(kind: str, error: BaseException) -> str:
     return json.dumps({"fault": kind, "message": last_words(error)})
 
 
 def plain(value: Any) -> Any:
-    """Numbers and arrays of numpy and torch as Python's own, for JSON. Raises TypeError for anything else."""
+    """A number or an array of numpy or torch as Python's own, for JSON. Raises TypeError for anything else."""
     if callable(getattr(value, "tolist", None)):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} cannot be sent to or from a worker: it is not JSON")

@@ -41,11 +41,12 @@ def test_step_rewards_stand_at_their_ends_and_take_the_place_of_the_whole():
     assert token_rewards(batch).tolist() == [[0, 0.75, 0, -1.0], [0, 0, 0, 2.0], [0, 0, 0, 0]]
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_shapes_that_differ_and_missing_values_are_refused():
     with pytest.raises(ValueError, match="one shape"):
         gae(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 2, dtype=torch.bool))
     batch = collate([Group(Prompt(0, "", (1,)), (Completion((1,), "", (0.0,), "eos", 0, 0),), (Score(1.0),))])
     with pytest.raises(ValueError, match="critic"):
         GAEAdvantage()(batch)
-    with pytest.raises(ValueError, match="behind the last"):
+    with pytest.raises(ValueError, match="after the last"):
         GAEAdvantage(bootstrap=True)(batch.having(values=torch.zeros(1, 1)))

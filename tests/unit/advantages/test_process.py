@@ -61,9 +61,10 @@ def test_scaling_and_moving_all_rewards_changes_nothing(seed):
     )
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_shapes_that_do_not_fit_and_steps_outside_a_row_are_refused():
     rewards, ends, counts, valid, group_ids, length = tensors([[(3, [(2, 1.0)]), (3, [(1, 0.0)])]])
     with pytest.raises(ValueError, match="do not fit"):
         process_advantages(rewards, ends[:1], counts, valid, group_ids, length)
-    with pytest.raises(ValueError, match="ends at token"):
+    with pytest.raises(ValueError, match="steps end at tokens 0 to 1 of a row, got"):
         process_advantages(rewards, ends, counts, valid, group_ids, 2)

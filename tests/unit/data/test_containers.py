@@ -11,8 +11,7 @@ import pandas
 import pyarrow
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from oncurve.data import InMemory
 from oncurve.data.containers import as_rows
@@ -132,10 +131,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "nested settings": ({"a": {"b": 1}}, "not a list of values"),
     "a column that is a number": ({"prompt": ["a"], "n": 3}, "column 'n' is int 3"),
     "columns of other lengths": ({"prompt": ["a"], "n": [1, 2]}, "differ in length: prompt 1, n 2"),
-    "columns without names": ({1: ["a"]}, "names are strings"),
-    "a frame without names": (pandas.DataFrame([["a"]]), "names are strings"),
+    "columns without names": ({1: ["a"]}, "column names must be strings"),
+    "a frame without names": (pandas.DataFrame([["a"]]), "column names must be strings"),
     "a column twice": (pandas.DataFrame([[1, 2]], columns=["a", "a"]), "twice"),
-    "a row without names": ([{1: "a"}], "data row 0: a column's name is 1"),
+    "a row without names": ([{1: "a"}], "data row 0: column 1: column names must be strings"),
     "rows and prompts": ([ROWS[0], "a"], "row 0 is a mapping, row 1 is a str"),
     "words and numbers": (["a", 3], "mixed types"),
     "words and token ids": (["a", [1]], "mixed types"),

@@ -96,7 +96,7 @@ def test_token_ids_are_taken_as_they_are(ids: Any):
 
 
 def test_words_need_a_tokenizer():
-    with pytest.raises(DataError, match="data row 0: a prompt in words needs a tokenizer"):
+    with pytest.raises(DataError, match="data row 0: a prompt that is text needs a tokenizer"):
         opened("hi", tokenizer=None)
 
 
@@ -169,9 +169,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted_and_the_rest_keep_the
     prompts = open_prompts(load_rows(settings), settings, Letters())
     assert prompts.dropped == 2
     assert [prompts[index].id for index in range(len(prompts))] == [1, 3]
-    with pytest.raises(
-        DataError, match=r"every one of the 4 prompts is too long; .* lower rollout.max_new_tokens by 6$"
-    ):
+    with pytest.raises(DataError, match=r"all 4 prompts are too long; .* lower rollout.max_new_tokens by 6$"):
         open_prompts(load_rows(settings), settings, Letters(), fits=0)
 
 

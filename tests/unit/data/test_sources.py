@@ -122,12 +122,13 @@ def test_the_built_in_task_makes_its_problems_on_demand():
 
 def test_rows_in_memory_can_be_kept_in_a_file(tmp_path: Path):
     settings = InMemory(rows=({"prompt": "a"}, {"prompt": "é", "answer": None}), limit=2, eval_fraction=0.5)
-    kept = settings.written_to(tmp_path / "data.jsonl")
+    kept = settings.kept_as(tmp_path / "data.jsonl")
+    assert kept.path == "data.jsonl"  # next to the run's config.toml
     assert kept.limit == 2
     assert kept.eval_fraction == 0.5
-    assert [dict(row) for row in load_rows(kept).items] == [dict(row) for row in load_rows(settings).items]
+    assert [dict(row) for row in load_rows(kept, tmp_path).items] == [dict(row) for row in load_rows(settings).items]
     with pytest.raises(DataError, match="cannot be kept"):
-        InMemory(rows=({"prompt": object()},)).written_to(tmp_path / "bad.jsonl")
+        InMemory(rows=({"prompt": object()},)).kept_as(tmp_path / "bad.jsonl")
 
 
 @pytest.mark.parametrize(

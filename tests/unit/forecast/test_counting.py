@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oncurve.forecast import MACHINES, MODELS, Footprint, Machine, ModelShape, Work, floors
@@ -70,7 +72,7 @@ def test_limits_of_an_h200(name: str, prompts: int, step: float, decode_step: fl
 
 
 def test_passes_and_updates_are_counted() -> None:
-    one, many = Work(2, 3, 4, (10,)), Work(2, 3, 4, (10,), minibatches=2, passes=3, old_pass=True)
+    one, many = Work(2, 3, 4, (10,)), Work(2, 3, 4, (10,), minibatches=2, ppo_epochs=3, old_pass=True)
     machine, footprint = Machine("", 1, 1e9, 1e9), Footprint(2, 4, 8, 4)
     first, second = (floors(SMALL, work, machine, footprint) for work in (one, many))
     assert second["train"] == 3 * first["train"]
@@ -88,3 +90,13 @@ def test_micro_batches_of_whole_groups() -> None:
     assert split.micro_groups == pytest.approx(2 / 3)
     assert split.micro_batches == 2
     assert split.largest_micro == (18.0, 8.0)
+
+
+def test_flops_with_an_adapter_by_hand() -> None:
+    # 24 completion tokens, 44 tokens in all, 194 pairs of tokens a group, an adapter of 100 parameters
+    adapted = replace(SMALL, adapter=100)
+    assert training_flops(adapted, WORK) == 4 * 1152 * 44 + 6 * 100 * 44 + 4 * 800 * 24 + 3.5 * 64 * 2 * 194
+    assert scoring_flops(adapted, WORK) == scoring_flops(SMALL, WORK) + 2 * 100 * 44
+    assert prefill_flops(adapted, WORK) == prefill_flops(SMALL, WORK) + 2 * 100 * 20
+    machine, footprint = Machine("", 1, 1e9, 1e9), Footprint(2, 4, 8, 4)
+    assert floors(adapted, WORK, machine, footprint)["optimizer"] == 100 * (2 * 14 + 4) / 1e9

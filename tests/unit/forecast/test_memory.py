@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from oncurve.forecast import Activations, Footprint, ModelShape, Variant, Work, activations_of, memory_of, mends
+from oncurve.forecast import Activations, Footprint, ModelShape, Variant, Work, activations_of, memory_of, suggestions
 from oncurve.forecast.memory import HEAP, cache_bytes
 from oncurve.learner.optim import MasterAdamW
 
@@ -110,20 +110,46 @@ def test_activations_by_hand() -> None:
     assert activations_of(SHAPE, work, 2, on_cpu=False).heap == 1
 
 
-def test_mends_say_what_each_saves() -> None:
+def test_suggestions_say_what_each_saves() -> None:
     shape = ModelShape(24, 896, 14, 2, 64, 4864, 151936, True)
     variant = Variant(shape, Work(32, 8, 400, (100,)), "float32", "float32", "float32", True, False)
-    found = mends(variant)
-    assert [mend.settings.partition("=")[0] for mend in found[:-1]] == [
+    found = suggestions(variant)
+    assert [suggestion.settings.partition("=")[0] for suggestion in found[:-1]] == [
         "learner.tokens_per_micro_batch",
         "learner.gradient_checkpointing",
         "model.dtype",
         "learner.moments",
         "kl.coef",
+        "lora.rank",
     ]
     now = variant.memory().peak
-    assert all(mend.peak < 0.98 * now for mend in found)
-    assert found[-1].peak < min(mend.peak for mend in found[:-1])
-    moments = next(mend for mend in found if "moments" in mend.settings)
+    assert all(suggestion.peak < 0.98 * now for suggestion in found)
+    assert found[-1].peak < min(suggestion.peak for suggestion in found[:-1])
+    moments = next(suggestion for suggestion in found if "moments" in suggestion.settings)
     assert now - moments.peak == 4 * shape.parameters
-    assert mends(variant, 1.1)[0].peak == pytest.approx(1.1 * found[0].peak)
+    assert suggestions(variant, 1.1)[0].peak == pytest.approx(1.1 * found[0].peak)
+
+
+def test_with_an_adapter_only_its_parameters_are_trained_by_hand() -> None:
+    # rank 2 on the 7 layers of each of 2: 2·2·(7·8 + 2·(8 + 4) + 3·16) = 4·128
+    assert SHAPE.low_rank(2) == 512
+    adapted = replace(SHAPE, adapter=512)
+    assert (SHAPE.trained, adapted.trained, adapted.parameters) == (1952, 512, 1952)
+    footprint, activations = Footprint(2, 4, 8, 4), Activations(token=100, inside=10, fixed=1000, heap=1.0)
+    found = memory_of(adapted, WORK, footprint, activations, process=5000)
+    state = 5000 + 1952 * 2 + 512 * 14
+    assert found.phases["training"] == state + 4 * 512 + 8800 + 440 + 1000
+    assert found.parts["parameters"] == 1952 * 2 + 512 * 6
+    assert (found.parts["optimizer"], found.parts["gradients"], found.parts["reference"]) == (512 * 8, 512 * 4, 0)
+    # a frozen copy of the adapter, and a critic with an adapter of its own: 2 and 14 bytes a parameter of it
+    both = memory_of(adapted, WORK, Footprint.of(reference=True, critic=True), activations)
+    assert (both.parts["reference"], both.parts["critic"]) == (512 * 2, 512 * 14)
+    # one pass begins without a gradient: embedding and head are frozen
+    alone = memory_of(adapted, replace(WORK, micro_tokens=1000), footprint, activations)
+    assert alone.phases["training"] == 1952 * 2 + 512 * 14 + 2 * 100 * 88 + 10 * 88 + 1000
+
+
+def test_the_reference_of_an_adapter_is_the_model_with_it_off() -> None:
+    variant = Variant(replace(SHAPE, adapter=512), WORK, "bfloat16", "float32", "float32", True, False, held=False)
+    assert variant.footprint.reference == 0
+    assert replace(variant, held=True).footprint.reference == 2

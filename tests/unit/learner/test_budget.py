@@ -1,12 +1,13 @@
 """Out of memory on a device: the pass is done again in smaller micro-batches, and they stay small."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fakes.learning import finished, gradient, make_learner
+from fakes.learning import carried_over, finished, gradient, make_learner, old_logprobs
 from fakes.tiny_policy import random_groups
 from oncurve.batching import collate
 from oncurve.errors import TrainingError
@@ -16,11 +17,11 @@ GROUPS = random_groups()
 
 
 class Small:
-    """A device that holds so many tokens of hidden states at a time; `passes`: what each forward pass asked for."""
+    """A device that holds so many tokens of hidden states at a time; `ppo_epochs`: what each forward pass asked for."""
 
     def __init__(self, learner: LocalLearner, holds: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes: list[int] = []
-        model, inner = learner.policy(), learner.policy().completion_hidden
+        model, inner = learner.weights().local(), learner.weights().local().completion_hidden
 
         def completion_hidden(prompts: list[Tensor], group_ids: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
             asked = int(lengths.sum()) + sum(len(prompt) for prompt in prompts)
@@ -42,32 +43,31 @@ def test_the_update_is_done_again_from_its_start_and_is_the_same(monkeypatch: py
     given = torch.cat([part.flatten() for part in learner.optimizer.gradients().values()])
     torch.testing.assert_close(given, right, rtol=1e-10, atol=1e-12)
     assert small.passes[0] > 20
-    assert accumulated.metrics.result()["out_of_memory"] >= 1
+    assert accumulated.metrics.result()["optim/out_of_memory"] >= 1
     assert learner.budget.tokens <= small.passes[0] // 2
     small.passes.clear()
-    assert "out_of_memory" not in learner.accumulate(batch).metrics.result()
+    assert "optim/out_of_memory" not in learner.accumulate(batch).metrics.result()
     assert max(small.passes) <= 20
 
 
 def test_scoring_passes_are_halved_too(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = collate(GROUPS)
-    right = make_learner().old_logprobs(batch)
+    right = old_logprobs(make_learner(), batch)
     learner = make_learner()
     Small(learner, 20, monkeypatch)
-    torch.testing.assert_close(learner.old_logprobs(batch), right, rtol=0, atol=1e-12)
+    torch.testing.assert_close(old_logprobs(learner, batch), right, rtol=0, atol=1e-12)
 
 
-def test_the_smaller_budget_is_part_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smaller_budget_is_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner()
     batch = finished(learner, GROUPS)
     Small(learner, 20, monkeypatch)
     learner.update(batch)
-    tensors, meta = learner.state()
     resumed = make_learner()
-    resumed.load_state(tensors, meta)
+    carried_over(learner, resumed, tmp_path)
     assert resumed.budget.tokens == learner.budget.tokens < 10_000
     lower = make_learner(tokens_per_micro_batch=3)
-    lower.load_state(tensors, meta)
+    carried_over(learner, lower, tmp_path)
     assert lower.budget.tokens == 3  # what the settings say now may be less, never more
 
 
@@ -81,21 +81,21 @@ def test_a_row_that_does_not_fit_alone_stops_the_run_with_what_to_do(monkeypatch
 
 def test_an_embedding_is_sparse_within_an_update_only() -> None:
     learner = make_learner(dtype=torch.float32, compute_dtype=torch.bfloat16, tied=True)
-    embedding = learner.policy().module.embedding
+    embedding = learner.weights().local().module.embedding
     assert isinstance(embedding, nn.Embedding)
     kinds: list[bool] = []
     embedding.register_forward_hook(lambda module, *_: kinds.append(module.sparse))
     learner.update(finished(learner, GROUPS))
     assert set(kinds) == {True}
     assert not embedding.sparse
-    learner.old_logprobs(collate(GROUPS))
+    old_logprobs(learner, collate(GROUPS))
     assert kinds[-1] is False
 
 
 def test_gradients_of_untied_embeddings_are_dense_when_they_are_stepped() -> None:
     learner = make_learner(dtype=torch.float32, compute_dtype=torch.bfloat16)
     learner.accumulate(finished(learner, GROUPS))
-    assert learner.policy().module.embedding.weight.grad.is_sparse
+    assert learner.weights().local().module.embedding.weight.grad.is_sparse
     found = learner.optimizer.gradients()
     assert not any(part.is_sparse for part in found.values())
     assert found["embedding.weight"].dtype == torch.float32
@@ -103,7 +103,7 @@ def test_gradients_of_untied_embeddings_are_dense_when_they_are_stepped() -> Non
 
 def test_a_tied_weight_has_the_sum_of_both_gradients_and_is_itself_again() -> None:
     learner = make_learner(tied=True, tokens_per_micro_batch=15)
-    module = learner.policy().module
+    module = learner.weights().local().module
     weight = module.embedding.weight
     batch = finished(learner, GROUPS)
     given = gradient(learner, batch)
@@ -117,7 +117,7 @@ def test_a_tied_weight_has_the_sum_of_both_gradients_and_is_itself_again() -> No
 @pytest.mark.parametrize("tied", [False, True])
 def test_rows_looked_up_do_not_pile_up_over_micro_batches(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner(tied=tied, tokens_per_micro_batch=6)
-    embedding = learner.policy().module.embedding
+    embedding = learner.weights().local().module.embedding
     backward, held = learner._backward, []
 
     def watched(*arguments: Any) -> Tensor:
@@ -133,10 +133,10 @@ def test_rows_looked_up_do_not_pile_up_over_micro_batches(tied: bool, monkeypatc
 
 def test_an_interrupted_pass_leaves_the_embedding_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner(tied=True)
-    weight = learner.policy().module.embedding.weight
+    weight = learner.weights().local().module.embedding.weight
     batch = finished(learner, GROUPS)
-    monkeypatch.setattr(learner, "objective", lambda streams, micro: 1 / 0)
+    monkeypatch.setattr(learner, "objective", lambda stats, micro: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         learner.accumulate(batch)
-    assert learner.policy().module.embedding.weight is weight
-    assert not learner.policy().module.embedding.sparse
+    assert learner.weights().local().module.embedding.weight is weight
+    assert not learner.weights().local().module.embedding.sparse

@@ -2,13 +2,14 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from fakes.architectures import architecture
-from fakes.learning import make_learner
+from fakes.learning import carried_over, make_learner, with_reference
 from fakes.tiny_policy import random_groups
 from fakes.tolerance import TOLERANCE, assert_close
 from oncurve.advantages import GAEAdvantage
@@ -23,8 +24,8 @@ from oncurve.learner import (
     SharedCriticConfig,
     scheduled_rate,
 )
-from oncurve.learner.critic import OwnCritic
-from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean, value_loss
+from oncurve.learner.value_network import OwnCritic
+from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean, ValueLoss, value_loss
 from oncurve.models import wrap
 from oncurve.types import TrainBatch
 
@@ -43,7 +44,7 @@ def spread(critic: OwnCritic) -> None:
 
 
 def ready(learner: ActorCritic, seed: int = 0) -> TrainBatch:
-    batch = learner.reference_streams(collate(random_groups(seed=seed)))
+    batch = with_reference(learner, collate(random_groups(seed=seed)))
     batch = batch.with_advantages(GAEAdvantage(lam=0.9)(batch))
     return batch.with_weights(TokenMean()(batch))
 
@@ -63,8 +64,8 @@ def test_a_value_is_read_before_its_token() -> None:
     learner = CriticConfig().build(actor)
     spread(learner.critic)
     batch = collate(random_groups())
-    filled = learner.critic.fill(batch)
-    values, beyond = filled.values, filled.values_beyond
+    filled = learner.critic.reader.fill(batch)
+    values, beyond = filled.values, filled.bootstrap_values
     assert values is not None
     assert beyond is not None
     head, twin = learner.critic._network.head, copy.deepcopy(module).model
@@ -103,7 +104,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     got = gradient_of(learner, moved)
 
     def loss() -> float:
-        now = learner.critic.fill(batch).values
+        now = learner.critic.reader.fill(batch).values
         assert now is not None
         each = value_loss(now, moved.values, moved.returns, 0.2)
         return float((each * moved.token_weights * moved.loss_mask).sum())
@@ -132,25 +133,25 @@ def test_the_gradient_does_not_depend_on_micro_batches(budget: int) -> None:
 
 def test_both_learn_on_every_update_and_the_critic_alone_while_it_warms_up() -> None:
     learner = actor_critic(warmup_steps=2, clip=0.0)
-    before = copy.deepcopy(learner.policy().module.state_dict())
+    before = copy.deepcopy(learner.weights().local().module.state_dict())
     errors = []
     for update in range(6):
         batch = ready(learner)
         result = learner.update(batch)
         said = result.metrics.result()
         assert not result.skipped
-        assert ("policy_loss" in said) == (update >= 2)
+        assert ("policy/objective_loss" in said) == (update >= 2)
         assert learner.version == max(0, update - 1)
-        errors.append(said["value_loss"])
+        errors.append(said["critic/loss"])
         if update == 1:
-            after = learner.policy().module.state_dict()
+            after = learner.weights().local().module.state_dict()
             assert all(torch.equal(after[name], before[name]) for name in before)
     assert errors[-1] < errors[0]
-    assert not torch.equal(learner.policy().module.state_dict()["mix.weight"], before["mix.weight"])
+    assert not torch.equal(learner.weights().local().module.state_dict()["mix.weight"], before["mix.weight"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_its_state_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+def test_its_state_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     def fresh() -> ActorCritic:
         actor = make_learner(dtype=torch.float32, compute_dtype=dtype, kl_coef=0.0, learning_rate=0.01)
         return CriticConfig(learning_rate=0.02).build(actor)
@@ -159,22 +160,24 @@ def test_its_state_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
     for seed in range(2):
         for learner in (straight, stopped):
             learner.update(ready(learner, seed))
-    tensors, meta = stopped.state()
-    kept = {name: tensor.clone() for name, tensor in tensors.items()}
     resumed = fresh()
-    resumed.load_state(kept, meta)
+    carried_over(stopped, resumed, tmp_path)
     for learner in (straight, resumed):
         learner.update(ready(learner, 7))
-    ours, theirs = resumed.state()[0], straight.state()[0]
-    assert ours.keys() == theirs.keys()
-    assert any(name.startswith("critic.") for name in ours)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    for ours, theirs in zip(optimizers_of(resumed), optimizers_of(straight), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_checkpoint_without_a_critic_is_refused() -> None:
+def optimizers_of(learner: ActorCritic | SharedActorCritic) -> list[dict[str, Tensor]]:
+    critic = learner.critic.optimizer if isinstance(learner, ActorCritic) else learner.optimizer
+    return [learner.actor.optimizer.state(), critic.state()]
+
+
+def test_a_checkpoint_without_a_critic_is_refused(tmp_path: Path) -> None:
     alone = NoCritic().build(make_learner(kl_coef=0.0))
     with pytest.raises(CheckpointError, match="no critic"):
-        actor_critic().load_state(*alone.state())
+        carried_over(alone, actor_critic(), tmp_path)
 
 
 def test_values_that_are_not_finite_move_nothing() -> None:
@@ -187,7 +190,7 @@ def test_values_that_are_not_finite_move_nothing() -> None:
     assert learner.critic.optimizer.steps == learner.version == 0
 
 
-def test_a_batch_that_nobody_has_graded_is_refused() -> None:
+def test_a_batch_without_returns_or_weights_is_refused() -> None:
     learner = actor_critic()
     batch = ready(learner)
     with pytest.raises(ValueError, match="values and returns"):
@@ -198,7 +201,7 @@ def test_a_batch_that_nobody_has_graded_is_refused() -> None:
 
 def test_the_head_of_logits_is_not_trained() -> None:
     actor = LearnerConfig().build(wrap(architecture("llama")), Clipped(), Regularizer(KLPenalty(coef=0.0)))
-    critic = OwnCritic(CriticConfig(), actor)
+    critic = OwnCritic(actor, 1e-5, ValueLoss(0.2))
     assert "backbone.lm_head.weight" not in critic.optimizer.trained
     assert "head.weight" in critic.optimizer.trained
 
@@ -209,7 +212,7 @@ def shared(dtype: torch.dtype = torch.float64, budget: int = 10_000, **settings:
 
 
 def ready_for(learner: SharedActorCritic, seed: int = 0) -> TrainBatch:
-    batch = learner.reference_streams(collate(random_groups(seed=seed)))
+    batch = with_reference(learner, collate(random_groups(seed=seed)))
     batch = batch.with_advantages(GAEAdvantage(lam=0.9)(batch))
     return batch.with_weights(TokenMean()(batch))
 
@@ -227,7 +230,7 @@ def test_on_one_backbone_the_gradient_is_that_of_both_losses(budget: int) -> Non
     batch = ready_for(learner)
     learner.actor.accumulate(batch)
     got = torch.cat([g.flatten() for g in learner.actor.optimizer.gradients().values()])
-    model = learner.policy()
+    model = learner.weights().local()
     weights, mask = batch.token_weights, batch.existing()
     assert weights is not None
     assert batch.advantages is not None
@@ -242,26 +245,26 @@ def test_on_one_backbone_the_gradient_is_that_of_both_losses(budget: int) -> Non
     assert (got - right).norm() <= 1e-9 * right.norm()
 
 
-def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit() -> None:
+def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit(tmp_path: Path) -> None:
     straight, stopped = shared(torch.float32, warmup_steps=2), shared(torch.float32, warmup_steps=2)
-    before = copy.deepcopy(straight.policy().module.state_dict())
+    before = copy.deepcopy(straight.weights().local().module.state_dict())
     for update in range(4):
         for learner in (straight, stopped):
             said = learner.update(ready_for(learner, update)).metrics.result()
-            assert {"value_loss", "critic_grad_norm", "policy_loss"} <= said.keys()
+            assert {"critic/loss", "critic/grad_norm", "policy/objective_loss"} <= said.keys()
             assert learner.version == max(0, update - 1)
         if update == 1:
-            assert all(torch.equal(straight.policy().module.state_dict()[name], before[name]) for name in before)
-    tensors, meta = stopped.state()
+            assert all(
+                torch.equal(straight.weights().local().module.state_dict()[name], before[name]) for name in before
+            )
     resumed = shared(torch.float32, warmup_steps=2)
-    resumed.load_state({name: tensor.clone() for name, tensor in tensors.items()}, meta)
+    carried_over(stopped, resumed, tmp_path)
     for learner in (straight, resumed):
         learner.update(ready_for(learner, 9))
-    ours, theirs = resumed.state()[0], straight.state()[0]
-    assert ours.keys() == theirs.keys()
-    assert "critic.master.weight" in ours
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert set(resumed.masters()) == set(before)
+    for ours, theirs in zip(optimizers_of(resumed), optimizers_of(straight), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert set(resumed.actor.optimizer.masters) == set(before)
 
 
 @pytest.mark.parametrize("warmup", [0, 3])
@@ -311,7 +314,7 @@ def test_the_policys_schedule_runs_over_its_own_updates(schedule: str, shared: b
         dtype=torch.float64,
     )
     learner = (SharedCriticConfig if shared else CriticConfig)(warmup_steps=warmup).build(actor)
-    rates = [learner.update(ready(learner)).metrics.result().get("learning_rate") for _ in range(total)]
+    rates = [learner.update(ready(learner)).metrics.result().get("optim/learning_rate") for _ in range(total)]
     own = total - warmup
     assert rates[:warmup] == [None] * warmup
     assert rates[warmup:] == [scheduled_rate(0.01, update, own, rising, schedule) for update in range(own)]
@@ -327,5 +330,5 @@ def test_a_skipped_update_does_not_hold_the_schedule_back(shared: bool, broken: 
         batch = ready(learner)
         if update == broken:
             batch = batch.having(returns=torch.full_like(batch.returns, torch.nan))
-        rates.append(learner.update(batch).metrics.result().get("learning_rate"))
+        rates.append(learner.update(batch).metrics.result().get("optim/learning_rate"))
     assert rates[-1] == pytest.approx(0.01 / 5)  # the last of five updates of its own, whichever was skipped

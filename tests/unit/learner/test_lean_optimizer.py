@@ -104,12 +104,14 @@ def test_split_masters_are_trained_to_the_same_bits_as_whole_ones(slice_size: in
 def test_slices_are_torchs_own_adamw_to_the_bit(slice_size: int) -> None:
     ours, theirs = net(), net()
     optimizer = MasterAdamW(ours, betas=(0.8, 0.95), epsilon=1e-6, weight_decay=0.1)
-    judge = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, fused=True)
+    theirs_optimizer = torch.optim.AdamW(
+        theirs.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, fused=True
+    )
     for step in range(4):
         for module in (ours, theirs):
             give_gradients(module, step)
         optimizer.step(0.01, optimizer.gradient_norm())
-        judge.step()
+        theirs_optimizer.step()
     for given, right in zip(ours.parameters(), theirs.parameters(), strict=True):
         if slice_size == 2**17:
             assert torch.equal(given, right)
@@ -127,12 +129,12 @@ def test_pieces_cover_every_element_once_and_small_parameters_share_a_slice() ->
 
 
 def test_rounding_is_right_on_average_and_leaves_exact_values_alone() -> None:
-    room = Workspace(torch.device("cpu"), lean=True)
+    scratch = Workspace(torch.device("cpu"), lean=True)
     value = torch.tensor(1.0 + 3 / 1024)  # between 1 and 1 + 1/128: up with probability 3/8
     rounded = []
     for step in range(20):
-        room.draw(step, 0)
-        for noise in room.at(0, 4096)[1]:
+        scratch.draw(step, 0)
+        for noise in scratch.at(0, 4096)[1]:
             bits_up = value.expand(4096).contiguous().view(torch.int32) + noise >> 16 << 16
             rounded.append(bits_up.view(torch.float32))
             exact = torch.tensor([0.0, 1.0, -2.5]).view(torch.int32)
@@ -142,7 +144,7 @@ def test_rounding_is_right_on_average_and_leaves_exact_values_alone() -> None:
     assert float(values.double().mean()) == pytest.approx(float(value), abs=3 * 1 / 128 * 0.5 / values.numel() ** 0.5)
 
 
-def test_noise_is_a_function_of_step_slice_and_place() -> None:
+def test_noise_is_a_function_of_step_slice_and_position() -> None:
     one, two = (Workspace(torch.device("cpu"), lean=True) for _ in range(2))
     one.draw(3, 5)
     two.draw(1, 1)
@@ -210,7 +212,7 @@ def test_bytes_of_a_parameter_are_as_documented(masters: str, moments: str, expe
 def test_settings_reach_the_optimizer_and_float64_is_left_exact() -> None:
     learner = make_learner(masters="split", moments="bfloat16", dtype=torch.float32, compute_dtype=torch.bfloat16)
     learner.update(finished(learner, random_groups()))
-    kinds = {name.split(".")[0]: tensor.dtype for name, tensor in learner.state()[0].items()}
+    kinds = {name.split(".")[0]: tensor.dtype for name, tensor in learner.optimizer.state().items()}
     assert kinds == {
         "high": torch.bfloat16,
         "low": torch.int16,
@@ -219,5 +221,5 @@ def test_settings_reach_the_optimizer_and_float64_is_left_exact() -> None:
     }
     exact = make_learner(masters="split", moments="bfloat16")
     exact.update(finished(exact, random_groups()))
-    assert {tensor.dtype for tensor in exact.state()[0].values()} == {torch.float64}
+    assert {tensor.dtype for tensor in exact.optimizer.state().values()} == {torch.float64}
     assert (LearnerConfig().masters, LearnerConfig().moments) == ("float32", "float32")

@@ -129,21 +129,11 @@ def test_a_parameter_without_gradient_takes_part_with_gradient_zero() -> None:
     torch.testing.assert_close(net[2].weight.detach(), before * 0.95)
 
 
-def test_frozen_parameters_are_kept_and_never_stepped() -> None:
-    net = small_net()
-    net[0].weight.requires_grad_(False)
-    exact = net[0].weight.detach().clone()
-    optimizer = MasterAdamW(net, torch.bfloat16, weight_decay=0.5)
-    backward(net)
-    optimizer.step(0.1, optimizer.gradient_norm())
-    assert optimizer.trained == ["1.weight", "1.bias", "2.weight"]
-    assert torch.equal(optimizer.state()["master.0.weight"], exact)
-
-
 def test_nothing_to_train_is_an_error() -> None:
     net = small_net().requires_grad_(False)
     with pytest.raises(ModelError, match="nothing to train"):
-        MasterAdamW(net)
+        MasterAdamW(net, torch.bfloat16)
+    assert net[0].weight.dtype != torch.bfloat16
 
 
 def run(optimizer: MasterAdamW, net: nn.Module, steps: int) -> None:

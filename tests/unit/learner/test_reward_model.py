@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fakes.classifiers import LONGEST, lay_down
-from fakes.learning import relative_error
+from fakes.learning import carried_over, relative_error
 from fakes.tolerance import about, assert_close
 from oncurve.errors import CheckpointError, DataError
 from oncurve.learner import reward_model
 from oncurve.learner.reward_model import Example, OutcomeModel, ProcessModel, RewardLearner
 from oncurve.metrics import Metrics
-from oncurve.models.judges import load_classifier
+from oncurve.models.classifiers.load import load_classifier
 from oncurve.types import LabelledSteps, PreferencePair
 from oracles.finite_differences import finite_difference_gradient
 from oracles.plain_reward_model import plain_chances, plain_pair_loss, plain_reward, plain_step_loss, plain_updates
@@ -142,9 +142,9 @@ def test_the_pieces_that_a_batch_is_computed_in_change_nothing(
     whole, measured = gradient(learner, EXAMPLES[head]), learner.measure(EXAMPLES[head])
     monkeypatch.setattr(reward_model, "TOKENS", tokens)
     calls = []
-    verdicts = type(learner.classifier).verdicts
+    scores = type(learner.classifier).scores
     monkeypatch.setattr(
-        type(learner.classifier), "verdicts", lambda self, texts: calls.append(len(texts)) or verdicts(self, texts)
+        type(learner.classifier), "scores", lambda self, texts: calls.append(len(texts)) or scores(self, texts)
     )
     assert relative_error(gradient(learner, EXAMPLES[head]), whole) < 1e-5
     assert learner.measure(EXAMPLES[head]) == about(measured)
@@ -165,7 +165,7 @@ def test_what_is_measured_of_pairs(learners: Any) -> None:
     wanted = {"loss": about(loss), "accuracy": sum(map(bool, right)) / 4}
     assert learner.measure(PAIRS) == wanted
     update = learner.update(PAIRS)
-    assert update.metrics.result() == {f"reward_model_{name}": value for name, value in wanted.items()}
+    assert update.metrics.result() == {f"reward_model/{name}": value for name, value in wanted.items()}
 
 
 def test_what_is_measured_of_steps(learners: Any) -> None:
@@ -188,7 +188,7 @@ def test_measuring_learns_nothing(learners: Any, head: str) -> None:
     learner.measure(EXAMPLES[head])
     assert torch.equal(weights(learner), before)
     assert all(parameter.grad is None for parameter in learner.classifier.module.parameters())
-    assert learner.state()[1] == {"steps": 0, "attempts": 0}
+    assert learner.changes == 0
     assert learner.measure([]) == {}
 
 
@@ -232,33 +232,30 @@ def test_the_other_kind_of_example_is_an_error(learners: Any, head: str) -> None
     other = "process" if head == "outcome" else "outcome"
     wanted = "preference pairs" if head == "outcome" else "labelled steps"
     for ask in ("fitting", "update", "measure"):
-        with pytest.raises(DataError, match=f"learns from {wanted}, and was given {type(EXAMPLES[other][0]).__name__}"):
+        with pytest.raises(DataError, match=f"learns from {wanted}, and got {type(EXAMPLES[other][0]).__name__}"):
             getattr(learners(head), ask)(EXAMPLES[other])
 
 
 @heads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_state_comes_back_bit_for_bit(learners: Any, head: str, dtype: str) -> None:
+def test_state_comes_back_bit_for_bit(learners: Any, head: str, dtype: str, tmp_path: Path) -> None:
     settings = {"dtype": dtype, "learning_rate": 0.01, "schedule": "linear"}
     first = learners(head, total_updates=5, **settings)
     for _ in range(2):
         first.update(EXAMPLES[head])
-    tensors, meta = first.state()
-    kept = {name: tensor.clone() for name, tensor in tensors.items()}
-    first.update(EXAMPLES[head][:2])
     second = learners(head, total_updates=5, **settings)
-    second.load_state(kept, meta)
-    assert second.state()[1] == meta == {"steps": 2, "attempts": 2}
-    second.update(EXAMPLES[head][:2])
-    ended = first.state()[0]
-    assert all(torch.equal(tensor, ended[name]) for name, tensor in second.state()[0].items())
+    record = carried_over(first, second, tmp_path)
+    assert record == {"steps": 2, "attempts": 2, "frozen": None}
+    for learner in (first, second):
+        learner.update(EXAMPLES[head][:2])
+    ended = first.optimizer.state()
+    assert all(torch.equal(tensor, ended[name]) for name, tensor in second.optimizer.state().items())
     assert torch.equal(weights(first), weights(second))
 
 
-def test_the_state_of_another_model_is_refused(learners: Any) -> None:
-    tensors, meta = learners("outcome").state()
+def test_the_state_of_another_model_is_refused(learners: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="score"):
-        learners("process").load_state(tensors, meta)
+        carried_over(learners("outcome"), learners("process"), tmp_path)
 
 
 @heads
@@ -270,7 +267,7 @@ def test_bfloat16_learns_on_masters_in_full(learners: Any, head: str, tmp_path: 
     assert {p.dtype for p in learner.classifier.module.parameters()} == {torch.bfloat16}
     moved = [not torch.equal(before[name], master) for name, master in learner.optimizer.masters.items()]
     assert all(moved)
-    learner.save(tmp_path / "model")
+    learner.export(tmp_path / "model")
     saved = load_classifier(str(tmp_path / "model"), head, device="cpu").module
     masters = learner.optimizer.masters
     assert all(torch.equal(parameter, masters[name]) for name, parameter in saved.named_parameters())
@@ -284,14 +281,15 @@ def test_a_loss_that_is_not_finite_changes_nothing(learners: Any, head: str) -> 
     good = score.detach().clone()
     with torch.no_grad():
         score[0, 0] = float("nan")
-    before = {name: tensor.clone() for name, tensor in learner.state()[0].items()}
+    before = {name: tensor.clone() for name, tensor in learner.optimizer.state().items()}
     result = learner.update(EXAMPLES[head])
     assert result.skipped
     assert result.reason.startswith("reward model: loss nan, gradient norm")
     assert result.metrics.result() == {}
-    after = learner.state()[0]
+    after = learner.optimizer.state()
     assert all(torch.equal(tensor.nan_to_num(7.0), after[name].nan_to_num(7.0)) for name, tensor in before.items())
-    assert learner.state()[1] == {"steps": 1, "attempts": 2}
+    assert learner.optimizer.steps == 1
+    assert learner.changes == 3
     assert all(parameter.grad is None for parameter in learner.classifier.module.parameters())
     with torch.no_grad():
         score.copy_(good)

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from fakes.architectures import architecture
 from fakes.classifiers import lay_down
 from oncurve.models import ModelConfig, tiny
-from oncurve.models.aligned import ALIGNMENT, aligned
-from oncurve.models.huggingface import loaded_from
-from oncurve.models.judges import load_classifier
+from oncurve.models.classifiers.load import load_classifier
+from oncurve.models.layers.alignment import ALIGNMENT, aligned
+from oncurve.models.loading.weights import loaded_from
 
 SIZES = pytest.mark.parametrize("size", [0, 8, 24, 40])
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, architecture, token_rows
 from oncurve.errors import ModelError
 from oncurve.models import ModelConfig, TransformersModel
-from oncurve.models.attention import NAME, attention, switched
-from oncurve.models.leaves import replace_norms
+from oncurve.models.attention.hook import NAME, attention, switched
+from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_forward import plain_logits
 
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}

@@ -9,8 +9,9 @@ from transformers import GemmaConfig, GemmaForCausalLM, Olmo2Config, Olmo2ForCau
 
 from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, architecture
 from oncurve.models import TransformersModel, wrap
-from oncurve.models.blocks import blocks_of, keeps_nothing, replace_blocks
-from oncurve.models.leaves import replace_norms
+from oncurve.models.layers.blocks import blocks_of, keeps_nothing, replace_blocks
+from oncurve.models.layers.prepacked_weights import PrepackedLinear
+from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_forward import plain_logits
 
 FAMILY = ("llama", "qwen2", "qwen3", "mistral")
@@ -46,14 +47,13 @@ def gradients(module, logits):
 
 def decoded(model, rows=UNIFORM, packed=True, monkeypatch=None):
     if monkeypatch is not None and not packed:
-        monkeypatch.setattr("oncurve.models.packing.MOST_JOINED_BYTES", 0)
-        monkeypatch.setattr("oncurve.models.packing.MOST_PACKED_BYTES", 0)
+        monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_JOINED_BYTES", 0)
+        monkeypatch.setattr("oncurve.models.layers.prepacked_weights.MOST_PREPACKED_BYTES", 0)
     decoder = model.decoder(rows.prompts, [2] * len(rows.prompts), 6)
-    head = decoder.logits or model.raw_logits
     ids = torch.arange(2 * len(rows.prompts))
     steps = [decoder.first_hidden[decoder.groups]] + [decoder.step((ids + 7 * step) % 61) for step in range(5)]
     with torch.no_grad():
-        return torch.stack([head(hidden) for hidden in steps])
+        return torch.stack([decoder.logits(hidden) for hidden in steps])
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -107,7 +107,8 @@ def test_in_float32_the_bits_are_those_of_the_layers_of_transformers(name):
 @pytest.mark.parametrize("name", FAMILY)
 def test_decoding_with_packed_weights_is_decoding_without(name, dtype, limit, monkeypatch):
     packing = TransformersModel(replaced(name, dtype))
-    assert packing.decoder(UNIFORM.prompts, [2] * len(UNIFORM.prompts), 6).logits is not None  # something is packed
+    decoder = packing.decoder(UNIFORM.prompts, [2] * len(UNIFORM.prompts), 6)
+    assert isinstance(decoder.logits, PrepackedLinear)  # something is packed
     packed = decoded(packing)
     apart = decoded(TransformersModel(replaced(name, dtype)), packed=False, monkeypatch=monkeypatch)
     assert packed.dtype == apart.dtype == dtype

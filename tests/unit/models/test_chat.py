@@ -1,13 +1,13 @@
 """Prompts become the ids the model was trained to be asked with."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from oncurve.errors import ModelError
-from oncurve.models import chat, has_template, render
+from oncurve.models import has_template, render, tiny
+from oncurve.models.loading import chat_templates as chat
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
@@ -97,9 +97,9 @@ LOOP = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% en
 def test_a_template_that_never_ends_is_refused_within_its_time(template, monkeypatch):
     before = threading.active_count()
     monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.3)
-    tokenizer = AutoTokenizer.from_pretrained(Path(chat.__file__).parent / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path())
     tokenizer.chat_template = template
-    words = "refuses these messages" if "//" in template else "was not done with one prompt within 0.3 seconds"
+    words = "refuses these messages" if "//" in template else "took longer for one prompt than 0.3 seconds"
     for _ in range(2):
         with pytest.raises(ModelError, match=words):
             render(tokenizer, [{"role": "user", "content": "2+2="}])
@@ -110,7 +110,7 @@ def test_a_template_that_never_ends_is_refused_within_its_time(template, monkeyp
 
 @pytest.mark.parametrize("power", ["{{ 10**(10**9) }}", "{% set x = 2 ** 10 %}{{ messages[0].content }}"])
 def test_a_template_whose_powers_no_thread_could_end_is_refused(power):
-    tokenizer = AutoTokenizer.from_pretrained(Path(chat.__file__).parent / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path())
     for template in (power, {"default": power}):
         tokenizer.chat_template = template
         with pytest.raises(ModelError, match=r"chat template computes powers \(\*\*\)"):

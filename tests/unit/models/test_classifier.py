@@ -1,4 +1,4 @@
-"""Networks that judge text: their verdicts are transformers' own, whatever stands beside a text in its batch."""
+"""Networks that score text: their scores are transformers' own, for any neighbours in the batch."""
 
 import math
 from pathlib import Path
@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForS
 
 from fakes.classifiers import LONGEST, byte_tokenizer, classifier, lay_down, lay_down_bert, shipped_tokenizer
 from fakes.tolerance import about
-from oncurve.models.classifier import Classifier, OverlongError, batches_by_length, log_odds
-from oncurve.models.judges import load_classifier
+from oncurve.models.classifiers.classifier import Classifier, OverlongError, batches_by_length, log_odds
+from oncurve.models.classifiers.load import load_classifier
 
 PAIRS = [
     ("7*8=", "56"),
@@ -50,7 +50,7 @@ def test_rewards_are_the_logits_of_transformers_for_each_text_alone(tmp_path: Pa
         ids = [*tokenizer(prompt + completion)["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
             wanted.append(float(plain(input_ids=torch.tensor([ids])).logits[0, 0]))
-    assert [value for (value,) in outcome.judge(texts)] == pytest.approx(wanted, abs=1e-5)
+    assert [value for (value,) in outcome.score(texts)] == pytest.approx(wanted, abs=1e-5)
     assert max(wanted) - min(wanted) > 0.1
 
 
@@ -62,13 +62,13 @@ def test_a_bert_reads_a_text_as_its_tokenizer_frames_it(tmp_path: Path) -> None:
     assert [text.ids for text in texts] == [(2, 4, 5, 6, 3), (2, 7, 8, 9, 10, 11, 12, 13, 3), (2, 4, 3)]
     with torch.no_grad():
         wanted = [float(plain(input_ids=torch.tensor([text.ids])).logits) for text in texts]
-    assert [value for (value,) in model.judge(texts)] == pytest.approx(wanted, abs=1e-5)
+    assert [value for (value,) in model.score(texts)] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_the_likelihood_of_a_step_is_read_at_its_token(process: Classifier) -> None:
     texts = [process.encode(*each) for each in STEPS]
     wanted = [[float(alone(process, text.ids)[end].softmax(0)[1]) for end in text.ends] for text in texts]
-    got = process.judge(texts)
+    got = process.score(texts)
     assert [len(steps) for steps in got] == [3, 1, 2]
     for mine, theirs in zip(got, wanted, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
@@ -78,25 +78,25 @@ def test_the_likelihood_of_a_step_is_read_at_its_token(process: Classifier) -> N
 def test_neighbours_and_the_size_of_batches_change_nothing(head: str, outcome: Classifier, process: Classifier) -> None:
     model = outcome if head == "outcome" else process
     texts = [model.encode(*each) for each in (PAIRS if head == "outcome" else STEPS)]
-    whole = model.judge(texts)
+    whole = model.score(texts)
     for budget in (1, 40, 90):
-        for mine, theirs in zip(model.judge(texts, tokens_per_batch=budget), whole, strict=True):
+        for mine, theirs in zip(model.score(texts, tokens_per_batch=budget), whole, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5)
     for text, value in zip(texts, whole, strict=True):
-        assert model.judge([text])[0] == pytest.approx(value, abs=1e-5)
-    assert model.judge([]) == []
+        assert model.score([text])[0] == pytest.approx(value, abs=1e-5)
+    assert model.score([]) == []
 
 
 def test_texts_without_steps_have_no_verdicts(process: Classifier) -> None:
     texts = [process.encode("2+2\n", "4"), process.encode("2+2\n", "4", (1,)), process.encode("1", "")]
-    assert [len(steps) for steps in process.judge(texts)] == [0, 1, 0]
-    assert process.judge(texts[:1]) == [[]]
+    assert [len(steps) for steps in process.score(texts)] == [0, 1, 0]
+    assert process.score(texts[:1]) == [[]]
 
 
-def test_verdicts_can_be_differentiated_and_judging_leaves_no_gradient(outcome: Classifier) -> None:
+def test_scores_can_be_differentiated_and_scoring_leaves_no_gradient(outcome: Classifier) -> None:
     text = outcome.encode("2+2=", "4")
-    assert outcome.verdicts([text]).requires_grad
-    outcome.judge([text])
+    assert outcome.scores([text]).requires_grad
+    outcome.score([text])
     assert all(parameter.grad is None for parameter in outcome.module.parameters())
     assert not outcome.module.training
 
@@ -119,8 +119,8 @@ def test_a_reward_may_be_the_log_odds_of_a_label(tmp_path: Path) -> None:
     text = by_name.encode("2+2=", "4")
     z0, z1, z2 = alone(by_name, text.ids).tolist()
     wanted = z2 - math.log(math.exp(z0) + math.exp(z1))
-    assert by_name.judge([text])[0] == pytest.approx([wanted], abs=1e-5)
-    assert by_number.judge([text]) == by_name.judge([text])
+    assert by_name.score([text])[0] == pytest.approx([wanted], abs=1e-5)
+    assert by_number.score([text]) == by_name.score([text])
 
 
 def test_a_process_model_of_two_labels_means_its_second_and_any_other_is_said(tmp_path: Path) -> None:
@@ -128,14 +128,14 @@ def test_a_process_model_of_two_labels_means_its_second_and_any_other_is_said(tm
     second = load_classifier(str(folder), "process", device="cpu")
     first = load_classifier(str(folder), "process", label="good", device="cpu")
     text = second.encode("2+2\n", "4", (1,))
-    assert second.judge([text])[0][0] + first.judge([text])[0][0] == about(1.0)
+    assert second.score([text])[0][0] + first.score([text])[0][0] == about(1.0)
 
 
 def test_a_token_classifier_of_one_logit_gives_its_sigmoid(tmp_path: Path) -> None:
     model = classifier(tmp_path, "process", labels=1)
     text = model.encode(*STEPS[0])
     wanted = torch.sigmoid(alone(model, text.ids)[list(text.ends), 0]).tolist()
-    assert model.judge([text])[0] == about(wanted)
+    assert model.score([text])[0] == about(wanted)
 
 
 def test_batches_fill_their_budget_and_hold_every_text_once() -> None:
@@ -181,13 +181,13 @@ def written_at(model: Classifier, prompt: Any, completion: Any, ends: tuple[int,
         ("Mia has 7", (3, 7, 9), ["Mia", " has ", "7"]),
     ],
 )
-def test_a_step_is_judged_at_the_token_of_its_last_visible_character(
+def test_a_step_is_scored_at_the_token_of_its_last_visible_character(
     process: Classifier, completion: str, ends: tuple[int, ...], tokens: Any
 ) -> None:
     assert written_at(process, "9*9\n", completion, ends) == list(tokens)
 
 
-def test_two_steps_in_one_token_are_both_judged_there(process: Classifier) -> None:
+def test_two_steps_in_one_token_are_both_scored_there(process: Classifier) -> None:
     encoded = process.encode("", "a has 7", (3, 5, 7))
     assert encoded.ends == (2, 2, 3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from fakes.classifiers import TRIMMING, byte_tokenizer, classifier
 from oncurve.errors import ModelError
-from oncurve.models.classifier import Classifier
+from oncurve.models.classifiers.classifier import Classifier
 
 ASKED = ({"role": "user", "content": "2+2?"},)
 ENDS = "{% for m in messages %}{{ m.content }};{% endfor %}"
@@ -75,16 +75,16 @@ def test_what_the_template_writes_before_a_completion_may_depend_on_it(tmp_path:
     assert read(model, ASKED, "<t>hm\n</t>\n4", (6, 11, 12)) == ["2+2?<t>hm", "2+2?<t>hm\n</t>", "2+2?<t>hm\n</t>\n4"]
 
 
-def test_a_template_that_changes_a_completion_is_refused_only_where_its_steps_are_judged(tmp_path: Path) -> None:
+def test_a_template_that_changes_a_completion_is_refused_only_where_its_steps_are_scored(tmp_path: Path) -> None:
     model = chatting(tmp_path, "{% for m in messages %}{{ m.content | upper }};{% endfor %}")
     assert model.tokenizer.decode(model.encode(ASKED, "four").ids) == "2+2?;FOUR;"
-    with pytest.raises(ModelError, match=r"the chat template changes what a completion says.*use a process model"):
+    with pytest.raises(ModelError, match=r"the chat template changes a completion.*use a process model"):
         model.encode(ASKED, "four", (4,))
 
 
 def test_a_chat_for_a_model_without_a_template_is_refused_with_the_mend(tmp_path: Path) -> None:
     model = classifier(tmp_path)
-    with pytest.raises(ModelError, match=r"has no chat template.*taught chats or, with data\.chat = \"never\""):
+    with pytest.raises(ModelError, match=r"has no chat template.*for chats or, with data\.chat = \"never\""):
         model.encode(ASKED, "4")
 
 

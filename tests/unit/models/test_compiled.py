@@ -1,12 +1,12 @@
-"""Compiled on CUDA, as they are elsewhere; what cannot be compiled runs as it is."""
+"""Functions compiled on CUDA equal the uncompiled ones; a function that cannot be compiled runs uncompiled."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from oncurve.models import compiled as module
-from oncurve.models.compiled import allow_many_forms, compiled
+from oncurve import compiled as module
+from oncurve.compiled import allow_many_forms, compiled
 
 
 class OnCuda(torch.Tensor):
@@ -49,7 +49,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
 
     monkeypatch.setattr(module.torch, "compile", compiler)
     function, given = compiled(doubled), torch.ones(1).as_subclass(OnCuda)
-    with pytest.warns(UserWarning, match="doubled could not be compiled and runs as it is: no compiler$"):
+    with pytest.warns(UserWarning, match="doubled could not be compiled and runs uncompiled: no compiler$"):
         assert float(function(given)) == 2
     assert float(function(given)) == 2
 

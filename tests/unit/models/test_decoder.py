@@ -6,7 +6,7 @@ import torch
 from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
 from fakes.tiny_policy import TinyLM
 from oncurve.models import GenericModel, ModelConfig, TransformersModel, render
-from oncurve.models.leaves import replace_norms
+from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_forward import next_logits
 
 KEPT = {1: [0, 2, 3, 4, 5, 6], 3: [0, 2, 3, 5], 4: [1, 2, 3], 6: [2]}

@@ -6,7 +6,7 @@ import torch
 from fakes.architectures import VOCABULARY, architecture
 from fakes.tiny_policy import TinyLM
 from oncurve.models import GenericModel, TransformersModel
-from oncurve.models.leaves import replace_norms
+from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_forward import next_logits
 
 

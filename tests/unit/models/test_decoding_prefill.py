@@ -5,9 +5,9 @@ import torch
 
 from fakes.architectures import VOCABULARY, architecture
 from oncurve.models import TransformersModel
-from oncurve.models import prefill as prefill_room
-from oncurve.models.leaves import replace_norms
-from oncurve.models.prefill import prefill
+from oncurve.models.decode import prefill as prefill_room
+from oncurve.models.decode.prefill import prefill
+from oncurve.models.layers.rms_norm import replace_norms
 
 LENGTHS = (3, 11, 1, 7, 7, 23)
 

@@ -8,11 +8,11 @@ import torch
 
 from fakes.architectures import ARCHITECTURES, ROWS, architecture, token_rows
 from fakes.tolerance import assert_close
-from oncurve.models import flex
-from oncurve.models.attention import register, switched
-from oncurve.models.flex import BLOCK, FlexContext, kernel_for, trial
-from oncurve.models.leaves import replace_norms
-from oncurve.models.packed import PackedContext
+from oncurve.models.attention import flex
+from oncurve.models.attention.flex import BLOCK, FlexContext, kernel_for, trial
+from oncurve.models.attention.hook import register, switched
+from oncurve.models.attention.packed_rows import PackedContext
+from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_flex import dense_flex_attention
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -15,11 +15,11 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTraine
 from fakes.architectures import architecture
 from fakes.classifiers import byte_tokenizer, lay_down
 from oncurve.errors import ModelError
+from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, save
-from oncurve.models.hub import offline
-from oncurve.models.judges import load_classifier
-from oncurve.models.sources import load_config, load_tokenizer
-from oncurve.run.unloaded import read_model_config
+from oncurve.models.classifiers.load import load_classifier
+from oncurve.models.loading.checks import load_config, load_tokenizer
+from oncurve.models.loading.hub import offline
 
 KERNEL = "somebody/kernel"
 SAYINGS = {
@@ -81,17 +81,17 @@ def test_configurations_within_a_configuration_are_treated_alike(tmp_path: Path)
 
 @pytest.mark.parametrize("said", SAYINGS.values(), ids=SAYINGS.keys())
 def test_a_reward_model_too(tmp_path: Path, said: dict[str, object]) -> None:
-    module = load_classifier(str(amend(lay_down(tmp_path / "judge"), said)), "outcome", device="cpu").module
+    module = load_classifier(str(amend(lay_down(tmp_path / "classifier"), said)), "outcome", device="cpu").module
     assert module.config._attn_implementation == "sdpa"
 
 
 def test_quantized_weights_are_refused_before_anything_is_fetched_for_them(folder: Path, tmp_path: Path) -> None:
     said = {"quantization_config": {"quant_method": "fp8"}}
     amend(folder, said)
-    judge = amend(lay_down(tmp_path / "judge"), said)
+    folder = amend(lay_down(tmp_path / "classifier"), said)
     for load in (
         lambda: ModelConfig(path=str(folder), device="cpu").build(),
-        lambda: load_classifier(str(judge), "outcome", device="cpu"),
+        lambda: load_classifier(str(folder), "outcome", device="cpu"),
         lambda: read_model_config(str(folder)),
     ):
         with pytest.raises(ModelError, match=r"its weights are quantized \(fp8\).*name the model it was made from"):

@@ -21,14 +21,14 @@ from transformers import (
 from fakes.architectures import architecture
 from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
+from oncurve.config.loading import load_config
 from oncurve.errors import ConfigError, DataError, ModelError
-from oncurve.models import TransformersModel, wrap
-from oncurve.models.graphs import Room
-from oncurve.models.huggingface import loaded_from
-from oncurve.models.lengths import longest_row_of, positions_of
-from oncurve.rollout import InProcessEngine, Policy, Sampling
-from oncurve.run.assemble import room_for_prompts
-from oncurve.run.loading import load_config
+from oncurve.models import LocalWeights, TransformersModel, wrap
+from oncurve.models.decode.cuda_graphs import GraphBuffers
+from oncurve.models.layers.lengths import longest_row_of, positions_of
+from oncurve.models.loading.weights import loaded_from
+from oncurve.rollout import InProcessEngine, Sampling
+from oncurve.run.row_lengths import room_for_prompts
 from oncurve.types import Prompt
 
 POSITIONS, VOCABULARY = 24, 61
@@ -65,7 +65,7 @@ def learned(name):
 
 def engine_of(model, new_tokens):
     engine = InProcessEngine(Sampling(group_size=2, max_new_tokens=new_tokens))
-    engine.follow(Policy(model, 0))
+    engine.follow(LocalWeights(model, 0))
     return engine
 
 
@@ -105,7 +105,7 @@ def test_rows_that_end_in_a_graph_do_not_run_out_of_the_models_positions(capture
     module = learned("gpt2")
     module.config.pad_token_id = None  # else transformers looks for it in every row, which a graph cannot hold
     model = TransformersModel(module)
-    model._room = Room(model._run, model.module, torch.device("cpu"), capture)
+    model._buffers = GraphBuffers(model._run, model.module, torch.device("cpu"), capture)
     longest, others = prompt_of(POSITIONS - 5), Prompt(1, "", (3, 4))
     groups = engine_of(model, 6).generate([longest, others], draw=0)
     plain = engine_of(TransformersModel(learned("gpt2")), 6).generate([longest, others], draw=0)

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
+from oncurve.config.loading import load_config, to_toml
 from oncurve.errors import ModelError
-from oncurve.models.huggingface import ModelConfig
-from oncurve.models.precision import native_bfloat16, resolved
-from oncurve.run.loading import load_config, to_toml
+from oncurve.models.loading.precision import native_bfloat16, resolved
+from oncurve.models.loading.weights import ModelConfig
 
 CPU = torch.device("cpu")
 

@@ -24,9 +24,11 @@ from transformers import (
 )
 
 from fakes.architectures import ARCHITECTURES, architecture
+from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
 from oncurve.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
+from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop
 from oncurve.models.probe import compare
 
 _SHAPE = {
@@ -264,3 +266,36 @@ def test_a_module_that_changes_its_own_weights_is_refused():
 
     with pytest.raises(ModelError, match=r"Drifting changes its own weights when it is run \(mix.weight\)"):
         wrap(Drifting())
+
+
+def broken_prefix_weights(before, own, *others):
+    own = torch.softmax(own.float(), -1).to(own.dtype)
+    return torch.zeros_like(before), own
+
+
+PARTS = {
+    "host: the prefix": ("decode.batched_cache.merge_softmax", lambda one, lse, other, other_lse: other),
+    "host: prepacked weights": ("layers.prepacked_weights.PrepackedLinear.__call__", lambda self, x: x @ x.new_ones(1)),
+    "host: dropped rows": ("decode.cached_decoder.CachedDecoder.keep", lambda self, rows: None),
+    "graphs: the prefix": ("decode.static_cache._weights", broken_prefix_weights),
+    "graphs: positions": ("decode.static_cache.StaticCache.positions", lambda self, slots: self.steps[: slots * 2] + 9),
+}
+
+
+@pytest.mark.parametrize("where", ["host", "graphs"])
+@pytest.mark.parametrize("part", [None, *PARTS])
+def test_the_probe_runs_the_loop_that_rollout_runs(part, where, monkeypatch):
+    """A fault in any part of the loop is found where the loop is used, and only there."""
+    if where == "graphs":
+        buffers = lambda run, module, device: GraphBuffers(run, module, device, record)  # noqa: E731
+        monkeypatch.setattr("oncurve.models.network.graph_buffers", buffers)
+    if part is not None:
+        name, fault = PARTS[part]
+        monkeypatch.setattr(f"oncurve.models.{name}", fault)
+    model = wrap(architecture("llama"))
+    if part is not None and part.startswith(where):
+        assert isinstance(model, GenericModel)
+        assert "the fast path" in model.path_reason
+    else:
+        assert isinstance(model, TransformersModel)
+        assert isinstance(model.token_loop(), GraphLoop if where == "graphs" else HostLoop)

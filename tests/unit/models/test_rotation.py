@@ -19,9 +19,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from oncurve.compat.rlox import GRPO
 from oncurve.errors import DataError, ModelError
-from oncurve.models import wrap
-from oncurve.models.rotation import reach_of, set_reach
-from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.models import LocalWeights, wrap
+from oncurve.models.layers.rotation import reach_of, set_reach
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 from oracles.plain_forward import plain_logits
 
@@ -114,7 +114,7 @@ def test_a_row_alone_is_the_row_beside_longer_ones_and_what_the_sampler_recorded
     lengths = (3, 5, 40)  # rows of 11 to 48 tokens: on both sides of the first threshold, and far beyond it
     prompts = [Prompt(index, "", tuple(ids(length, index).tolist())) for index, length in enumerate(lengths)]
     engine = InProcessEngine(Sampling(group_size=1, max_new_tokens=8), limits=lambda prompt, _: 8 - prompt)
-    engine.follow(Policy(model, 0))
+    engine.follow(LocalWeights(model, 0))
     groups = engine.generate(prompts, draw=0)
     asked = [torch.tensor(prompt.ids) for prompt in prompts]
     written = [torch.tensor(group.completions[0].ids) for group in groups]
@@ -150,7 +150,7 @@ def test_a_row_beyond_what_the_run_has_said_is_refused(path):
     with pytest.raises(ModelError, match=r"a row of 21 tokens.*at most 20"):
         logprobs(model, [ids(9)], [ids(12)])
     engine = InProcessEngine(Sampling(group_size=1, max_new_tokens=12))
-    engine.follow(Policy(model, 0))
+    engine.follow(LocalWeights(model, 0))
     with pytest.raises(DataError, match=r"rows of at most 20: set rollout.max_new_tokens to 11"):
         engine.generate([Prompt(0, "", tuple(ids(9).tolist()))], draw=0)
 
@@ -179,5 +179,5 @@ def test_sampler_and_learner_agree_in_a_run_whose_rows_cross_the_threshold(longe
     )
     metrics = trainer.train([ids(3), ids(longest)])
     assert reach_of(module) == longest + 8
-    assert math.isclose(metrics["kl"], 0.0, abs_tol=1e-6)
-    assert metrics["mismatch"] < 1e-4
+    assert math.isclose(metrics["policy/kl"], 0.0, abs_tol=1e-6)
+    assert metrics["policy/mismatch"] < 1e-4

@@ -1,6 +1,6 @@
 import pytest
 
-from oncurve.report.charts import HEIGHT, WIDTH, chart_of, format_number, nice_ticks, smoothed
+from oncurve.report.charts import HEIGHT, WIDTH, chart_of, nice_ticks, smoothed
 
 
 @pytest.mark.parametrize(
@@ -18,27 +18,6 @@ def test_ticks_are_round_and_reach_both_ends(low, high, ticks) -> None:
     assert nice_ticks(low, high, 4) == ticks
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.5, "0.5"),
-        (0.123456, "0.123"),
-        (12.34, "12.3"),
-        (1234.4, "1234"),
-        (9999.9, "10k"),
-        (12345, "12.3k"),
-        (1.2e6, "1.2M"),
-        (3e9, "3G"),
-        (0.00012, "1.2e-4"),
-        (-0.25, "-0.25"),
-        (3e-12, "3.0e-12"),
-    ],
-)
-def test_numbers_are_short(value, text) -> None:
-    assert format_number(value) == text
-
-
 def test_smoothing_keeps_short_series_and_the_mean_of_flat_ones() -> None:
     assert smoothed([1.0, 5.0, 2.0]) == [1.0, 5.0, 2.0]
     assert smoothed([2.0] * 100) == pytest.approx([2.0] * 100)
@@ -46,7 +25,7 @@ def test_smoothing_keeps_short_series_and_the_mean_of_flat_ones() -> None:
 
 
 def test_a_chart_lies_within_its_drawing() -> None:
-    chart = chart_of("reward", [{"step": s, "reward": (s * 37 % 11) / 10} for s in range(1, 1001)])
+    chart = chart_of("reward/mean", [{"step": s, "reward/mean": (s * 37 % 11) / 10} for s in range(1, 1001)])
     places = [tuple(map(float, pair.split(","))) for pair in f"{chart.line} {chart.raw}".split()]
     assert len(places) <= 800
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
@@ -55,17 +34,17 @@ def test_a_chart_lies_within_its_drawing() -> None:
 
 
 def test_one_point_and_constant_series_can_be_drawn() -> None:
-    one = chart_of("kl", [{"step": 1, "kl": 0.0}])
+    one = chart_of("policy/kl", [{"step": 1, "policy/kl": 0.0}])
     assert one.dots
     assert len(one.points) == 1
-    assert chart_of("reward", [{"step": s, "reward": -2.0} for s in (1, 2)]).last == "-2"
+    assert chart_of("reward/mean", [{"step": s, "reward/mean": -2.0} for s in (1, 2)]).last == "-2"
 
 
 def test_steps_without_the_key_are_gaps_and_a_key_nobody_has_is_no_chart() -> None:
-    metrics = [{"step": 1, "reward": 1.0}, {"step": 2}, {"step": 3, "reward": 2.0}]
-    assert len(chart_of("reward", metrics).points) == 2
-    assert chart_of("kl", metrics) is None
+    metrics = [{"step": 1, "reward/mean": 1.0}, {"step": 2}, {"step": 3, "reward/mean": 2.0}]
+    assert len(chart_of("reward/mean", metrics).points) == 2
+    assert chart_of("policy/kl", metrics) is None
 
 
 def test_a_key_of_another_version_is_drawn_all_the_same() -> None:
-    assert "Not declared" in chart_of("from_the_future", [{"step": 1, "from_the_future": 3.0}]).meaning
+    assert "does not declare" in chart_of("from_the_future", [{"step": 1, "from_the_future": 3.0}]).about.meaning

@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 import pytest
 
 from oncurve.report import group_record, read_run, render_report, write_report
-from oncurve.report.groups import visible
 from oncurve.types import Completion, Group, Prompt, Score
 
 EVIL = (
@@ -37,7 +36,8 @@ class Elements(HTMLParser):
 def make_run(directory, text="7*8=56", steps=30, rewards=(1.0, 0.0), **more) -> None:
     (directory / "rollouts").mkdir(exist_ok=True)
     lines = [
-        {"step": s, "reward": s / steps, "kl": 0.01 * s, "seconds": 2.0, "tokens": 100} for s in range(1, steps + 1)
+        {"step": s, "reward/mean": s / steps, "policy/kl": 0.01 * s, "time/step": 2.0, "tokens/sampled": 100}
+        for s in range(1, steps + 1)
     ]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (directory / "config.toml").write_text('extends = "grpo"\n[run]\nsteps = 30\n[model]\npath = "some/<model>"\n')
@@ -91,11 +91,6 @@ def test_model_text_is_text_and_nothing_else(tmp_path) -> None:
 def test_lone_surrogates_do_not_stop_the_report(tmp_path) -> None:
     make_run(tmp_path, text="half \ud83d pair")
     assert "half" in write_report(tmp_path).read_text(encoding="utf-8")
-
-
-def test_what_cannot_be_seen_is_made_visible() -> None:
-    assert visible("a\tb\nc") == "a\tb\nc"
-    assert visible("\x1b[31m\x7f\u202e\ufeff") == "\u241b[31m\u2421\ufffd\ufffd"
 
 
 def test_curves_groups_and_settings_are_there_with_their_meaning(tmp_path) -> None:
@@ -163,3 +158,26 @@ def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
     html = render_report(read_run(tmp_path))
     assert "not scored: raised: &lt;boom&gt;" in html
     assert "(nothing)" in html
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ('[advantage]\nkind = "grpo"\nscale = "none"\n', "advantage = reward − mean of the group<"),
+        ('[advantage]\nkind = "gae"\n', "advantage = mean over tokens of the GAE"),
+    ],
+)
+def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) -> None:
+    make_run(tmp_path)
+    (tmp_path / "config.toml").write_text(settings)
+    assert words in render_report(read_run(tmp_path))
+
+
+def test_one_answer_with_a_critic_teaches_something(tmp_path) -> None:
+    make_run(tmp_path, rewards=(1.0,))
+    path = tmp_path / "rollouts" / "step-000001.jsonl"
+    path.write_text(path.read_text().replace('"advantage": 0.0', '"advantage": 0.5'))
+    (tmp_path / "rollouts" / "step-000030.jsonl").unlink()
+    html = render_report(read_run(tmp_path))
+    assert "teaches nothing" not in html
+    assert "Mean reward 1, standard deviation 0." in html

@@ -1,10 +1,13 @@
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from oncurve.errors import RunDirectoryError
 from oncurve.report import group_record, read_run
+from oncurve.trainer import Recorder, TrainerState
 from oncurve.types import Completion, Group, Prompt, Score
 
 
@@ -45,11 +48,11 @@ def test_a_group_becomes_one_line_of_plain_json() -> None:
 
 
 def test_what_a_reward_noted_stands_beside_its_completion() -> None:
-    noted = {"judge/why": "too long", "judge/scores": (1, float("inf")), "judge/vector": torch.tensor([0.5, 1.0])}
-    record = group_record(group((Score(1.0, extras=noted), Score(0.0, valid=False, extras={"judge/n": 3}))))
+    noted = {"checker/why": "too long", "checker/scores": (1, float("inf")), "checker/vector": torch.tensor([0.5, 1.0])}
+    record = group_record(group((Score(1.0, extras=noted), Score(0.0, valid=False, extras={"checker/n": 3}))))
     first, second = json.loads(json.dumps(record, allow_nan=False))["completions"]
-    assert first["extras"] == {"judge/why": "too long", "judge/scores": [1, None], "judge/vector": [0.5, 1.0]}
-    assert second["extras"] == {"judge/n": 3}
+    assert first["extras"] == {"checker/why": "too long", "checker/scores": [1, None], "checker/vector": [0.5, 1.0]}
+    assert second["extras"] == {"checker/n": 3}
 
 
 def test_a_completion_that_is_not_valid_has_no_reward_and_no_advantage() -> None:
@@ -68,6 +71,18 @@ def test_advantages_that_differ_by_token_are_all_kept() -> None:
     assert record["completions"][1]["step_rewards"] == [1.0, 0.0]
 
 
+def test_tokens_that_the_policy_did_not_write_are_marked_in_the_record_and_read_back(tmp_path: Path) -> None:
+    right, wrong = group(()).completions
+    gaps = Group(group(()).prompt, (right, replace(wrong, trained=(True, False, True))), (Score(1.0), Score(0.0)))
+    (tmp_path / "config.toml").touch()
+    recorder = Recorder(tmp_path, TrainerState())
+    recorder.rollouts(1, [gaps], [None])
+    recorder.close()
+    first, second = read_run(tmp_path).groups(1)[0]["completions"]
+    assert "trained" not in first
+    assert second["trained"] == [True, False, True]
+
+
 def test_an_unscored_group_can_be_recorded_too() -> None:
     record = group_record(group(()))
     assert "reward" not in record["completions"][0]
@@ -81,12 +96,12 @@ def test_advantages_of_another_group_are_refused() -> None:
 
 def test_a_run_is_read_back(tmp_path) -> None:
     (tmp_path / "rollouts").mkdir()
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
     (tmp_path / "config.toml").write_text("[run]\nsteps = 3\n")
     line = json.dumps({"step": 1, **group_record(group((Score(1.0), Score(0.0))), [1.0, -1.0])})
     (tmp_path / "rollouts" / "step-000001.jsonl").write_text(line + "\n")
     run = read_run(tmp_path)
-    assert [dict(m) for m in run.metrics] == [{"step": 1, "reward": 0.5}]
+    assert [dict(m) for m in run.metrics] == [{"step": 1, "reward/mean": 0.5}]
     assert run.steps == (1,)
     assert run.groups(1)[0]["completions"][0]["advantage"] == 1.0
     assert run.config == {"run": {"steps": 3}}
@@ -103,3 +118,10 @@ def test_what_is_no_run_is_refused(tmp_path) -> None:
         read_run(tmp_path)
     with pytest.raises(RunDirectoryError, match="not a folder"):
         read_run(tmp_path / "missing")
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_one_line(tmp_path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5, "kl": 0.0}\n')
+    with pytest.raises(RunDirectoryError, match="earlier version of oncurve") as caught:
+        read_run(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -3,10 +3,14 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from oncurve.rewards.answers import LONGEST_NUMBER, boxed, final_answer, number_in, numeric_answer, text_after
+from oncurve.rewards.answers import LONGEST_NUMBER, Number, boxed, final_answer, marked_number, number_in, text_after
+
+
+def value_in(text: str, unmarked: bool = True) -> Fraction | None:
+    found = marked_number(text, unmarked)
+    return None if found is None else found.value
 
 
 @pytest.mark.parametrize(
@@ -89,18 +93,18 @@ def test_the_final_answer(text: str, expected: str | None) -> None:
     ],
 )
 def test_the_number_of_an_answer(text: str, expected: int | Fraction | None) -> None:
-    assert numeric_answer(text) == expected
+    assert value_in(text) == expected
 
 
 def test_without_a_mark_the_last_number_counts_only_when_asked() -> None:
-    assert numeric_answer("just a number 42") == 42
-    assert numeric_answer("just a number 42", unmarked=False) is None
-    assert numeric_answer("#### 42", unmarked=False) == 42
+    assert value_in("just a number 42") == 42
+    assert value_in("just a number 42", unmarked=False) is None
+    assert value_in("#### 42", unmarked=False) == 42
 
 
 def test_the_first_or_the_last_number() -> None:
-    assert number_in("1 and 2") == 1
-    assert number_in("1 and 2", last=True) == 2
+    assert number_in("1 and 2") == Number(Fraction(1))
+    assert number_in("1 and 2", last=True) == Number(Fraction(2))
     assert number_in("none") is None
 
 
@@ -112,18 +116,18 @@ def test_only_what_follows_the_marker_counts() -> None:
 
 @given(st.fractions(min_value=-(10**9), max_value=10**9, max_denominator=1000))
 def test_every_fraction_is_read_back_exactly(value: Fraction) -> None:
-    assert numeric_answer(f"so\n#### {value}") == value
+    assert value_in(f"so\n#### {value}") == value
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 99))
 def test_grouped_decimals_are_read_back_exactly(whole: int, cents: int) -> None:
     sign = "-" if whole < 0 else ""
-    assert numeric_answer(f"#### {sign}${abs(whole):,}.{cents:02d}") == (
+    assert value_in(f"#### {sign}${abs(whole):,}.{cents:02d}") == (
         (Fraction(abs(whole)) + Fraction(cents, 100)) * (-1 if whole < 0 else 1)
     )
 
 
 @given(st.text(alphabet="#\\boxed{} 0123456789,./-$eA:nswris\n", max_size=60))
 def test_no_text_makes_it_fail(text: str) -> None:
-    numeric_answer(text)
+    value_in(text)
     boxed(text)

@@ -137,9 +137,9 @@ def test_objects_that_keep_count_work(user_file: Path) -> None:
 def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: Path) -> None:
     cases = {
         "columns": (["question", "answers"], r"'answer', .*are: answers, question; .*did you mean 'answers'\?"),
-        "mistaken": (["answer"], r"'text'.*offered besides: completion, prompt, completion_ids"),
+        "mistaken": (["answer"], r"'text'.*always offered: completion, prompt, completion_ids"),
         "compute_score": (["question"], r"'reward_model' or 'ground_truth' or 'answer'"),
-        "trl": (["question"], r"'answer'.*offered besides: prompts, completions"),
+        "trl": (["question"], r"'answer'.*always offered: prompts, completions"),
     }
     whole = dict.fromkeys(("answer", "text", "question"), "1")
     for name, (columns, words) in cases.items():

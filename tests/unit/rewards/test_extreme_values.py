@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fakes.scoring import faults_of, group, rewards_of
 from oncurve.advantages import group_advantages
 from oncurve.errors import ConfigError
 from oncurve.metrics import Metrics
 from oncurve.rewards import RewardSet, RewardSettings
-from oncurve.rewards.parts import LARGEST_REWARD
+from oncurve.rewards.component import LARGEST_REWARD
 from oncurve.rewards.settings import Accepts, InProcess
 from oncurve.trainer.observe import observe_groups
 
@@ -57,13 +56,13 @@ def test_finite_rewards_are_numbers_or_faults(values: list[float], weight: float
 @given(st.lists(st.sampled_from([1e308, -1e308, 1.7976931348623157e308]), min_size=1, max_size=5))
 def test_metrics_that_overflow_are_left_out_and_counted(values: list[float]) -> None:
     metrics = Metrics()
-    metrics.add_all("reward", values)
+    metrics.add_all("reward/mean", values)
     for value in values:
-        metrics.add("reward", value)
-    metrics.add("reward", torch.tensor(values, dtype=torch.float64))
+        metrics.add("reward/mean", value)
+    metrics.add("reward/mean", torch.tensor(values, dtype=torch.float64))
     found = metrics.result()
     assert all(map(math.isfinite, found.values()))
-    assert "reward" in found or found["nonfinite_values"] > 0
+    assert "reward/mean" in found or found["metrics/nonfinite"] > 0
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
@@ -100,7 +99,7 @@ def test_a_metric_may_have_any_name(name: str) -> None:
         assert list(rewards.metrics.values()) == [2.0]
         metrics = Metrics()
         for key, value in rewards.metrics.items():
-            metrics.add(f"reward/{key}", value)
+            metrics.add(f"rewards/{key}", value)
     found = metrics.result()
     assert list(found.values()) == [2.0]
     assert json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8")) == found

@@ -12,10 +12,10 @@ from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay
 from fakes.scoring import faults_of, group, rewards_of
 from fakes.tolerance import about
 from oncurve.errors import ConfigError, ModelError, TrainingError
-from oncurve.models.classifier import Classifier
-from oncurve.models.judges import load_classifier
+from oncurve.models.classifiers.classifier import Classifier
+from oncurve.models.classifiers.load import load_classifier
 from oncurve.rewards import RewardSet
-from oncurve.rewards.parts import as_stepwise
+from oncurve.rewards.component import as_stepwise
 from oncurve.types import Completion, Group, Prompt
 
 GROUPS = [group("7*8=56\n#### 56", "7*8=54", number=1), group("", "  \n", "1\n2\n\n3", number=2)]
@@ -28,7 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def judges(folders: dict[str, Path]) -> dict[str, Classifier]:
+def classifiers(folders: dict[str, Path]) -> dict[str, Classifier]:
     return {head: load_classifier(str(folder), head, device="cpu") for head, folder in folders.items()}
 
 
@@ -37,23 +37,21 @@ def letters(prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tupl
     return tuple(end - 1 for end in ends)
 
 
-def scored(groups: Sequence[Group], *settings: Any, judge: Classifier | None = None) -> list[Group]:
+def scored(groups: Sequence[Group], *settings: Any, network: Classifier | None = None) -> list[Group]:
     with RewardSet.build(settings) as rewards:
         rewards.locate = letters
-        if judge is not None:
-            rewards.judge_with(judge)
+        if network is not None:
+            rewards.score_with(network)
         return rewards.score(groups)
 
 
-def chances(judge: Classifier, prompt: str, text: str) -> list[float]:
-    return judge.judge([judge.encode(prompt, text, LINES[text])])[0]
+def chances(network: Classifier, prompt: str, text: str) -> list[float]:
+    return network.score([network.encode(prompt, text, LINES[text])])[0]
 
 
-def test_a_model_gives_its_verdict_on_prompt_and_completion(
-    folders: dict[str, Path], judges: dict[str, Classifier]
-) -> None:
+def test_a_model_scores_prompt_and_completion(folders: dict[str, Path], classifiers: dict[str, Classifier]) -> None:
     wanted = [
-        judges["outcome"].judge([judges["outcome"].encode(each.prompt.text, completion.text)])[0][0]
+        classifiers["outcome"].score([classifiers["outcome"].encode(each.prompt.text, completion.text)])[0][0]
         for each in GROUPS
         for completion in each.completions
     ]
@@ -75,7 +73,7 @@ WHOLES: dict[str, Callable[[Sequence[float]], float]] = {
 
 @pytest.mark.parametrize("whole", WHOLES)
 def test_a_process_model_gives_each_step_its_likelihood_and_the_whole_what_is_asked(
-    folders: dict[str, Path], judges: dict[str, Classifier], whole: str
+    folders: dict[str, Path], classifiers: dict[str, Classifier], whole: str
 ) -> None:
     found = scored(GROUPS, {"kind": "process_model", "path": str(folders["process"]), "whole": whole})
     for each in found:
@@ -83,7 +81,7 @@ def test_a_process_model_gives_each_step_its_likelihood_and_the_whole_what_is_as
             if not completion.text.strip():
                 assert (score.reward, score.valid, score.step_ends, score.part_steps) == (0.0, True, (), {})
                 continue
-            steps = chances(judges["process"], each.prompt.text, completion.text)
+            steps = chances(classifiers["process"], each.prompt.text, completion.text)
             assert score.step_rewards == about(steps)
             assert score.step_offsets == LINES[completion.text]
             assert score.step_ends == tuple(end - 1 for end in LINES[completion.text])
@@ -99,12 +97,12 @@ def test_steps_end_where_the_split_says(folders: dict[str, Path]) -> None:
 
 
 def test_a_chat_is_read_through_the_models_own_template(tmp_path: Path) -> None:
-    judge = classifier(tmp_path, "process", tokenizer=byte_tokenizer(), template=TRIMMING)
+    network = classifier(tmp_path, "process", tokenizer=byte_tokenizer(), template=TRIMMING)
     asked = ({"role": "user", "content": "2+2?"},)
-    (found,) = scored([group(" 2+2\n4\n", messages=asked)], {"kind": "process_model"}, judge=judge)
-    ids = judge.encode(asked, " 2+2\n4\n", (5, 7))
-    assert judge.tokenizer.decode(ids.ids) == "<|user|>2+2?<|end|>\n<|assistant|>2+2\n4<|end|>\n"
-    assert found.scores[0].step_rewards == about(judge.judge([ids])[0])
+    (found,) = scored([group(" 2+2\n4\n", messages=asked)], {"kind": "process_model"}, network=network)
+    ids = network.encode(asked, " 2+2\n4\n", (5, 7))
+    assert network.tokenizer.decode(ids.ids) == "<|user|>2+2?<|end|>\n<|assistant|>2+2\n4<|end|>\n"
+    assert found.scores[0].step_rewards == about(network.score([ids])[0])
     assert found.scores[0].step_offsets == (5, 7)
 
 
@@ -123,12 +121,12 @@ def test_what_is_too_long_has_no_reward_and_is_said(
     assert rewards_of(beside)[::2] == pytest.approx([value + 1.0 for value in rewards_of(alone)[::2]])
 
 
-def test_the_runs_own_model_judges_where_no_path_is_given(
-    folders: dict[str, Path], judges: dict[str, Classifier], tmp_path: Path
+def test_the_runs_own_model_scores_where_no_path_is_given(
+    folders: dict[str, Path], classifiers: dict[str, Classifier], tmp_path: Path
 ) -> None:
     other = lay_down(tmp_path, seed=1)
     settings = [{"kind": "model", "name": "own"}, {"kind": "model", "name": "other", "path": str(other)}]
-    found = scored(GROUPS, *settings, judge=judges["outcome"])
+    found = scored(GROUPS, *settings, network=classifiers["outcome"])
     own = scored(GROUPS, {"kind": "model", "path": str(folders["outcome"])})
     foreign = scored(GROUPS, {"kind": "model", "path": str(other)})
     parts = [score.parts for each in found for score in each.scores]
@@ -136,16 +134,18 @@ def test_the_runs_own_model_judges_where_no_path_is_given(
     assert [part["other"] for part in parts] == rewards_of(foreign) != rewards_of(own)
 
 
-def test_the_runs_own_model_is_needed_and_must_judge_alike(judges: dict[str, Classifier]) -> None:
-    with pytest.raises(ConfigError, match=r"\"process_model\" without a path judges with the run's own \[reward_model"):
+def test_the_runs_own_model_is_needed_and_must_have_the_same_head(classifiers: dict[str, Classifier]) -> None:
+    with pytest.raises(ConfigError, match=r"\"process_model\" without a path scores with the run's own \[reward_model"):
         scored(GROUPS, {"kind": "process_model"})
-    with pytest.raises(ConfigError, match=r"reward steps judges by process, and reward_model\.kind is 'outcome'"):
-        scored(GROUPS, {"kind": "process_model", "name": "steps"}, judge=judges["outcome"])
+    with pytest.raises(
+        ConfigError, match=r"steps needs a reward model of kind 'process', and reward_model\.kind is 'outc"
+    ):
+        scored(GROUPS, {"kind": "process_model", "name": "steps"}, network=classifiers["outcome"])
 
 
 def test_a_path_is_relative_to_the_recipe(tmp_path: Path) -> None:
-    lay_down(tmp_path / "judge")
-    with RewardSet.build([{"kind": "model", "path": "judge"}], base=tmp_path) as rewards:
+    lay_down(tmp_path / "network")
+    with RewardSet.build([{"kind": "model", "path": "network"}], base=tmp_path) as rewards:
         assert rewards_of(rewards.score([group("1")]))[0] is not None
         assert rewards.announcements == []
 
@@ -179,7 +179,7 @@ def test_a_part_of_weight_zero_looks_on() -> None:
 
 def test_the_fault_of_a_part_of_weight_zero_is_said_and_masks_nothing() -> None:
     def fails(completion: str) -> float:
-        raise ValueError("cannot judge that")
+        raise ValueError("cannot score that")
 
     def fails_once(completion: str) -> float:
         return fails(completion) if completion == "b" else 3.0
@@ -188,22 +188,22 @@ def test_the_fault_of_a_part_of_weight_zero_is_said_and_masks_nothing() -> None:
     (found,) = scored([group("a", "b")], watcher, lambda completion: 1.0)
     assert rewards_of([found]) == [1.0, 1.0]
     assert found.scores[1].parts == {"watcher": None, "reward": 1.0}
-    assert found.scores[1].fault == "exception: watcher: ValueError: cannot judge that"
+    assert found.scores[1].fault == "exception: watcher: ValueError: cannot score that"
     (masked,) = scored([group("a", "b")], {**watcher, "weight": 0.5}, lambda completion: 1.0)
     assert rewards_of([masked]) == [2.5, None]
     with pytest.raises(TrainingError, match="of watcher"):
         scored([group("a", "b")], {**watcher, "function": fails}, lambda completion: 1.0)
 
 
-def test_a_model_of_weight_zero_changes_no_reward(folders: dict[str, Path], judges: dict[str, Classifier]) -> None:
+def test_a_model_of_weight_zero_changes_no_reward(folders: dict[str, Path], classifiers: dict[str, Classifier]) -> None:
     watcher = {"kind": "process_model", "path": str(folders["process"]), "weight": 0}
     found = scored(GROUPS, watcher, lambda completion: float(len(completion)))
     assert rewards_of(found) == [float(len(c.text)) for each in GROUPS for c in each.completions]
     assert all(score.step_ends == () for each in found for score in each.scores)
     assert [len(score.part_steps.get("process_model", ())) for score in found[1].scores] == [0, 0, 3]
-    judged = found[0].scores[0].part_steps["process_model"]
+    of_steps = found[0].scores[0].part_steps["process_model"]
     text = GROUPS[0].completions[0].text
-    assert [reward for _, reward in judged] == about(chances(judges["process"], "prompt 1", text))
+    assert [reward for _, reward in of_steps] == about(chances(classifiers["process"], "prompt 1", text))
 
 
 def test_steps_without_a_reward_of_their_own_are_worth_their_mean() -> None:

@@ -1,15 +1,18 @@
 """Answers as models phrase them: every marker, with words, number forms, units and punctuation around a number."""
 
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
+from typing import TypeVar
 
 import pytest
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from oncurve.rewards import Numeric
-from oncurve.rewards.answers import numeric_answer
+from oncurve.rewards.answers import marked_number
 from oncurve.rewards.math import Checker
+
+Test = TypeVar("Test", bound=Callable[..., None])
 
 MARKERS = ["#### ", "####", "A: ", "Answer: ", "**Answer:** ", "Final Answer: ", "ANSWER: ", "answer = ", "Answer:\n"]
 SAID = ["The answer is ", "So the final answer is: ", "The correct answer is "]
@@ -40,6 +43,11 @@ UNITS = [
     " kg each",
 ]
 ENDS = ["", ".", "!", " .", "\n", ".\n\n", "**"]
+
+
+def value_in(text: str) -> Fraction | None:
+    found = marked_number(text)
+    return None if found is None else found.value
 
 
 def forms(value: Fraction) -> list[str]:
@@ -73,27 +81,35 @@ def phrased(draw: st.DrawFn) -> tuple[str, Fraction]:
     return f"{before}{marker}{words}{form}{unit}{end}", value
 
 
+PHRASES = {
+    "Final Answer: The final answer is 7.78.": "7.78",
+    "Answer: She has 5 apples left.": "5",
+    "#### The answer is 12": "12",
+    "Answer: about 5": "5",
+    "So the final answer is therefore 5.": "5",
+}
+
+
+def known_phrases(test: Test) -> Test:
+    """`test` with every phrase of `PHRASES` as an example."""
+    for phrase, number in PHRASES.items():
+        test = example((phrase, Fraction(number)), 1)(test)
+    return test
+
+
 @settings(max_examples=300)
 @given(phrased(), st.integers(1, 10**6))
-@example(("Final Answer: The final answer is 7.78.", Fraction("7.78")), 1)
-@example(("Answer: She has 5 apples left.", Fraction(5)), 1)
-@example(("#### The answer is 12", Fraction(12)), 1)
-@example(("Answer: about 5", Fraction(5)), 1)
-@example(("So the final answer is therefore 5.", Fraction(5)), 1)
+@known_phrases
 def test_numeric_reads_the_number_however_it_is_phrased(case: tuple[str, Fraction], other: int) -> None:
     text, value = case
-    assert numeric_answer(text) == value
+    assert value_in(text) == value
     assert Numeric()(text, f"{value.numerator}/{value.denominator}") == 1.0
     assert Numeric()(text, str(value + other)) == 0.0
 
 
 @settings(max_examples=40)
 @given(phrased(), st.integers(1, 10**6))
-@example(("Final Answer: The final answer is 7.78.", Fraction("7.78")), 1)
-@example(("Answer: She has 5 apples left.", Fraction(5)), 1)
-@example(("#### The answer is 12", Fraction(12)), 1)
-@example(("Answer: about 5", Fraction(5)), 1)
-@example(("So the final answer is therefore 5.", Fraction(5)), 1)
+@known_phrases
 @example(("#### x = 1,000", Fraction(1000)), 1)
 @example((r"\boxed{x = -12,345.50}", Fraction("-12345.50")), 1)
 @example((r"Answer: about \frac{1}{20} m/s", Fraction(1, 20)), 1)
@@ -151,9 +167,9 @@ def test_math_and_numeric_agree(text: str, expected: int | Fraction | str) -> No
     ],
 )
 def test_what_holds_digits_and_is_no_number(text: str) -> None:
-    assert numeric_answer(text) is None
-    assert numeric_answer(f"#### {text}") is None
-    assert numeric_answer(f"Answer: on {text} it was 42.") == 42
+    assert value_in(text) is None
+    assert value_in(f"#### {text}") is None
+    assert value_in(f"Answer: on {text} it was 42.") == 42
     assert Numeric()(f"#### {text}", 12) == 0.0
     assert Numeric()("#### 12", text) is None
 

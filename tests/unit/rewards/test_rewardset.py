@@ -12,7 +12,7 @@ import torch
 from fakes.scoring import faults_of, group, rewards_of
 from oncurve.errors import ConfigError, RewardError, TrainingError
 from oncurve.rewards import REWARD_KINDS, Exact, Numeric, Python, RewardSet
-from oncurve.rewards.parts import as_value
+from oncurve.rewards.component import as_value
 from oncurve.types import Group
 
 
@@ -32,14 +32,14 @@ def test_the_reward_is_the_weighted_sum_of_its_parts() -> None:
     assert scored.scores[0].fault is None
 
 
-def test_a_part_that_is_none_does_not_apply() -> None:
+def test_a_component_that_is_none_does_not_apply() -> None:
     with RewardSet.build(
         [returning({"x": None, "y": 1.0, "z": None}, "a"), returning({"x": 2.0, "y": 2.0, "z": None}, "b")]
     ) as both:
         scored = both.score([group("x", "y", "z")])
     assert rewards_of(scored) == [2.0, 3.0, None]
     assert scored[0].scores[0].parts == {"a": None, "b": 2.0}
-    assert scored[0].scores[2].fault == "none: no reward applies: every part returned None"
+    assert scored[0].scores[2].fault == "none: no reward applies: every component returned None"
     assert scored[0].scores[2].reward == 0.0
 
 
@@ -138,7 +138,7 @@ def test_a_batch_that_faults_is_called_again_once_a_group(caplog: pytest.LogCapt
     assert rewards_of(scored) == [1.0, 1.0, None, None, 1.0]
     assert scored[1].scores[0].fault == "exception: moody: RuntimeError: I will not"
     assert [record.message for record in caplog.records] == [
-        "reward moody failed on a whole batch (RuntimeError: I will not); it is called once a group then"
+        "reward moody failed on a whole batch (RuntimeError: I will not); it is called once per group now"
     ]
 
 
@@ -165,7 +165,7 @@ def test_interrupts_and_abandoned_steps_pass_through_a_reward_in_this_process() 
 
 def test_names_tell_parts_apart() -> None:
     with RewardSet.build([Exact(), Numeric(), Exact(), {"kind": "exact", "name": "mine"}]) as rewards:
-        assert [part.name for part in rewards.parts] == ["exact", "numeric", "exact_2", "mine"]
+        assert [part.name for part in rewards.components] == ["exact", "numeric", "exact_2", "mine"]
     with pytest.raises(ConfigError, match="the name 'a' is given twice"):
         RewardSet.build([Exact(name="a"), Numeric(name="a")])
     with pytest.raises(ConfigError, match="at least one"):
@@ -179,7 +179,7 @@ def test_a_table_without_a_kind_is_python_where_it_names_code_and_refused_elsewh
         RewardSet.build([{"weight": 1.0}])
 
 
-def test_what_a_reward_notes_stays_with_its_completion_when_a_batch_falls_apart(
+def test_what_a_reward_logs_stays_with_its_completion_when_a_batch_falls_apart(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def picky(completions: list[str], log_extra: Any) -> list[float]:
@@ -199,12 +199,12 @@ def test_what_a_reward_notes_stays_with_its_completion_when_a_batch_falls_apart(
     assert noted[1] == [{}, {}]
     assert [extras["picky/text"] for extras in noted[2]] == ["d", "e", "f"]
     assert [score.extras["picky/text"] for score in again[0].scores] == ["z", "y"]
-    left_out = [said for said in caplog.messages if "log_extra('short', ...) needs one value a completion" in said]
+    left_out = [said for said in caplog.messages if "log_extra('short', ...) needs one value per completion" in said]
     assert len(left_out) == 1
 
 
 def test_every_kind_can_be_named() -> None:
-    kinds = ["python", "exact", "numeric", "math", "regex", "task", "task_steps", "model", "process_model"]
+    kinds = ["python", "exact", "numeric", "math", "regex", "task", "task_steps", "overlong", "model", "process_model"]
     assert list(REWARD_KINDS) == kinds
 
 
@@ -221,7 +221,7 @@ class Length(RewardSettings):
     )
     with RewardSet.build([{"kind": "lab.py:Length", "scale": 0.5}], base=tmp_path) as rewards:
         assert rewards_of(rewards.score([group("abcd", "")])) == [2.0, 0.0]
-        assert [part.name for part in rewards.parts] == ["length"]
+        assert [part.name for part in rewards.components] == ["length"]
 
 
 def test_a_failed_build_leaves_no_worker_behind(tmp_path: Path) -> None:
@@ -233,16 +233,16 @@ def test_a_failed_build_leaves_no_worker_behind(tmp_path: Path) -> None:
     assert [child for child in psutil.Process().children() if "oncurve.workers" in " ".join(child.cmdline())] == []
 
 
-def test_a_cheap_reward_in_workers_costs_milliseconds_a_step(tmp_path: Path) -> None:
+def test_a_cheap_reward_in_workers_costs_milliseconds_of_processor_time_a_step(tmp_path: Path) -> None:
     (tmp_path / "cheap.py").write_text("def f(completion, answer): return completion == answer\n")
     groups: list[Group] = [group(*["some text " * 30] * 8, number=number) for number in range(32)]
     with RewardSet.build([{"path": "cheap.py:f"}], base=tmp_path) as rewards:
         rewards.score(groups)
         taken = []
         for _ in range(10):
-            begun = time.perf_counter()
+            begun = time.process_time()
             rewards.score(groups)
-            taken.append(time.perf_counter() - begun)
+            taken.append(time.process_time() - begun)
     assert min(taken) < 0.05  # about 5 ms on an idle machine
 
 

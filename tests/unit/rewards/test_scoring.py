@@ -16,8 +16,9 @@ from fakes.scoring import faults_of, group, rewards_of
 from fakes.scripted import TableModel
 from oncurve.errors import DataError, RewardError, TrainingError
 from oncurve.evaluate import evaluate
+from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet
-from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
 REWARDS = """
@@ -91,7 +92,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def running(rewards: RewardSet) -> set[int]:
-    return {pid for part in rewards.parts for pid in part.runner.pids}
+    return {pid for part in rewards.components for pid in part.runner.pids}
 
 
 @pytest.mark.parametrize("order", [[], [0, 1, 2, 3], [3, 1], [2, 0, 3, 1]])
@@ -164,7 +165,7 @@ def test_sleeping_rewards_cost_less_than_their_sum(built: Callable[..., RewardSe
 
 def test_evaluation_overlaps_too(folder: Path, tmp_path: Path) -> None:
     class Slow:
-        def generate(self, prompts: Any, draw: int, sampling: Any, on_group: Any) -> list[Group]:
+        def generate(self, prompts: Any, draw: int, sampling: Any, on_group: Any, firsts: Any) -> list[Group]:
             groups = [group(f"{p.id}x", columns={"answer": str(tmp_path)}, number=p.id) for p in prompts]
             for index in (2, 0, 1):
                 on_group(index, groups[index])
@@ -172,7 +173,9 @@ def test_evaluation_overlaps_too(folder: Path, tmp_path: Path) -> None:
             return groups
 
     with RewardSet.build([{"path": "rewards.py:noted", "processes": 1}], base=folder) as rewards:
-        result = evaluate(Slow(), rewards, [Prompt(n, "", (1,)) for n in range(3)], greedy=0)
+        result = evaluate(
+            Slow(), rewards, [Prompt(n, "", (1,)) for n in range(3)], greedy=Sampling(group_size=1, temperature=0)
+        )
     assert result.greedy_reward is not None
     assert result.greedy_reward.value == 2.0
 
@@ -186,7 +189,7 @@ def test_a_fault_while_groups_are_written_is_that_completions_alone(
     with rewards.begin() as scoring:
         scoring.submit(1, groups[1])
         scoring.submit(0, groups[0])
-        until(lambda: len(scoring._parts[0]._job._work.replies) == 4)
+        until(lambda: len(scoring._components[0]._job._work.replies) == 4)
         scoring.submit(2, groups[2])
         scored = scoring.finish(groups)
     assert rewards_of(scored) == [1.0, None, 1.0, 2.0, 3.0]
@@ -199,7 +202,7 @@ def test_a_reward_that_hangs_is_killed_while_the_engine_writes(
 ) -> None:
     rewards = built("faulty")
     rewards.score([group("a", "b", "c")])
-    monkeypatch.setattr(rewards.parts[0].runner, "timeout_seconds", 0.3)
+    monkeypatch.setattr(rewards.components[0].runner, "timeout_seconds", 0.3)
     before = running(rewards)
     groups = [group("sleep", "a", number=0), group("bb", number=1)]
     with rewards.begin() as scoring:
@@ -219,16 +222,16 @@ def test_a_worker_killed_from_outside_while_the_engine_writes_is_a_fault_of_its_
         groups = [group("sleep", number=0), group("a", "bb", "ccc", number=1)]
         scoring.submit(0, groups[0])
         scoring.submit(1, groups[1])
-        dispatcher = rewards.parts[0].runner._dispatcher
+        dispatcher = rewards.components[0].runner._dispatcher
         until(lambda: any(worker.pending for worker in dispatcher.workers))
-        until(lambda: len(scoring._parts[0]._job._work.replies) == 3)
+        until(lambda: len(scoring._components[0]._job._work.replies) == 3)
         for _ in range(2):
             (asleep,) = [worker for worker in dispatcher.workers if worker.pending]
             os.kill(asleep.process.pid, signal.SIGKILL)
             until(
                 lambda killed=asleep: (
                     any(worker.pending and worker is not killed for worker in dispatcher.workers)
-                    or len(scoring._parts[0]._job._work.replies) == 4
+                    or len(scoring._components[0]._job._work.replies) == 4
                 )
             )
         scored = scoring.finish(groups)
@@ -243,7 +246,7 @@ def test_an_interrupt_while_groups_are_written_leaves_workers_that_answer(built:
 
     def interrupted(index: int, each: Group) -> None:
         scoring.submit(index, group("sleep", "sleep", number=index))
-        until(lambda: any(worker.pending for worker in rewards.parts[0].runner._dispatcher.workers))
+        until(lambda: any(worker.pending for worker in rewards.components[0].runner._dispatcher.workers))
         raise KeyboardInterrupt
 
     with suppress(KeyboardInterrupt), rewards.begin() as scoring:
@@ -287,5 +290,5 @@ def engine(words: bool = False) -> InProcessEngine:
             return "-".join(map(str, ids))
 
     made = InProcessEngine(Sampling(group_size=2, max_new_tokens=12), Words() if words else None, (0,))
-    made.follow(Policy(TableModel(torch.zeros(7, 7)), 0))
+    made.follow(LocalWeights(TableModel(torch.zeros(7, 7)), 0))
     return made

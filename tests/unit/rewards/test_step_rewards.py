@@ -1,4 +1,4 @@
-"""Rewards that judge steps: what functions may return, how parts add up, where the steps end in tokens."""
+"""Rewards that score steps: what functions may return, how components add up, where the steps end in tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +72,7 @@ def steps_of(score: Score) -> list[tuple[int, float]]:
         ("trl", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
     ],
 )
-def test_every_signature_may_judge_steps(mine: Path, name: str, reward: float, steps: list[tuple[int, float]]) -> None:
+def test_every_signature_may_score_steps(mine: Path, name: str, reward: float, steps: list[tuple[int, float]]) -> None:
     (score,) = scored([{"path": f"mine.py:{name}"}], [group(TEXT, columns={"answer": "two"})], mine)
     assert score.fault is None
     assert score.reward == pytest.approx(reward)
@@ -93,7 +93,7 @@ def test_a_splitter_that_is_none_is_refused_before_anything_runs(split: str) -> 
         RewardSet.build([{"path": "mine.py:own", "split": split}])
 
 
-def test_parts_add_up_where_they_judge_the_same_step_and_a_whole_counts_at_the_end() -> None:
+def test_components_add_up_where_they_score_the_same_step_and_a_whole_counts_at_the_end() -> None:
     def one(completion: str) -> Any:
         return {"reward": 1.0, "steps": [[4, 1.0], [13, 2.0]]}
 
@@ -167,7 +167,7 @@ def test_without_a_tokenizer_steps_have_no_tokens() -> None:
         rewards.score([group("x")])
 
 
-def test_the_tasks_checker_judges_every_line() -> None:
+def test_the_tasks_checker_scores_every_line() -> None:
     asked = problem("train", 3)
     right = solution(asked)
     first = right.index("\n") + 1

@@ -7,8 +7,8 @@ from fakes.architectures import VOCABULARY, architecture
 from fakes.scripted import ByteTokenizer, TableModel
 from fakes.tiny_policy import TinyLM
 from fakes.tolerance import about
-from oncurve.models import GenericModel, TransformersModel
-from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.models import GenericModel, LocalWeights, TransformersModel
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 from oracles import plain_rollout
 
@@ -28,7 +28,7 @@ def prompts_of(vocabulary=VOCABULARY):
 
 def rollout(model, sampling, prompts, eos_ids=EOS, tokenizer=None, **more):
     engine = InProcessEngine(sampling, tokenizer, eos_ids, seed=2, **more)
-    engine.follow(Policy(model, 0))
+    engine.follow(LocalWeights(model, 0))
     return engine.generate(prompts, draw=1)
 
 
@@ -42,7 +42,7 @@ def test_tokens_do_not_depend_on_how_many_rows_there_are(name):
     whole = rollout(fast(name), sampling, prompts)
     assert {c.ended for group in whole for c in group.completions} == {"eos", "length"}
     for rows in (1, 3, 7, 9):
-        few = rollout(fast(name), sampling.model_copy(update={"rows": rows}), prompts)
+        few = rollout(fast(name), sampling.model_copy(update={"max_concurrent": rows}), prompts)
         assert of(few, "ids") == of(whole, "ids")
         assert of(few, "ended") == of(whole, "ended")
         for one, other in zip(of(few, "logprobs"), of(whole, "logprobs"), strict=True):
@@ -55,7 +55,7 @@ def test_tokens_do_not_depend_on_how_many_rows_there_are(name):
 def test_tokens_are_those_of_a_plain_loop_over_the_whole_text(path, rows):
     module = architecture("mistral", torch.float64) if path == "fast" else TinyLM(VOCABULARY).double()
     model = TransformersModel(module) if path == "fast" else GenericModel(module)
-    prompts, sampling = prompts_of(), Sampling(group_size=2, max_new_tokens=10, rows=rows)
+    prompts, sampling = prompts_of(), Sampling(group_size=2, max_new_tokens=10, max_concurrent=rows)
     for group in rollout(model, sampling, prompts):
         for index, completion in enumerate(group.completions):
             key = (2, 1, group.prompt.id, index)
@@ -70,13 +70,13 @@ def test_rows_with_limits_stop_strings_and_eos_all_end_as_they_do_alone(rows):
     letters = list(b"abcde")
     table[:, letters] = torch.randn(257, 5, generator=torch.Generator().manual_seed(0))
     prompts = [Prompt(number, "", tuple(text.encode())) for number, text in enumerate(["ab", "c", "dd", "a", "e"] * 3)]
-    sampling = Sampling(group_size=4, max_new_tokens=12, stop=("ca", "bb"), rows=rows)
+    sampling = Sampling(group_size=4, max_new_tokens=12, stop=("ca", "bb"), max_concurrent=rows)
 
     def limit(prompt_id, sample_index):
         return 3 + (5 * prompt_id + sample_index) % 11
 
     def complete(some, rows):
-        few = sampling.model_copy(update={"rows": rows})
+        few = sampling.model_copy(update={"max_concurrent": rows})
         return rollout(TableModel(table), few, some, (ord("e"),), ByteTokenizer(), limits=limit)
 
     together = complete(prompts, rows)
@@ -91,7 +91,7 @@ def test_groups_come_in_as_rows_become_free():
     table = torch.randn(9, 9, generator=torch.Generator().manual_seed(0))
     model, lengths = TableModel(table), {0: 40, 1: 4, 2: 4, 3: 20, 4: 4, 5: 16, 6: 8}
     prompts = [Prompt(number, "", (number,)) for number in lengths]
-    sampling = Sampling(group_size=2, max_new_tokens=40, rows=4)
+    sampling = Sampling(group_size=2, max_new_tokens=40, max_concurrent=4)
     groups = rollout(model, sampling, prompts, (), limits=lambda prompt_id, _: lengths[prompt_id])
     assert [len(group.completions[0].ids) for group in groups] == list(lengths.values())
     assert model.prefilled == [2, 1, 1, 1, 1, 1]
@@ -104,13 +104,13 @@ def test_groups_come_in_as_rows_become_free():
 def test_a_group_larger_than_the_rows_goes_alone():
     model = TableModel(torch.randn(9, 9, generator=torch.Generator().manual_seed(0)))
     prompts = [Prompt(number, "", (number,)) for number in range(3)]
-    rollout(model, Sampling(group_size=5, max_new_tokens=3, rows=2), prompts, ())
+    rollout(model, Sampling(group_size=5, max_new_tokens=3, max_concurrent=2), prompts, ())
     assert model.prefilled == [1, 1, 1]
     assert set(model.stepped) == {5}
 
 
 def test_the_same_settings_give_the_same_bits():
-    prompts, sampling = prompts_of(), Sampling(group_size=3, max_new_tokens=14, rows=7)
+    prompts, sampling = prompts_of(), Sampling(group_size=3, max_new_tokens=14, max_concurrent=7)
     results = [rollout(fast("qwen2", torch.bfloat16), sampling, prompts) for _ in range(2)]
     assert results[0] == results[1]
 
@@ -119,9 +119,9 @@ def test_the_same_settings_give_the_same_bits():
 def test_nothing_is_left_over_between_two_rollouts(stop):
     table = torch.full((257, 257), -torch.inf)
     table[:, list(b"abc")] = 0.0
-    sampling = Sampling(group_size=2, max_new_tokens=9, rows=4, stop=stop)
+    sampling = Sampling(group_size=2, max_new_tokens=9, max_concurrent=4, stop=stop)
     engine = InProcessEngine(sampling, ByteTokenizer(), (), seed=2)
-    engine.follow(Policy(TableModel(table), 0))
+    engine.follow(LocalWeights(TableModel(table), 0))
     prompts = [Prompt(number, "", (97,)) for number in range(6)]
     first, _, again = (engine.generate(prompts, draw=draw) for draw in (0, 1, 0))
     assert first == again

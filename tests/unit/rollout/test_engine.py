@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-import oncurve.rollout.decoding
 from fakes.scripted import ByteTokenizer, ScriptedModel, TableModel
 from fakes.tolerance import about
 from oncurve.errors import ConfigError, DataError, ModelError
+from oncurve.models import LocalWeights
 from oncurve.models.generic import GenericModel
-from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 from oracles import plain_rollout
 
@@ -23,7 +23,7 @@ def table(seed=0, vocabulary=VOCABULARY, scale=1.5):
 def make_engine(model=None, sampling=None, tokenizer=None, eos_ids=EOS, seed=5, version=0):
     sampling = sampling or Sampling(group_size=4, max_new_tokens=12)
     engine = InProcessEngine(sampling, tokenizer, eos_ids, seed)
-    engine.follow(Policy(model or TableModel(table()), version))
+    engine.follow(LocalWeights(model or TableModel(table()), version))
     return engine
 
 
@@ -63,7 +63,7 @@ def test_groups_come_in_the_order_of_prompts_and_carry_where_they_came_from():
 def test_results_do_not_depend_on_how_many_rows_are_decoded_at_once(rows):
     prompts = make_prompts(*range(7))
     whole = make_engine().generate(prompts, draw=0)
-    assert make_engine().generate(prompts, 0, Sampling(group_size=4, max_new_tokens=12, rows=rows)) == whole
+    assert make_engine().generate(prompts, 0, Sampling(group_size=4, max_new_tokens=12, max_concurrent=rows)) == whole
 
 
 def test_a_prompts_completions_do_not_depend_on_the_other_prompts():
@@ -168,7 +168,9 @@ def test_stop_strings_give_the_same_for_any_number_of_rows(temperature):
     sampling = Sampling(group_size=4, max_new_tokens=40, temperature=temperature, stop=("ab", "c a"))
     prompts = [Prompt(number, "", (number, 97 + number)) for number in range(3)]
     results = [
-        make_engine(TableModel(logits), sampling.model_copy(update={"rows": rows}), tokenizer).generate(prompts, draw=1)
+        make_engine(TableModel(logits), sampling.model_copy(update={"max_concurrent": rows}), tokenizer).generate(
+            prompts, draw=1
+        )
         for rows in (1, 8, 100)
     ]
     assert results[0] == results[1] == results[2]
@@ -228,7 +230,7 @@ def test_generating_without_a_policy_is_an_error():
 def test_following_another_policy_changes_what_is_sampled():
     engine = make_engine()
     before = engine.generate(make_prompts(0), draw=0)
-    engine.follow(Policy(TableModel(table(seed=1)), version=1))
+    engine.follow(LocalWeights(TableModel(table(seed=1)), version=1))
     after = engine.generate(make_prompts(0), draw=0)
     assert before != after
     assert {completion.policy_version for completion in after[0].completions} == {1}
@@ -238,7 +240,7 @@ def test_a_large_vocabulary_is_sampled_in_slices_with_the_same_result(monkeypatc
     model = TableModel(table(vocabulary=300))
     prompts = make_prompts(0, 1, 2)
     whole = make_engine(model).generate(prompts, draw=0)
-    monkeypatch.setattr(oncurve.rollout.decoding, "_LOGITS_AT_ONCE", 300 * 5)
+    monkeypatch.setattr("oncurve.models.decode.host_loop._LOGITS_AT_ONCE", 300 * 5)
     assert make_engine(model).generate(prompts, draw=0) == whole
 
 

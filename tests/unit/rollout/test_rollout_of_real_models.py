@@ -8,10 +8,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from fakes.tolerance import assert_close
 from oncurve.errors import DataError
+from oncurve.models import LocalWeights
 from oncurve.models.causal import CausalModel
 from oncurve.models.generic import GenericModel
 from oncurve.models.network import TransformersModel
-from oncurve.rollout import InProcessEngine, Policy, Sampling
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
 PATHS = {"generic": GenericModel, "fast": TransformersModel}
@@ -31,7 +32,7 @@ def teacher_forced(module: torch.nn.Module, group: Group, temperature: float) ->
 
 def rollout(model: CausalModel, prompts: list[Prompt], sampling: Sampling, tokenizer=None, eos_ids=(2,)) -> list[Group]:
     engine = InProcessEngine(sampling, tokenizer, eos_ids, seed=3)
-    engine.follow(Policy(model, 0))
+    engine.follow(LocalWeights(model, 0))
     return engine.generate(prompts, draw=1)
 
 
@@ -58,7 +59,7 @@ def test_recorded_logprobs_are_the_teacher_forced_ones(stories, path, temperatur
     module = copy.deepcopy(module).to(dtype)
     texts = ["Once upon a time", "Lily", "The big dog and the cat went to the park. They"]
     prompts = [Prompt(number, text, (1, *tokenizer.encode(text))) for number, text in enumerate(texts)]
-    sampling = Sampling(group_size=4, max_new_tokens=32, temperature=temperature, rows=8, stop=("big",))
+    sampling = Sampling(group_size=4, max_new_tokens=32, temperature=temperature, max_concurrent=8, stop=("big",))
     for group in rollout(PATHS[path](module), prompts, sampling, tokenizer):
         for completion, expected in zip(group.completions, teacher_forced(module, group, temperature), strict=True):
             recorded = torch.tensor(completion.logprobs, dtype=dtype)

@@ -2,8 +2,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fakes.scripted import ByteTokenizer
 from oncurve.errors import ConfigError

@@ -187,5 +187,3 @@ def test_the_task_gives_rows_and_its_test_rows_do_not_depend_on_the_seed():
     assert task.rows("train", 1, start=2) == first[2:]
     assert first != ArithmeticTask(seed=5).rows("train", 3)
     assert task.rows("test", 3) == ArithmeticTask().rows("test", 3)
-    assert task.is_correct("#### 5", "5")
-    assert task.check_steps("7*8=56", BEADS.question) == [(6, True)]

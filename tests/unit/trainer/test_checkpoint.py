@@ -1,18 +1,19 @@
-"""What a checkpoint holds beside the learner: the reference as it was then, and the outer loop's own."""
+"""What a checkpoint holds: the learner's files, what is stored once, and the outer loop's own."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fakes.learning import finished, make_learner
-from fakes.tiny_policy import random_groups
+from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
 from oncurve.errors import CheckpointError
-from oncurve.learner import LocalLearner
+from oncurve.learner import LearnerConfig, LocalLearner, ReferenceSettings
+from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.trainer import Checkpoints, ReferenceSchedule, StepResult, TrainerState
 
 GROUPS = random_groups()
@@ -23,35 +24,41 @@ class Memory:
 
     def __init__(self, value: float = 0.0) -> None:
         self.kept = torch.full((3,), value)
-        self.loaded: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
-    def begin(self, state: TrainerState) -> None: ...
+    def before_step(self, state: TrainerState) -> None: ...
 
-    def end(self, result: StepResult) -> StepResult:
+    def after_step(self, result: StepResult) -> StepResult:
         return result
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {"kept": self.kept}, {"draws": 3}
+    def save(self, folder: Path) -> dict[str, Any]:
+        (folder / "outer").mkdir()
+        durable.save_tensors(folder / "outer" / "kept.safetensors", {"kept": self.kept})
+        return {"draws": 3}
 
-    def load_state(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self.loaded = tensors, meta
+    def load(self, folder: Path, meta: dict[str, Any]) -> None:
+        assert meta["draws"] == 3
+        self.kept = durable.read_tensors(folder / "outer" / "kept.safetensors")["kept"]
 
 
 def still(learner: LocalLearner) -> ReferenceSchedule:
-    return ReferenceSchedule(0, 1.0, learner)
+    return ReferenceSchedule(ReferenceSettings(every=0, mixup_alpha=1.0), learner)
 
 
 def save(checkpoints: Checkpoints, learner: LocalLearner, step: int) -> str:
     """Writes a checkpoint; the name of the reference in it."""
     path = checkpoints.save(learner, still(learner), TrainerState(step=step), {})
-    return str(json.loads((path / "state.json").read_text())["reference"])
+    return str(record_of(path)["learner"].get("reference", {}).get("tensors"))
+
+
+def record_of(path: Path) -> dict[str, Any]:
+    return json.loads((path / "state.json").read_text())
 
 
 def frozen(folder: Path) -> set[str]:
     return {path.name for path in (folder / "frozen").iterdir()}
 
 
-def test_a_reference_is_stored_anew_when_it_has_moved_and_goes_with_the_last_that_names_it(tmp_path: Path) -> None:
+def test_a_reference_is_stored_again_when_it_has_moved_and_goes_with_the_last_that_names_it(tmp_path: Path) -> None:
     learner, checkpoints = make_learner(learning_rate=0.1), Checkpoints(tmp_path, keep=2)
     first = [save(checkpoints, learner, step) for step in (1, 2)]
     written = (tmp_path / "frozen" / first[0]).stat().st_mtime_ns
@@ -101,12 +108,12 @@ def test_a_restored_reference_is_the_one_of_that_step(tmp_path: Path, compute_dt
         learner.update(finished(learner, GROUPS))
         learner.move_reference(0.25)
         save(checkpoints, learner, step)
-        at[step] = {name: tensor.clone() for name, tensor in learner.reference_state().items()}
+        at[step] = {name: tensor.clone() for name, tensor in learner.reference.state().items()}
     for step in (2, 1):
         resumed = make_learner(**settings)
         Checkpoints(tmp_path, keep=2).restore(resumed, still(resumed))
-        assert resumed.reference_version == step
-        state = resumed.reference_state()
+        assert resumed.reference.version == step
+        state = resumed.reference.state()
         assert all(torch.equal(state[name], tensor) for name, tensor in at[step].items())
         (tmp_path / f"step-{step:06d}" / "learner.safetensors").write_bytes(b"torn")
 
@@ -120,26 +127,75 @@ def test_a_checkpoint_without_a_reference_gets_one_when_there_is_one(tmp_path: P
     assert frozen(tmp_path) == {name}
 
 
-def test_what_the_outer_loop_keeps_comes_back(tmp_path: Path) -> None:
+def test_what_the_outer_loop_saves_comes_back_and_the_manifest_covers_it(tmp_path: Path) -> None:
     learner = make_learner()
     path = Checkpoints(tmp_path, keep=1).save(learner, Memory(2.0), TrainerState(step=1), {})
-    assert json.loads((path / "state.json").read_text())["outer"] == {"draws": 3}
+    assert record_of(path)["outer"] == {"draws": 3}
     assert durable.verify(path) == []
     other = Memory()
     Checkpoints(tmp_path, keep=1).restore(learner, other)
-    tensors, meta = other.loaded
-    assert torch.equal(tensors["kept"], torch.full((3,), 2.0))
-    assert meta == {"draws": 3}
+    assert torch.equal(other.kept, torch.full((3,), 2.0))
+    (path / "outer" / "kept.safetensors").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match=r"no checkpoint verifies.*outer/kept"):
+        Checkpoints(tmp_path, keep=1).restore(learner, other)
 
 
-def test_an_outer_loop_that_keeps_nothing_leaves_nothing_and_one_that_expects_something_is_told(tmp_path: Path) -> None:
+def test_an_outer_loop_that_saves_nothing_leaves_nothing_and_one_that_expects_something_is_told(tmp_path: Path) -> None:
     learner = make_learner()
     path = Checkpoints(tmp_path, keep=1).save(learner, still(learner), TrainerState(step=1), {})
     assert sorted(file.name for file in path.iterdir()) == ["learner.safetensors", "manifest.json", "state.json"]
-    assert "outer" not in json.loads((path / "state.json").read_text())
-    other = Memory()
-    Checkpoints(tmp_path, keep=1).restore(learner, other)
-    assert other.loaded == ({}, {})
+    assert record_of(path)["outer"] == {}
+    with pytest.raises(CheckpointError, match=r"lacks 'draws': a run with other settings wrote it"):
+        Checkpoints(tmp_path, keep=1).restore(learner, Memory())
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_with_both_formats(tmp_path: Path) -> None:
+    learner = make_learner()
+    durable.write_directory(tmp_path / "step-000004", {"state.json": durable.to_json({"format": 2})})
+    with pytest.raises(CheckpointError, match=r"format 2, and this oncurve reads format 3") as caught:
+        Checkpoints(tmp_path, keep=1).restore(learner, still(learner))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_fails_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+    learner = make_learner()
+    save(Checkpoints(tmp_path, keep=1), learner, 1)
+
+    def fails(folder: Path) -> dict[str, Any]:
+        durable.save_tensors(folder / "learner.safetensors", {"one": torch.ones(3)})
+        raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(durable.StorageError, match=r"step-000002 cannot be written.*free some space and resume"):
+        Checkpoints(tmp_path, keep=1).write(2, fails)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frozen", "step-000001"]
+
+
+def test_frozen_weights_are_stored_once_for_all_checkpoints_and_come_back(tmp_path: Path) -> None:
+    def fresh(seed: int) -> LocalLearner:
+        model = tiny_model(torch.float32, seed=seed)
+        model.module.embedding.weight.requires_grad_(False)
+        return LearnerConfig(learning_rate=0.1).build(model, Clipped(), Regularizer(KLPenalty(coef=0.0)))
+
+    learner, checkpoints = fresh(0), Checkpoints(tmp_path, keep=2)
+    names = set()
+    for step in (1, 2, 3):
+        learner.update(finished(learner, GROUPS))
+        path = checkpoints.save(learner, still(learner), TrainerState(step=step), {})
+        names.add(record_of(path)["learner"]["frozen"])
+        held = durable.read_tensors(path / "learner.safetensors")
+        assert not any("embedding" in name for name in held)
+        assert {name.removeprefix("master.") for name in held if name.startswith("master.")} == set(
+            learner.optimizer.trained
+        )
+    assert frozen(tmp_path) == names
+    assert len(names) == 1
+    assert durable.fetch(tmp_path / "frozen", names.pop()).keys() == {"embedding.weight"}
+    resumed = fresh(1)
+    Checkpoints(tmp_path, keep=2).restore(resumed, still(resumed))
+    for each in (learner, resumed):
+        each.update(finished(each, GROUPS))
+    ours, theirs = (each.weights().local().module.state_dict() for each in (learner, resumed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_damaged_reference_costs_the_checkpoints_that_name_it_and_no_others(tmp_path: Path) -> None:
@@ -152,7 +208,7 @@ def test_a_damaged_reference_costs_the_checkpoints_that_name_it_and_no_others(tm
     content[-1] ^= 1
     (tmp_path / "frozen" / second).write_bytes(content)
     state, _, notes = Checkpoints(tmp_path, keep=2).restore(learner, still(learner))
-    assert (state.step, learner.reference_version) == (1, 0)
+    assert (state.step, learner.reference.version) == (1, 0)
     assert len(notes) == 1
     assert notes[0].startswith("step-000002 is damaged and was passed over")
     assert "has been changed" in notes[0]

@@ -7,7 +7,7 @@ import pytest
 
 from oncurve.rollout import Sampling
 from oncurve.steps import splitter_of
-from oncurve.trainer.labelling import RollOuts, judged_pairs, judged_steps
+from oncurve.trainer.labelling import MonteCarloLabels, scored_pairs, scored_steps
 from oncurve.types import Completion, Group, LabelledSteps, PreferencePair, Prompt, Score
 
 ASKED = ({"role": "user", "content": "2+2?"},)
@@ -23,7 +23,7 @@ def judged(*said: tuple[str, float | None], number: int = 0, draw: int = 5, chat
     prompt = Prompt(number, f"p{number}:", (100, number), messages=ASKED if chat else None)
     completions = tuple(written(text, index) for index, (text, _) in enumerate(said))
     return Group(
-        prompt, completions, tuple(Score(9.0, parts={"judge": value, "other": 7.0}) for _, value in said), draw
+        prompt, completions, tuple(Score(9.0, parts={"verifier": value, "other": 7.0}) for _, value in said), draw
     )
 
 
@@ -45,22 +45,24 @@ def judged(*said: tuple[str, float | None], number: int = 0, draw: int = 5, chat
 def test_the_best_is_paired_with_the_worst_as_long_as_it_is_better(
     said: list[tuple[str, float | None]], pairs: list[str]
 ) -> None:
-    assert judged_pairs([judged(*said)], "judge") == [PreferencePair("p0:", chosen, worse) for chosen, worse in pairs]
+    assert scored_pairs([judged(*said)], "verifier") == [
+        PreferencePair("p0:", chosen, worse) for chosen, worse in pairs
+    ]
 
 
 def test_pairs_stay_within_their_group_and_keep_its_chat() -> None:
     groups = [judged(("a", 1.0), ("b", 0.0)), judged(("c", 0.5), ("d", 1.0), number=1, chat=True)]
-    assert judged_pairs(groups, "judge") == [PreferencePair("p0:", "a", "b"), PreferencePair(ASKED, "d", "c")]
-    assert judged_pairs(groups, "other") == []
-    assert judged_pairs(groups, "nobody") == []
+    assert scored_pairs(groups, "verifier") == [PreferencePair("p0:", "a", "b"), PreferencePair(ASKED, "d", "c")]
+    assert scored_pairs(groups, "other") == []
+    assert scored_pairs(groups, "nobody") == []
 
 
 def test_steps_that_a_judge_has_judged_are_labelled_within_zero_and_one() -> None:
     (group,) = [judged(("x\ny\nz", 1.0), ("x", 0.0))]
-    steps = {"judge": ((2, 1.5), (4, -1.0), (5, 0.25)), "other": ((5, 1.0),)}
+    steps = {"verifier": ((2, 1.5), (4, -1.0), (5, 0.25)), "other": ((5, 1.0),)}
     group = Group(group.prompt, group.completions, (Score(0.0, part_steps=steps), Score(1.0)))
-    assert judged_steps([group], "judge") == [LabelledSteps("p0:", "x\ny\nz", (2, 4, 5), (1.0, 0.0, 0.25))]
-    assert judged_steps([group], "nobody") == []
+    assert scored_steps([group], "verifier") == [LabelledSteps("p0:", "x\ny\nz", (2, 4, 5), (1.0, 0.0, 0.25))]
+    assert scored_steps([group], "nobody") == []
 
 
 @dataclass
@@ -70,10 +72,23 @@ class Says:
     rest: Callable[[str, int], str]
     asked: list[tuple[Sequence[Prompt], int, Sampling]] = field(default_factory=list)
 
-    def follow(self, policy: object) -> None:
-        raise AssertionError("who makes the roll-outs follows the policy")
+    exact = True
 
-    def generate(self, prompts: Sequence[Prompt], draw: int, sampling: Sampling) -> list[Group]:
+    def follow(self, weights: object) -> None:
+        raise AssertionError("the caller has chosen the weights")
+
+    def close(self) -> None:
+        raise AssertionError("the caller closes the engine")
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Sampling,
+        on_group: None = None,
+        first_samples: Sequence[int] = (),
+    ) -> list[Group]:
+        assert list(first_samples) == [0] * len(prompts)
         self.asked.append((prompts, draw, sampling))
         return [
             Group(p, tuple(written(self.rest(p.text, index), index) for index in range(sampling.group_size)))
@@ -95,7 +110,7 @@ class EndsIn:
         ]
 
     def judged(self, text: str) -> Score:
-        return Score(0.0, parts={"judge": {"4": 1.0, "?": None}.get(text[-1:], 0.5)})
+        return Score(0.0, parts={"verifier": {"4": 1.0, "?": None}.get(text[-1:], 0.5)})
 
 
 def a_token_a_letter(prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tuple[int, ...]:
@@ -104,9 +119,9 @@ def a_token_a_letter(prompt: Prompt, completion: Completion, ends: Sequence[int]
 
 def rolled(
     engine: Says, scorer: EndsIn, count: int = 4, context: int | None = None, tokens: int = 50, split: str = "newline"
-) -> RollOuts:
+) -> MonteCarloLabels:
     sampling = Sampling(group_size=8, max_new_tokens=tokens, temperature=0.7)
-    return RollOuts(engine, scorer, "judge", count, splitter_of(split), a_token_a_letter, sampling, context)
+    return MonteCarloLabels(engine, scorer, "verifier", count, splitter_of(split), a_token_a_letter, sampling, context)
 
 
 def test_a_step_is_as_good_as_the_share_of_ways_on_that_come_out_right() -> None:
@@ -190,9 +205,9 @@ def test_a_token_that_writes_into_the_next_step_is_kept_whole() -> None:
 
     text = "".join(tokens)
     completion = Completion((*range(len(tokens)), 99), text, (-0.5,) * 9, "eos", 0, 3)
-    group = Group(Prompt(0, "p:", (50,)), (completion,), (Score(1.0, parts={"judge": 1.0}),))
+    group = Group(Prompt(0, "p:", (50,)), (completion,), (Score(1.0, parts={"verifier": 1.0}),))
     engine, scorer = Says(lambda text, index: " is 4"), EndsIn()
-    labels = RollOuts(engine, scorer, "judge", 1, splitter_of(r"/(?<=[.?])\s/"), locate, Sampling())([group])
+    labels = MonteCarloLabels(engine, scorer, "verifier", 1, splitter_of(r"/(?<=[.?])\s/"), locate, Sampling())([group])
     assert [prompt.text for prompt in engine.asked[0][0]] == ["p:One is. Two", "p:One is. Two more? Then"]
     assert [prompt.ids for prompt in engine.asked[0][0]] == [(50, 0, 1, 2, 3), (50, 0, 1, 2, 3, 4, 5, 6)]
     assert [whole.completions[0].text for whole in scorer.seen] == ["One is. Two is 4", "One is. Two more? Then is 4"]

@@ -1,9 +1,12 @@
 """The schedule of the reference's moves: at which steps, and never twice for one."""
 
+from pathlib import Path
+
 import pytest
 
 from fakes.learning import make_learner
-from oncurve.trainer import Outer, ReferenceSchedule, StepResult, TrainerState
+from oncurve.learner import ReferenceSettings
+from oncurve.trainer import OuterLoop, ReferenceSchedule, StepResult, TrainerState
 
 
 def moves(outer: ReferenceSchedule, steps: int, begun: int = 1) -> list[int]:
@@ -11,8 +14,8 @@ def moves(outer: ReferenceSchedule, steps: int, begun: int = 1) -> list[int]:
     found = []
     for done in range(steps):
         for _ in range(begun):
-            outer.begin(TrainerState(step=done))
-        if outer.end(result(done + 1)).metrics.get("reference_moved"):
+            outer.before_step(TrainerState(step=done))
+        if outer.after_step(result(done + 1)).metrics.get("reference/moved"):
             found.append(done + 1)
     return found
 
@@ -29,27 +32,28 @@ def test_it_moves_after_every_so_many_steps_and_once_for_a_step_that_is_begun_ag
     every: int, steps: list[int], begun: int
 ) -> None:
     learner = make_learner()
-    outer: Outer = ReferenceSchedule(every, 0.5, learner)
+    outer: OuterLoop = ReferenceSchedule(ReferenceSettings(every=every, mixup_alpha=0.5), learner)
     assert moves(outer, 7, begun) == steps
-    assert learner.reference_version == len(steps)
+    assert learner.reference.version == len(steps)
 
 
-def test_what_it_keeps_is_the_step_it_moved_for() -> None:
+def test_what_it_saves_is_the_step_it_moved_for(tmp_path: Path) -> None:
     learner = make_learner()
-    outer = ReferenceSchedule(2, 0.5, learner)
-    assert outer.state() == ({}, {})
-    outer.begin(TrainerState(step=2))
-    assert outer.state() == ({}, {"moved_for": 3})
-    again = ReferenceSchedule(2, 0.5, learner)
-    again.load_state(*outer.state())
-    again.begin(TrainerState(step=2))
-    assert learner.reference_version == 1
-    assert again.end(result(3)).metrics == {"reference_moved": 1.0}
-    again.load_state({}, {})
-    assert again.state() == ({}, {})
+    outer = ReferenceSchedule(ReferenceSettings(every=2, mixup_alpha=0.5), learner)
+    assert outer.save(tmp_path) == {}
+    outer.before_step(TrainerState(step=2))
+    assert outer.save(tmp_path) == {"moved_for": 3}
+    again = ReferenceSchedule(ReferenceSettings(every=2, mixup_alpha=0.5), learner)
+    again.load(tmp_path, outer.save(tmp_path))
+    again.before_step(TrainerState(step=2))
+    assert learner.reference.version == 1
+    assert again.after_step(result(3)).metrics == {"reference/moved": 1.0}
+    again.load(tmp_path, {})
+    assert again.save(tmp_path) == {}
+    assert not any(tmp_path.iterdir())
 
 
 def test_without_a_reference_nothing_moves_and_nothing_is_said() -> None:
-    outer = ReferenceSchedule(1, 1.0, make_learner(kl_coef=0.0))
+    outer = ReferenceSchedule(ReferenceSettings(every=1, mixup_alpha=1.0), make_learner(kl_coef=0.0))
     assert moves(outer, 3) == []
-    assert outer.state() == ({}, {})
+    assert outer.moved_for == 0

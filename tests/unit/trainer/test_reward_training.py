@@ -42,18 +42,19 @@ class Learner:
         for number in numbers:
             self.sum = self.sum * 1.5 + number
         metrics = Metrics()
-        metrics.add("reward_model_loss", float(self.sum))
+        metrics.add("reward_model/loss", float(self.sum))
         return UpdateResult(metrics)
 
     @property
     def changes(self) -> int:
         return self.count
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {"sum": self.sum}, {"count": self.count}
+    def save(self, folder: Path) -> dict[str, Any]:
+        durable.save_tensors(folder / "learner.safetensors", {"sum": self.sum})
+        return {"count": self.count}
 
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        self.sum, self.count = tensors["sum"].clone(), meta["count"]
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        self.sum, self.count = durable.read_tensors(folder / "learner.safetensors")["sum"], meta["count"]
 
 
 def learner(epochs: int = 3, batch_size: int = 3, bad: Sequence[int] = ()) -> Learner:
@@ -83,7 +84,7 @@ def test_fit_makes_all_passes_and_says_what_came_of_them() -> None:
     made = learner(epochs=2, bad=[1])
     metrics = fit(made, EXAMPLES, seed=4).result()
     assert made.batches == [batch_of(update, 7, 3, 4) for update in range(6)]
-    assert metrics["reward_model_updates"] == 5.0
+    assert metrics["reward_model/updates"] == 5.0
 
 
 @pytest.mark.parametrize("bad", [(1, 2, 3), (3, 4, 5)])
@@ -101,10 +102,10 @@ def test_a_training_without_a_folder_keeps_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     told: list[tuple[int, dict[str, float]]] = []
     made = learner()
-    training = RewardTraining(made, EXAMPLES, 4, every=4, evaluate=lambda: {"reward_model_heldout_loss": 0.5})
+    training = RewardTraining(made, EXAMPLES, 4, every=4, evaluate=lambda: {"reward_model/heldout_loss": 0.5})
     assert training.train(lambda done, line: told.append((done, line))) is None
     assert [done for done, _ in told] == list(range(1, 10))
-    assert [done for done, line in told if "reward_model_heldout_loss" in line] == [4, 8, 9]
+    assert [done for done, line in told if "reward_model/heldout_loss" in line] == [4, 8, 9]
     assert list(tmp_path.iterdir()) == []
     plain = learner()
     fit(plain, EXAMPLES, seed=4)
@@ -150,7 +151,7 @@ def test_a_signal_ends_it_between_two_updates_and_it_goes_on_to_the_same_end(tmp
     assert (whole / "metrics.jsonl").read_bytes() == (cut / "metrics.jsonl").read_bytes()
     lines = [json.loads(line) for line in (cut / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 10))
-    assert [line["reward_model_updates"] for line in lines] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
+    assert [line["reward_model/updates"] for line in lines] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
 
 
 def test_what_was_skipped_before_a_stop_counts_after_it(tmp_path: Path) -> None:
@@ -198,8 +199,15 @@ def test_where_no_checkpoint_verifies_it_is_an_error(tmp_path: Path) -> None:
         RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()
 
 
-def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
-    record = durable.to_json({"format": 1, "trainer": {}})
-    durable.write_directory(tmp_path / "checkpoints" / "step-000003", {"state.json": record})
-    with pytest.raises(CheckpointError, match="written by another version of oncurve"):
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"format": 2, "done": 3}, "checkpoint format 2, and this oncurve reads format 3"),
+        ({"format": 3}, "is not of a"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+    files = {"state.json": durable.to_json(record)}
+    durable.write_directory(tmp_path / "checkpoints" / "step-000003", files)
+    with pytest.raises(CheckpointError, match=said):
         RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()

@@ -1,4 +1,4 @@
-"""A judge of one's own: whether a story has more glad words than sad ones."""
+"""A verifier of your own: does a story have more glad words than sad ones?"""
 
 import re
 
@@ -13,7 +13,7 @@ SAD = re.compile(
 
 
 def glad(completion: str) -> float:
-    """1 if glad words outnumber sad ones, 0 if it is the other way round, a half where they are level."""
+    """1 if glad words outnumber sad ones, 0 if sad ones outnumber glad ones, 0.5 if neither."""
     text = completion.lower()
     balance = len(GLAD.findall(text)) - len(SAD.findall(text))
     return 0.5 if balance == 0 else float(balance > 0)

@@ -1,0 +1,51 @@
+"""The whole configuration of a run: its sections, where they come from, what is impossible, and what it says.
+
+sections.py   the sections and their defaults     layers.py     presets, recipes and overrides, one over another
+loading.py    files and tables to a `RunConfig`    schema.py     what a key may be, and what to say of one that is not
+rules.py      what is impossible, missing, inert  in_words.py   the plan: sentences that say what a run will do
+equation.py   the objective as it is computed     arguments.py  arguments of Python functions as keys
+columns.py    the columns that rewards read       notes.py      notes of the plan on settings that look like a mistake
+adapter_words.py   the plan's sentences about an adapter
+
+Loaded lazily: importing this package imports none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy  # noqa: F401 - before torch, whose C code imports it and would swallow an interrupt that comes meanwhile
+
+from oncurve.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.config.adapter_words import AdapterFacts as AdapterFacts
+    from oncurve.config.arguments import (
+        Argument as Argument,
+        check_argument_names as check_argument_names,
+        explains_arguments as explains_arguments,
+        tables_of as tables_of,
+    )
+    from oncurve.config.columns import check_columns as check_columns
+    from oncurve.config.completeness import check_complete as check_complete, missing as missing
+    from oncurve.config.equation import explain as explain
+    from oncurve.config.in_words import plan as plan
+    from oncurve.config.layers import (
+        CODE_PATH as CODE_PATH,
+        FILE_KEYS as FILE_KEYS,
+        Layer as Layer,
+        read_layers as read_layers,
+    )
+    from oncurve.config.loading import (
+        load as load,
+        load_config as load_config,
+        to_tables as to_tables,
+        to_toml as to_toml,
+    )
+    from oncurve.config.notes import NO_VERIFIER as NO_VERIFIER, RunFacts as RunFacts
+    from oncurve.config.rules import check_config as check_config, inert_rules as inert_rules
+    from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
+    from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
+
+
+__getattr__, __all__ = lazily(__name__)

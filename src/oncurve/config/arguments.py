@@ -1,0 +1,134 @@
+"""Arguments of the Python API as settings.
+
+`tables_of` merges arguments with `settings` and refuses those that contradict each other. `explains_arguments` answers
+an argument that a function does not have with the one that it has, or with the setting.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from oncurve.config.sections import RUN
+from oncurve.errors import ConfigError
+from oncurve.spec import Component, suggest
+from oncurve.words import word_for
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ArgumentError(ConfigError, TypeError):
+    """A function was given an argument that it does not have; a TypeError too, as Python's own is."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument's name, the setting that it is, and its value. Example: `Argument("seed", "run.seed", 7)`."""
+
+    name: str
+    key: str
+    value: Any
+
+
+def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Nested tables of settings from arguments and from `settings`.
+
+    Raises ConfigError where an argument and `settings` give one setting different values, and where `settings` is no
+    mapping.
+    """
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"settings: expected nested tables like {{'kl': {{'coef': 0.01}}}}, got {settings!r:.60}")
+    tables = {
+        section: dict(table) if isinstance(table, Mapping) else table for section, table in (settings or {}).items()
+    }
+    for argument in said:
+        section, _, key = argument.key.partition(".")
+        table = tables.setdefault(section, {} if key else None)
+        if isinstance(table, dict) and key not in table:
+            table[key] = argument.value
+        elif table is None and not key:
+            tables[section] = argument.value
+        elif not _same(table, key, argument.value):
+            raise ConfigError(
+                f"{argument.key}: given twice with different values, by the argument {argument.name} and by settings; "
+                "leave one of them out"
+            )
+    return tables
+
+
+def _same(table: Any, key: str, value: Any) -> bool:
+    """Whether a section gives `key` this `value`: plain values are compared, objects only with themselves.
+
+    1 and 1.0 are one number, a list and a tuple of the same values one setting; True is no number.
+    """
+    said = table.get(key) if isinstance(table, Mapping) else getattr(table, key, None) if key else table
+    if isinstance(table, Component) and key not in type(table).model_fields:
+        return False
+    return said is value or _plain(said) == _plain(value) is not None
+
+
+def _plain(value: Any) -> Any:
+    """A plain value so that those that are the same setting are equal; None for any other."""
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part) for part in value]
+        return None if None in parts else ("list", *parts)
+    if isinstance(value, (bool, str)):
+        return (type(value), value)
+    return (float, value) if isinstance(value, (int, float)) else None
+
+
+def check_argument_names(
+    function: str, given: Iterable[str], known: Iterable[str], of: Mapping[str, str], own: Mapping[str, str]
+) -> None:
+    """Raises ArgumentError for the first of `given` that is not `known`, with what to write in its place.
+
+    `of`: the argument that a setting is, by key; `own`: other names of this function's arguments.
+    """
+    for name in given:
+        if name not in set(known):
+            raise ArgumentError(f"{function}() has no argument {name!r}{_answer(name, list(known), of, own)}")
+
+
+def _answer(name: str, known: list[str], of: Mapping[str, str], own: Mapping[str, str]) -> str:
+    if name in own:
+        return f"; did you mean {own[name]}?"
+    word = word_for(name)
+    keys = list(word.keys) if word is not None else RUN.owners(name)
+    arguments = list(dict.fromkeys(of[key] for key in keys if key in of))
+    if arguments:
+        return f"; did you mean {' or '.join(arguments)}?"
+    if keys:
+        written = " or ".join(_as_settings(key) for key in keys)
+        return f"; write {written}" + (f": {word.note}" if word is not None and word.note else "")
+    if word is not None:
+        return f": {word.note}"
+    if name in RUN.names:
+        return f"; a section of settings is written settings={{{name!r}: {{...}}}}"
+    return suggest(name, known) or f"; its arguments are: {', '.join(known)}"
+
+
+def _as_settings(key: str) -> str:
+    section, _, name = key.partition(".")
+    if section == "rewards":
+        return f"reward={{'kind': ..., {name.partition('.')[2]!r}: ...}}"
+    return f"settings={{{section!r}: {{{name!r}: ...}}}}"
+
+
+def explains_arguments(of: Mapping[str, str], own: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: an argument that the function does not have is an ArgumentError; see `check_argument_names`."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = list(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_argument_names(function.__name__, kwargs, known, of, own)
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate

@@ -1,0 +1,263 @@
+"""Layers of settings: presets, recipe files, what Python code says, the command line; later ones win.
+
+A layer is a list of assignments, `(("kl", "coef"), 0.01)`, whatever it was written in. Paths in it are made absolute
+against the folder it comes from before layers are merged, so a recipe may extend another from another folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oncurve.errors import ConfigError, shown
+from oncurve.paths import not_a_file, usable_path, working_directory
+from oncurve.spec import suggest
+
+PRESETS = Path(__file__).parent.parent / "presets"
+RECIPES = Path(__file__).parent.parent / "recipes"
+FILE_KEYS = {("data", "path"), ("data", "eval_path"), ("iterative", "history")}
+MODEL_KEYS = {("model", "path"), ("advantage", "teacher"), ("reward_model", "path"), ("rewards", "path")}
+SUFFIXES = (".toml", ".yaml", ".yml")
+INDEX = re.compile(r"[0-9]{1,9}")
+MOST_VALUES = 100_000  # in a recipe; anchors that refer to anchors can mean more than any memory holds
+CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
+
+Assignment = tuple[tuple[str | int, ...], Any]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Assignments from one place. `name` is how messages call it.
+
+    `complete` marks a resolved configuration written by oncurve: every key stands in it, inert ones too.
+    """
+
+    name: str
+    assignments: tuple[Assignment, ...]
+    complete: bool = False
+
+
+def read_layers(recipe: str | Path | None, extends: Any = None) -> tuple[list[Layer], Path]:
+    """The layers of a recipe, lowest first, and the folder it is in; of no recipe, those of `extends`.
+
+    `recipe` is a file, a run directory (its `config.toml`), or the name of a preset or a recipe of the package.
+    `extends`, a name or a list of names, replaces what the recipe says it extends. Of several the later ones win; a
+    file that is reached twice counts where it is reached first.
+
+    Raises ConfigError: no such recipe, it cannot be parsed, a circle of `extends`.
+    """
+    here, layers = working_directory(), dict[Path, Layer]()
+    if recipe is None:
+        for name in _names(extends, "extends"):
+            _add(_find(name, here), None, (), layers)
+        return list(layers.values()), here
+    file = _find(str(recipe), here)
+    _add(file, extends, (), layers)
+    return list(layers.values()), file.parent
+
+
+def _add(file: Path, extends: Any, above: tuple[Path, ...], layers: dict[Path, Layer]) -> None:
+    """Put the layer of `file` after those of what it extends. `above`: the files that were followed to it."""
+    if file in above:
+        circle = " -> ".join(path.name for path in [*above, file])
+        raise ConfigError(f"{file}: extends itself: {circle}")
+    if file in layers:
+        return
+    table = _read_table(file)
+    said = table.pop("extends", None)
+    where = f"{file}: extends"
+    for name in _names(said if extends is None else extends, where):
+        _add(_find(name, file.parent, f"{where}: "), None, (*above, file), layers)
+    complete = table.pop("resolved", False) is True
+    layers[file] = from_mapping(table, _called(file), file.parent, complete)
+
+
+def _names(extends: Any, where: str) -> list[str]:
+    """The names that `extends` has. Raises ConfigError: it is neither a name nor a list of names."""
+    names = [] if extends is None else extends if isinstance(extends, list) else [extends]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{where}: expected a preset's name or a file, or a list of them, got {shown(extends)}")
+    return names
+
+
+def shipped(folder: Path) -> dict[str, Path]:
+    """The recipes in `PRESETS` or `RECIPES` by name, which is the path in the folder without the suffix."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def _called(file: Path) -> str:
+    return f"preset {file.stem}" if file.parent == PRESETS else str(file)
+
+
+def _find(name: str, folder: Path, where: str = "") -> Path:
+    """The file that a recipe's or preset's name means."""
+    path = Path(os.path.abspath(folder / usable_path(name, where.removesuffix(": ") or "RECIPE", folder)))
+    if path.is_dir() and (path / "config.toml").is_file():
+        return path / "config.toml"
+    if path.is_file():
+        return path
+    special = not_a_file(path)
+    if special is not None:
+        raise ConfigError(f"{where}{path} is {special}; a recipe is a file, which a run can read again")
+    presets, own = shipped(PRESETS), shipped(RECIPES)
+    if name in presets or name in own:
+        return presets.get(name) or own[name]
+    known = f"the presets are: {', '.join(presets)}; the recipes of the package are: {', '.join(own)}"
+    neighbours = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    recipes = [entry for entry in neighbours if entry.endswith(SUFFIXES)]
+    if path.is_dir():
+        raise ConfigError(f"{where}{path} is a folder, and no run: it has no config.toml; name a recipe; {known}")
+    if path.suffix not in SUFFIXES:
+        near = suggest(name, [*presets, *own, *recipes]) or suggest(path.name, [*presets, *recipes])
+        raise ConfigError(f"{where}there is no recipe or preset {shown(name)}{near or ';'} {known}")
+    near = suggest(path.name, recipes) or suggest(path.stem, [*presets, *own])
+    raise ConfigError(f"{where}there is no file {path}{near or ';'} {known}")
+
+
+def _read_table(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        table = _read_yaml(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply; settings have two parts, section.key") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: {_yaml_complaint(error)}") from None
+    except ValueError as error:  # TOML's own, and a number or a date that cannot be
+        raise ConfigError(f"{file}: {error}") from None
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: expected sections with settings, got {type(table).__name__}")
+    return table
+
+
+def _read_yaml(text: str) -> Any:
+    """The value of a YAML text, whose size is counted before it is built. Raises YAMLError."""
+    loader = _YamlLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded(node, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values; do anchors refer to anchors?")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _expanded(node: Any, known: dict[int, float]) -> float:
+    """How many values a node stands for with its anchors filled in; infinite where one contains itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # met again below itself
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        flat = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in flat)
+    return known[id(node)]
+
+
+def _yaml_complaint(error: yaml.YAMLError) -> str:
+    """The TOML parser's error and its place, in one line."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    return problem if mark is None else f"{problem} (at line {mark.line + 1}, column {mark.column + 1})"
+
+
+class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """The safe loader, which in addition refuses a key that stands twice (plain YAML lets the last one win)."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        seen: set[str] = set()
+        for key in keys:
+            if not isinstance(key, str) or key in seen:
+                problem = "stands twice" if isinstance(key, str) else "is not a name"
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {problem}", node.start_mark)
+            seen.add(key)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
+def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bool = False) -> Layer:
+    """The layer of nested tables `{"kl": {"coef": 0.01}, "rewards": [{...}]}`; relative paths start at `folder`."""
+    assignments: list[Assignment] = []
+    for section, content in table.items():
+        if isinstance(content, Mapping):
+            assignments += [((section, key), value) for key, value in content.items()]
+            assignments += [] if content else [((section,), {})]
+        else:
+            assignments.append(((section,), content))
+    return Layer(name, tuple(_absolute(assignments, folder)), complete)
+
+
+def from_overrides(overrides: Iterable[str], folder: Path, name: str = "the command line") -> tuple[Layer, Any]:
+    """The layer of `section.key=value` words, and what `extends=` among them says.
+
+    A value is read as TOML (`1e-6`, `true`, `[1, 2]`, `"5"`, `{kind="math"}`), `null` as none; else it is a string.
+    Raises ConfigError: no `=`, or a key that is not `section.key` or `rewards.0.key`.
+    """
+    assignments: list[Assignment] = []
+    extends: Any = None
+    for word in overrides:
+        key, equals, text = word.partition("=")
+        parts = tuple(int(part) if INDEX.fullmatch(part) else part for part in key.strip().split("."))
+        if not equals or "" in parts:
+            raise ConfigError(f"{shown(word)}: expected section.key=value, like learner.learning_rate=2e-6")
+        value = _parse_value(text)
+        if parts == ("extends",):
+            extends = value if isinstance(value, list) else str(value)
+        elif isinstance(value, Mapping) and len(parts) == 1:
+            assignments += [((*parts, inner), each) for inner, each in value.items()]
+        else:
+            assignments.append((parts, value))
+    return Layer(name, tuple(_absolute(assignments, folder))), extends
+
+
+def _parse_value(text: str) -> Any:
+    if text.strip() == "null":
+        return None
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # not TOML
+        return text
+    value = parsed.get("value")
+    dated = isinstance(value, (datetime.date, datetime.time))  # a run named 2026-08-01 is a name
+    return text if dated or parsed.keys() != {"value"} else value
+
+
+def _absolute(assignments: Sequence[Assignment], folder: Path) -> list[Assignment]:
+    return [(path, _absolute_value(path, value, folder)) for path, value in assignments]
+
+
+def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> Any:
+    """`value` with the files that it names made absolute; a model that is no folder here may be a hub id, and stays."""
+    if path[0] == "rewards" and isinstance(value, Sequence) and not isinstance(value, str):
+        return [_absolute_value(("rewards",), item, folder) for item in value]
+    if path == ("rewards",) and isinstance(value, Mapping):
+        return {key: _absolute_value(("rewards", key), inner, folder) for key, inner in value.items()}
+    if not isinstance(value, str) or not value:
+        return value
+    where = ".".join(map(str, path))
+    code = CODE_PATH.fullmatch(value)
+    if code is not None:
+        return f"{_join(folder, code[1], where)}:{code[2]}"
+    is_model = (path[0], path[-1]) in MODEL_KEYS
+    is_folder = is_model and (value.startswith((".", "~")) or (folder / usable_path(value, where, folder)).exists())
+    return _join(folder, value, where) if path in FILE_KEYS or is_folder else value
+
+
+def _join(folder: Path, path: str, where: str) -> str:
+    return os.path.abspath(folder / usable_path(path, where, folder))

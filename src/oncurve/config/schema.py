@@ -1,0 +1,151 @@
+"""The schema of a configuration file: its sections, and the components that each section may select."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from oncurve.errors import ConfigError
+from oncurve.rewards import REWARD_KINDS, check_reward, kind_meant
+from oncurve.spec import Component, build, suggest, validated
+from oncurve.words import word_for
+
+IN_MEMORY = "in-memory:"
+"""Begins what a resolved file holds in place of an object that has no path."""
+
+Config = TypeVar("Config", bound=Component)
+
+
+@dataclass(frozen=True)
+class Section:
+    """The components that a section of the file may be, by kind. `default` is the kind meant when `kind` is left out.
+
+    Without a `default` there is one component and nothing to choose: `kind` is no key of the section. `check` says what
+    is wrong with a component, which may be a class of the user's; None: nothing.
+    """
+
+    kinds: Mapping[str, type[Component]]
+    default: str | None = None
+    check: Callable[[object], str | None] = lambda component: None
+
+
+def fixed(cls: type[Component]) -> Section:
+    """A section that is always this component."""
+    return Section({cls.__name__: cls})
+
+
+@dataclass(frozen=True)
+class Schema(Generic[Config]):
+    """A kind of recipe: the configuration that it makes, a field a section.
+
+    `rewards` is a list of tables, where the configuration has such a field. `command`: what takes such a recipe.
+    """
+
+    config: type[Config]
+    sections: Mapping[str, Section]
+    command: str = "train"
+
+    @property
+    def names(self) -> list[str]:
+        """All sections."""
+        return [*self.sections, *(["rewards"] if "rewards" in self.config.model_fields else [])]
+
+    def build(self, tables: Mapping[str, Any], base: Path | None = None) -> Config:
+        """The configuration that nested tables describe; sections left out have their defaults.
+
+        Raises ConfigError with a line for everything that is wrong, in all sections.
+        """
+        built: dict[str, Any] = {}
+        problems: list[str] = []
+        for name, table in tables.items():
+            try:
+                _refuse_lost_objects(name, table)
+                built[name] = self._section(name, table, base)
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return validated(self.config, built, "")
+
+    def _section(self, name: str, table: Any, base: Path | None) -> Component | tuple[Component, ...]:
+        if name == "rewards" and name in self.names:
+            return _build_rewards(table, base)
+        if name not in self.sections:
+            leaves = [key for key in _leaves(name, table) if key != name and word_for(key) is not None]
+            raise ConfigError("\n".join(f"{key}: {self.unknown(key)}" for key in leaves or [name]))
+        section = self.sections[name]
+        if isinstance(table, Mapping) and "kind" in table and section.default is None:
+            raise ConfigError(f"{name}.kind: unknown key; there is only one kind of [{name}]")
+        component = build(table, section.kinds, name, section.default, base)
+        _refuse(section.check(component), name)
+        return component
+
+    def unknown(self, key: str) -> str:
+        """The error for `key`, dotted or not, which is neither a section nor a setting of one."""
+        *sections, name = key.lstrip("+~").split(".")
+        word = word_for(key)
+        if word is not None and all(self.knows(meant) for meant in word.keys):
+            others = [] if sections else [owner for owner in self.owners(name) if owner not in word.keys]
+            meant = " or ".join([str(word), *others])
+            return f"unknown key; did you mean {meant}?" if word.keys else f"unknown key; {word}"
+        owners = self.owners(name)
+        if ".".join([*sections, name]) in owners:
+            table = f"settings={{{sections[0]!r}: {{{name!r}: ...}}}}"
+            return f"one key with a dot in it; a setting stands in its section: [{sections[0]}], in Python {table}"
+        if owners:
+            return f"a setting stands in its section; did you mean {' or '.join(owners)}?"
+        if sections:
+            return "settings have two parts, section.key"
+        return "unknown section" + (suggest(name, self.names) or f"; the sections are: {', '.join(self.names)}")
+
+    def owners(self, name: str) -> list[str]:
+        """The settings that are called `name`, each with its section."""
+        tables = {owner: section.kinds.values() for owner, section in self.sections.items()}
+        return [owner + "." + name for owner, kinds in tables.items() if any(name in cls.model_fields for cls in kinds)]
+
+    def knows(self, key: str) -> bool:
+        """Whether `key` is a setting: `section.key`, `section.kind` where there is a choice, or `rewards.0.key`."""
+        section, _, name = key.partition(".")
+        if section == "rewards":
+            kinds = REWARD_KINDS.values() if "rewards" in self.names else ()
+            return any(name.partition(".")[2] in cls.model_fields for cls in kinds)
+        chosen = section in self.sections and self.sections[section].default is not None
+        return key in self.owners(name) or (name == "kind" and chosen)
+
+
+def _leaves(name: str, table: Any) -> list[str]:
+    """The dotted keys of a nested table, and `name` itself where it is none."""
+    if not isinstance(table, Mapping) or not table:
+        return [name]
+    return [leaf for key, inner in table.items() for leaf in _leaves(f"{name}.{key}", inner)]
+
+
+def _build_rewards(table: Any, base: Path | None) -> tuple[Component, ...]:
+    if isinstance(table, (str, Mapping)) or not isinstance(table, Sequence):
+        raise ConfigError("rewards: expected a list of tables; write each as [[rewards]], with two brackets")
+    rewards = [
+        build(item, REWARD_KINDS, f"rewards.{index}", kind_meant(item), base) for index, item in enumerate(table)
+    ]
+    for index, reward in enumerate(rewards):
+        _refuse(check_reward(reward), f"rewards.{index}")
+    return tuple(rewards)
+
+
+def _refuse(problem: str | None, where: str) -> None:
+    """Raises ConfigError where there is a problem with the kind of a table."""
+    if problem is not None:
+        raise ConfigError(f"{where}.kind: {problem}")
+
+
+def _refuse_lost_objects(name: str, table: Any) -> None:
+    for part in table if isinstance(table, list) else [table]:
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            if isinstance(value, str) and value.startswith(IN_MEMORY):
+                what = value.removeprefix(IN_MEMORY)
+                raise ConfigError(
+                    f"{name}.{key}: {what} was an object in Python, which no file can hold; give it again "
+                    f"(oncurve.resume from Python), or put it in a file and write "
+                    f"{'path' if key == 'function' else key} = 'file.py:{what}' in the place of this line"
+                )

@@ -1,0 +1,294 @@
+"""The whole configuration of a run: one frozen object, a section a field, depth 2.
+
+The class defaults are the vetted setting (the preset `grpo`). Where a section has a choice of components, `kind`
+chooses one; `SECTIONS` is the table of those choices. What goes with what is checked in `oncurve.config.rules`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation
+from torch import Tensor
+
+from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, check_advantage
+from oncurve.capabilities import Inert, check_of
+from oncurve.config.schema import Schema, Section, fixed
+from oncurve.data import DATA_KINDS, DataSettings, Jsonl, check_data
+from oncurve.learner import (
+    CRITIC_KINDS,
+    LEARNER_KINDS,
+    REWARD_MODEL_KINDS,
+    Critic,
+    LearnerConfig,
+    LearnerSettings,
+    NoCritic,
+    NoRewardModel,
+    ReferenceSettings,
+    RewardModelSettings,
+    check_critic,
+    check_learner_settings,
+)
+from oncurve.losses import (
+    AGGREGATION_KINDS,
+    CORRECTION_KINDS,
+    OBJECTIVE_KINDS,
+    Aggregation,
+    Clipped,
+    Correction,
+    EntropyBonus,
+    KLPenalty,
+    NoCorrection,
+    Objective,
+    PolicyAndKL,
+    Regularizer,
+    TokenMean,
+    WithoutOffPolicy,
+    check_aggregation,
+    check_correction,
+    check_objective,
+    corrects_for_sampler,
+    resolved,
+)
+from oncurve.models.adapters import LoraSettings
+from oncurve.models.loading import ModelConfig
+from oncurve.paths import path_component
+from oncurve.rewards import RewardSettings
+from oncurve.rollout import ENGINE_KINDS, EngineConfig, LocalEngine, Sampling
+from oncurve.spec import Component, kind_of
+from oncurve.trainer import Advantage, IterativeSettings
+from oncurve.types import TokenWeights, TrainBatch
+
+
+class RunSettings(Component):
+    """The run as a whole."""
+
+    seed: int = 0
+    """Seed of everything random: sampled tokens, order of prompts, minibatches."""
+
+    steps: int = Field(default=100, ge=1, le=10**9)
+    """How many steps to train."""
+
+    epochs: float | None = Field(default=None, gt=0, le=1e6)
+    """In place of `steps`: how often to go through the training rows. The steps are epochs · rows / prompts_per_step,
+    rounded up, with rows that are dropped left out; the run's resolved file holds them. With `filter.dynamic_sampling`
+    a step draws more prompts, and the rows are gone through more often."""
+
+    name: Annotated[str, AfterValidator(path_component)] | None = None
+    """What the report calls the run; none: the name of its folder."""
+
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """Processor threads; none: one per core. A small model on a busy machine is faster with 1. The last bits of every
+    result depend on this number."""
+
+    grace_seconds: float = Field(default=30.0, ge=0, le=1e6)
+    """How long a step may go on after Ctrl-C, SIGTERM or SIGHUP before it is abandoned."""
+
+
+class FilterSettings(Component):
+    """Which groups, completions and tokens are trained on."""
+
+    dynamic_sampling: bool = False
+    """Train only on groups that have right and wrong completions, by `eval.verifier` or the only checker of answers,
+    whatever the reward; where no reward is the verifier, on groups whose rewards differ. A step samples further prompts
+    until it has `data.prompts_per_step` such groups; those beyond that wait for the next step."""
+
+    max_rounds: int = Field(default=10, ge=1, le=10**4)
+    """With `dynamic_sampling`, how many times a step may sample `data.prompts_per_step` prompts. After that it trains
+    on the groups that it has; without any the run ends."""
+
+    mask_truncated: bool = False
+    """Leave completions that reached `rollout.max_new_tokens` out of the loss. Their rewards still count in the group's
+    statistics."""
+
+    off_policy_threshold: float | None = Field(default=None, gt=0)
+    """δ in nats per token: the objective leaves out tokens with a negative advantage of completions whose mean of
+    log μ - log π_θ is above it, with μ the sampler's policy and π_θ that of the update. KL and entropy terms still
+    count them. None: off."""
+
+    top_entropy: float = Field(default=1.0, gt=0, le=1)
+    """The share of a step's trained tokens that the objective counts: those of the highest entropy before the step's
+    first update. KL and entropy terms count all; 1: the objective does, too. Below 1 every step has one more forward
+    pass, unless it recomputes old log-probs anyway."""
+
+    inert: ClassVar[tuple[Inert, ...]] = (
+        Inert(
+            ("filter.max_rounds",),
+            ("filter.dynamic_sampling",),
+            lambda chosen: not chosen.dynamic_sampling,
+            "filter.dynamic_sampling = false takes one round of prompts per step",
+        ),
+    )
+
+    @property
+    def keeps_surplus(self) -> bool:
+        """Whether groups may wait for the next step: a single round never has more than a step takes."""
+        return self.dynamic_sampling and self.max_rounds > 1
+
+
+class CheckpointSettings(Component):
+    """Checkpoints, from which a stopped or killed run resumes."""
+
+    every: int = Field(default=20, ge=0, le=10**9)
+    """Steps between checkpoints; 0: only when the run ends or is stopped."""
+
+    keep: int = Field(default=2, ge=1, le=10**9)
+    """How many checkpoints to keep."""
+
+
+class EvalSettings(Component):
+    """Evaluation of the policy on held-out prompts during training: greedy, and optionally by samples."""
+
+    every: int = Field(default=0, ge=0, le=10**9)
+    """Steps between evaluations; 0: none."""
+
+    limit: int | None = Field(default=None, ge=1)
+    """Use only this many held-out prompts, the first ones; none: all."""
+
+    n: int = Field(default=0, ge=0, le=10**5)
+    """Sampled completions per prompt, for pass@k and maj@k; 0: greedy only."""
+
+    temperature: float | None = Field(default=None, gt=0)
+    """The temperature of those samples; none: `rollout.temperature`. Greedy completions have none."""
+
+    verifier: str | None = None
+    """The name of the reward whose value 1 says that a completion is right, whatever its weight (which may be 0).
+    Evaluation uses it alone, and iterations train the reward model on it. None: the only checker of answers among the
+    rewards (exact, numeric, math, task), else the only reward with a weight above 0; where that leaves several or none,
+    accuracy, pass@k and maj@k are not reported."""
+
+
+class RunConfig(Component):
+    """All settings of a run. Sections are components; `rewards` is a tuple of them, in the order of the file."""
+
+    run: RunSettings = RunSettings()
+    model: ModelConfig = ModelConfig()
+    lora: LoraSettings = LoraSettings()
+    data: SerializeAsAny[DataSettings] = Jsonl()
+    rollout: Sampling = Sampling.model_validate({})
+    engine: Annotated[EngineConfig, SkipValidation] = LocalEngine()
+    rewards: tuple[SerializeAsAny[RewardSettings], ...] = ()
+    advantage: Annotated[Advantage, SkipValidation] = GroupAdvantage()
+    objective: Annotated[Objective, SkipValidation] = Clipped()
+    kl: KLPenalty = KLPenalty()
+    reference: ReferenceSettings = ReferenceSettings()
+    entropy: EntropyBonus = EntropyBonus()
+    aggregation: Annotated[Aggregation, SkipValidation] = TokenMean()
+    filter: FilterSettings = FilterSettings()
+    correction: Annotated[Correction, SkipValidation] = NoCorrection()
+    learner: SerializeAsAny[LearnerSettings] = LearnerConfig()
+    critic: Annotated[Critic, SkipValidation] = NoCritic()
+    reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
+    iterative: IterativeSettings = IterativeSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    eval: EvalSettings = EvalSettings()
+
+    @property
+    def token_weights(self) -> Aggregation:
+        """The aggregation, with the constants that it takes from other sections."""
+        return resolved(self.aggregation, self)
+
+    @property
+    def kl_weights(self) -> Aggregation | None:
+        """The KL term's own aggregation, complete as `token_weights` is; None where it has none that counts."""
+        name = self.kl.aggregation
+        if name is None or not self.kl.loss_coef:
+            return None
+        if self.aggregation_kind == name:
+            return self.token_weights
+        made: Any = AGGREGATION_KINDS[name]()
+        return resolved(made, self)
+
+    @property
+    def policy_term(self) -> Objective:
+        """The objective, less what `filter.off_policy_threshold` leaves out."""
+        threshold = self.filter.off_policy_threshold
+        return self.objective if threshold is None else WithoutOffPolicy(self.objective, threshold)
+
+    @property
+    def aggregation_kind(self) -> str:
+        """The kind of the aggregation: a name of `AGGREGATION_KINDS`, or a path."""
+        return kind_of(self.aggregation, AGGREGATION_KINDS)
+
+    @property
+    def own_reward_model(self) -> RewardModelSettings | None:
+        """The settings of the run's own reward model; None: it has none."""
+        return None if self.reward_model.head is None else self.reward_model
+
+    @property
+    def fitted_rewards(self) -> tuple[RewardSettings, ...]:
+        """The rewards, with the constants that they take from other sections."""
+        return tuple(reward.for_lengths(self.rollout.max_new_tokens) for reward in self.rewards)
+
+    @property
+    def regularizer(self) -> Regularizer:
+        """What is added to the objective's loss: KL and entropy."""
+        return Regularizer(self.kl, self.entropy.coef, steered=self.entropy.target is not None)
+
+    @property
+    def loss_weights(self) -> Callable[[TrainBatch], Tensor | TokenWeights]:
+        """The weights of an update's losses: the aggregation, and the KL term's where it has its own."""
+        return self.token_weights if self.kl_weights is None else PolicyAndKL(self.token_weights, self.kl_weights)
+
+    @property
+    def old_logprobs(self) -> str:
+        """`learner.old_logprobs`; "rollout" where the objective's ratio is to the sampler's recorded log-probs."""
+        return "rollout" if corrects_for_sampler(self.objective) else self.learner.old_logprobs
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one step: passes times minibatches."""
+        return self.learner.ppo_epochs * self.learner.minibatches
+
+    def over(self, rows: int) -> RunConfig:
+        """This configuration, with the number of steps in place of `run.epochs`, over so many training rows."""
+        if self.run.epochs is None:
+            return self
+        steps = math.ceil(round(self.run.epochs * rows / self.data.prompts_per_step, 9))  # 0.1 · 30 is above 3
+        return self.model_copy(update={"run": self.run.model_copy(update={"steps": steps, "epochs": None})})
+
+    @property
+    def stays_at_1(self) -> bool:
+        """Whether the importance ratio is 1 in every update, so that clipping cannot bind: there is one per rollout,
+        and it trains on what an exact engine has just sampled."""
+        return self.updates_per_step == 1 and self.engine.exact and not self.filter.keeps_surplus
+
+    @property
+    def following(self) -> ReferenceSettings:
+        """How the reference follows the policy: a copy of it in every iteration, or as `[reference]` says."""
+        steps = self.iterative.steps
+        return ReferenceSettings(every=steps, mixup_alpha=1.0) if steps else self.reference
+
+    @property
+    def completions_per_step(self) -> int:
+        """Completions sampled in one step."""
+        return self.data.prompts_per_step * self.rollout.group_size
+
+
+SECTIONS: dict[str, Section] = {
+    "run": fixed(RunSettings),
+    "model": fixed(ModelConfig),
+    "lora": fixed(LoraSettings),
+    "data": Section(DATA_KINDS, "jsonl", check_data),
+    "rollout": fixed(Sampling),
+    "engine": Section(ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact",))),
+    "advantage": Section(ADVANTAGE_KINDS, "grpo", check_advantage),
+    "objective": Section(OBJECTIVE_KINDS, "clipped", check_objective),
+    "kl": fixed(KLPenalty),
+    "reference": fixed(ReferenceSettings),
+    "entropy": fixed(EntropyBonus),
+    "aggregation": Section(AGGREGATION_KINDS, "token-mean", check_aggregation),
+    "filter": fixed(FilterSettings),
+    "correction": Section(CORRECTION_KINDS, "none", check_correction),
+    "learner": Section(LEARNER_KINDS, "local", check_learner_settings),
+    "critic": Section(CRITIC_KINDS, "none", check_critic),
+    "reward_model": Section(REWARD_MODEL_KINDS, "none"),
+    "iterative": fixed(IterativeSettings),
+    "checkpoint": fixed(CheckpointSettings),
+    "eval": fixed(EvalSettings),
+}
+
+RUN = Schema(RunConfig, SECTIONS)
+"""The recipe of a run."""

@@ -1,0 +1,117 @@
+"""What is known of a run before it is loaded: the model's configuration, and how long its prompts are."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from oncurve.advantages import teacher_of
+from oncurve.config import RunConfig
+from oncurve.data import load_rows, open_prompts
+from oncurve.errors import ModelError, UserError
+from oncurve.models.loading import load_config, offline, online, quiet, said_by
+
+ASSUMED_PROMPT = 256
+SAMPLED_PROMPTS = 256
+
+
+def prompt_lengths(
+    config: RunConfig, base: Path | None, said: int | None, known_data: bool, fits: int | None = None
+) -> tuple[tuple[int, ...], list[str]]:
+    """The number of tokens of each of a step's prompts, and notes about them.
+
+    `said`: the length given for every prompt, whatever the data is. Else some rows, evenly spread, are tokenised: a
+    step's prompts are their quantiles; where the data is not known a length is assumed. `fits`: the longest prompt that
+    leaves room for a completion. Raises UserError: data or tokenizer are missing, a prompt is too long.
+    """
+    count = config.data.prompts_per_step
+    if said is not None:
+        return (said,) * count, []
+    assumed = ASSUMED_PROMPT if fits is None else min(ASSUMED_PROMPT, fits)
+    if not known_data:
+        return (assumed,) * count, [f"prompts are taken to have {assumed} tokens (--prompt-tokens)"]
+    try:
+        rows = load_rows(config.data, base)
+    except UserError as error:
+        raise type(error)(f"{error}\nWithout the data, say how long prompts are: --prompt-tokens 256") from error
+    if not len(rows):
+        return (assumed,) * count, [f"no rows; prompts are taken to have {assumed} tokens"]
+    step = max(1, len(rows) // SAMPLED_PROMPTS)
+    few = rows.select(list(range(0, len(rows), step))[:SAMPLED_PROMPTS])
+    tokenizer = _tokenizer(config.model.source(weights=False), config.model.trust_remote_code)
+    prompts = open_prompts(few, config.data, tokenizer, fits)
+    lengths = sorted(len(prompts[index].ids) for index in range(len(prompts)))
+    spread = tuple(lengths[(2 * place + 1) * len(lengths) // (2 * count)] for place in range(count))
+    return spread, []
+
+
+def reward_model_bytes(config: RunConfig) -> float:
+    """Bytes of a run's reward models: weights, and of one that iterations train masters, moments and gradient.
+
+    Counted from the headers of a folder's files; a hub id that is not downloaded counts as nothing.
+    """
+    width = {"float32": 4, "bfloat16": 2}
+    networks = [reward.network for reward in config.rewards if reward.network is not None]
+    held = sum(float(width[dtype] * _stored_parameters(path)) for path, dtype in networks)
+    settings = config.own_reward_model
+    if settings is not None:
+        each = width[settings.dtype] if not config.iterative.steps else 16 if settings.dtype == "float32" else 18
+        held += each * _stored_parameters(settings.path)
+    return held
+
+
+def teacher_bytes(config: RunConfig, dtype: str) -> float:
+    """Bytes of the weights of a distillation's teacher, which are counted as those of reward models are."""
+    teacher = teacher_of(config.advantage)
+    if teacher is None or teacher.path is None:
+        return 0.0
+    return float((4 if dtype == "float32" else 2) * _stored_parameters(teacher.path))
+
+
+def _stored_parameters(path: str) -> int:
+    count = 0
+    for file in sorted(Path(path).expanduser().glob("*.safetensors")) if path else ():
+        with suppress(Exception), safe_open(file, "pt") as tensors:  # what is wrong with it, loading will say
+            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return count
+
+
+def _tokenizer(path: str, trusted: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    local = Path(path).expanduser().is_dir() or not online()
+    try:
+        with quiet(), offline(local):
+            return AutoTokenizer.from_pretrained(
+                str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path,
+                local_files_only=local,
+                trust_remote_code=trusted,
+            )
+    except Exception as error:  # as with models: no common base
+        raise ModelError(
+            f"{path}: no tokenizer; say how long prompts are: --prompt-tokens 256{said_by(error)}"
+        ) from error
+
+
+def read_model_config(path: str, trusted: bool = False) -> Any:
+    """The configuration of a model in a folder, or of a hub id that is cached or can be reached; no weights.
+
+    Raises ModelError where there is none.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json: it is not a model in Hugging Face form")
+    try:
+        local = folder.is_dir() or not online()
+        return load_config(str(folder) if folder.is_dir() else path, local, trusted)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{path}: its configuration cannot be read; name a folder in Hugging Face form, or a hub id that has been "
+            f"downloaded or can be reached (--model qwen2.5-7b or --parameters 7e9 plan a shape alone){said_by(error)}"
+        ) from error

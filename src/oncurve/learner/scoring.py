@@ -1,0 +1,31 @@
+"""Token statistics of a whole batch, by micro-batches, without a gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from oncurve.batching import micro_batches
+from oncurve.models import CausalModel, token_stats
+from oncurve.types import TokenStats, TrainBatch
+
+OBSERVED = frozenset({"entropy"})
+
+
+@torch.no_grad()
+def scored_stats(
+    model: CausalModel,
+    batch: TrainBatch,
+    temperature: float,
+    tokens_per_micro_batch: int,
+    want: frozenset[str] = frozenset(),
+) -> TokenStats:
+    """Log-probs `(B, T)` of the batch's completions under `model`, and the entropy if it is in `want`."""
+    width, device = batch.completion_ids.shape[1], batch.completion_ids.device
+    columns = ["logprobs", *(want & OBSERVED)]
+    pieces = [
+        token_stats(model, micro, temperature=temperature, observe=want & OBSERVED)
+        for micro in micro_batches(batch, tokens_per_micro_batch)
+    ]
+    wide = [[pad(getattr(piece, name), (0, width - piece.logprobs.shape[1])) for piece in pieces] for name in columns]
+    return TokenStats(**{name: torch.cat(found).to(device) for name, found in zip(columns, wide, strict=True)})

@@ -1,0 +1,40 @@
+"""The kinds of objectives, corrections and aggregations, by their names in a configuration."""
+
+from __future__ import annotations
+
+from oncurve.losses.aggregate import SeqMeanTokenMean, SeqMeanTokenSum, SeqMeanTokenSumNorm, TokenMean, TokenSum
+from oncurve.losses.cispo import Cispo
+from oncurve.losses.clipped import Clipped
+from oncurve.losses.correction import Masked, NoCorrection, Truncated
+from oncurve.losses.dppo import Dppo
+from oncurve.losses.gmpo import Gmpo
+from oncurve.losses.gspo import Gspo
+from oncurve.losses.reinforce import Reinforce
+from oncurve.losses.sapo import Sapo
+from oncurve.losses.sequence_product import SequenceProduct
+from oncurve.spec import Component
+
+OBJECTIVE_KINDS: dict[str, type[Component]] = {
+    "clipped": Clipped,
+    "sequence_product": SequenceProduct,
+    "gspo": Gspo,
+    "gmpo": Gmpo,
+    "cispo": Cispo,
+    "sapo": Sapo,
+    "dppo": Dppo,
+    "reinforce": Reinforce,
+}
+
+CORRECTION_KINDS: dict[str, type[Component]] = {
+    "none": NoCorrection,
+    "truncated": Truncated,
+    "masked": Masked,
+}
+
+AGGREGATION_KINDS: dict[str, type[Component]] = {
+    "token-mean": TokenMean,
+    "token-sum": TokenSum,
+    "seq-mean-token-sum": SeqMeanTokenSum,
+    "seq-mean-token-mean": SeqMeanTokenMean,
+    "seq-mean-token-sum-norm": SeqMeanTokenSumNorm,
+}

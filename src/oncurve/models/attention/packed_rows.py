@@ -1,0 +1,229 @@
+"""Packed, prefix-shared attention: each prompt once per group, then its completions, and padding in attention only.
+
+All tokens are in one flat row: M prompts one after another, then b completions one after another. Linear layers and
+norms see exactly the tokens that exist. Only attention needs rows, so only there they are padded:
+
+    prompts       (M, P)      causal among themselves
+    completions   (b, C)      keys: the group's prompt (P), then the row's own completion up to the query: P + C
+
+Key p < P is at position p of prompt g; key P + s is completion token s, at position P_g + s. Query t is at P_g + t.
+Allowed: p < P_g for the prefix, s <= t for the suffix, and a distance below the window where there is one. Padding to
+the right of a completion needs no mask: it is in the future of every token that exists. Its own outputs are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.models.attention.cpu_kernel import fits, rows_attention
+
+
+class _Scatter(torch.autograd.Function):
+    """`(N, ...)` -> `(slots, ...)`, token i in slot `index[i]`, zeros elsewhere; no slot twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, slots: int) -> Tensor:
+        ctx.save_for_backward(index)
+        return x.new_zeros(slots, *x.shape[1:]).index_copy_(0, index, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        return grad.index_select(0, index), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """`(slots, ...)` -> `(N, ...)`: the opposite of `_Scatter`. Its backward copies where `index_select` would add."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.slots = x.shape[0]
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.slots, *grad.shape[1:]).index_copy_(0, index, grad), None
+
+
+class Rows:
+    """R ragged rows, one after another in N tokens, and their padded form `(R, L)`, L the longest."""
+
+    def __init__(self, lengths: Tensor) -> None:
+        self.lengths = lengths
+        self.count = int(lengths.shape[0])
+        self.longest = int(lengths.max()) if self.count else 0
+        self.uniform = self.count == 0 or int(lengths.min()) == self.longest
+        exists = torch.arange(self.longest, device=lengths.device)[None, :] < lengths[:, None]
+        self.slots = exists.flatten().nonzero()[:, 0]
+        """`(N,)`: slot of each token in the flattened padded form."""
+
+    def pad(self, x: Tensor) -> Tensor:
+        """`(N, ...)` -> `(R, L, ...)`; a view where no row is shorter than another."""
+        if not self.uniform:
+            x = _Scatter.apply(x, self.slots, self.count * self.longest)  # type: ignore[no-untyped-call]
+        return x.reshape(self.count, self.longest, *x.shape[1:])
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """`(R, L, ...)` -> `(N, ...)`."""
+        x = x.reshape(self.count * self.longest, *x.shape[2:])
+        if self.uniform:
+            return x
+        picked: Tensor = _Gather.apply(x, self.slots)  # type: ignore[no-untyped-call]
+        return picked
+
+    def positions(self) -> Tensor:
+        """`(N,)`: each token's position in its row."""
+        return self.slots % max(self.longest, 1)
+
+    def row_of_token(self) -> Tensor:
+        """`(N,)`: each token's row."""
+        return self.slots // max(self.longest, 1)
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
+    """Attention over `(R, L, h, d)`, keys and values with h_kv heads; causal where there is no `mask`."""
+    shared = query.shape[2] // key.shape[2]
+    grouped = shared > 1 and query.device.type == "cpu"
+    if shared > 1 and not grouped:  # elsewhere a mask together with grouped heads falls back to the slowest kernel
+        key, value = key.repeat_interleave(shared, 2), value.repeat_interleave(shared, 2)
+    attended = nn.functional.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=grouped,
+    )
+    return attended.transpose(1, 2)
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask to add to scores: 0 where allowed, -inf elsewhere."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+
+
+class PromptAttention:
+    """Prompts attend to themselves: causal, within the window where it is shorter than the prompts."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs `(N, h, d_v)`, and the padded keys and values `(M, P, h_kv, d)`."""
+        padded_key, padded_value = self.rows.pad(key), self.rows.pad(value)
+        mask = self._mask(window, query.dtype, query.device)
+        asked = self.rows.pad(query)
+        if fits(query, value):
+            attended = rows_attention(asked, (None, padded_key), (None, padded_value), None, mask, scaling)
+        else:
+            attended = sdpa(asked, padded_key, padded_value, scaling, mask)
+        return self.rows.unpad(attended), padded_key, padded_value
+
+    def _mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        if window is None or window >= self.rows.longest:
+            return None
+        if (window, dtype) not in self._masks:
+            position = torch.arange(self.rows.longest, device=device)
+            distance = position[:, None] - position[None, :]
+            self._masks[window, dtype] = additive((distance >= 0) & (distance < window), dtype)[None, None]
+        return self._masks[window, dtype]
+
+
+class PackedContext:
+    """Attention of the packed training mode, and the plan of its flat row of tokens.
+
+    ids, positions (N,)   what the model is run on
+    predictors     (N',)  which of the N hidden states predict each completion token, rows one after another
+    """
+
+    def __init__(self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor) -> None:
+        device = completion_ids.device
+        self._groups = group_ids
+        # A completion's last token predicts nothing, so it is not run.
+        self._prompts = Rows(torch.tensor([prompt.shape[0] for prompt in prompts], device=device))
+        self._completions = Rows((lengths - 1).clamp(min=0))
+        self._prompt_attention = PromptAttention(self._prompts)
+        self._prompt_tokens = int(self._prompts.lengths.sum())
+        self._copies = _equal_copies(group_ids, self._prompts.count)
+        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+        self.ids, self.positions = self._layout(prompts, completion_ids)
+        self.predictors = self._find_predictors(completion_ids.shape[1], lengths)
+
+    def _layout(self, prompts: Sequence[Tensor], completion_ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows, steps = self._completions.row_of_token(), self._completions.positions()
+        ids = torch.cat([*prompts, completion_ids[rows, steps]])
+        after_prompts = self._prompts.lengths[self._groups[rows]] + steps
+        return ids, torch.cat([self._prompts.positions(), after_prompts])
+
+    def _find_predictors(self, width: int, lengths: Tensor) -> Tensor:
+        prompt_ends = self._prompts.lengths.cumsum(0) - 1
+        starts = self._prompt_tokens + self._completions.lengths.cumsum(0) - self._completions.lengths
+        steps = torch.arange(width, device=lengths.device)[None, :]
+        table = torch.where(steps == 0, prompt_ends[self._groups][:, None], starts[:, None] + steps - 1)
+        return table[steps < lengths[:, None]]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """Attention of one layer. Stores nothing, so any layer may be run again."""
+        first = self._prompt_tokens
+        prompts_out, prefix_key, prefix_value = self._prompt_attention.attend(
+            query[:first], key[:first], value[:first], scaling, window
+        )
+        if self._completions.longest == 0:
+            return prompts_out
+        asked, own_key, own_value = (self._completions.pad(x[first:]) for x in (query, key, value))
+        mask = self._mask(window, query.dtype)
+        if fits(query, value):
+            both = (prefix_key, own_key), (prefix_value, own_value)
+            attended = rows_attention(asked, *both, self._groups, mask, scaling)
+        else:
+            keys, values = self._after_prefix(prefix_key, own_key), self._after_prefix(prefix_value, own_value)
+            attended = sdpa(asked, keys, values, scaling, mask)
+        return torch.cat([prompts_out, self._completions.unpad(attended)])
+
+    def _after_prefix(self, prefix: Tensor, suffix: Tensor) -> Tensor:
+        """`(M, P, h_kv, d)` and `(b, C, h_kv, d)` -> `(b, P + C, h_kv, d)`: each row after its group's prefix."""
+        if self._copies is None:
+            return torch.cat([prefix.index_select(0, self._groups), suffix], 1)
+        groups, copies = self._prompts.count, self._copies
+        repeated = prefix[:, None].expand(groups, copies, *prefix.shape[1:])
+        return torch.cat([repeated, suffix.view(groups, copies, *suffix.shape[1:])], 2).flatten(0, 1)
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """`(1 | b, 1, C, P + C)`: one for all rows where all prompts are equally long."""
+        longest, width = self._prompts.longest, self._completions.longest
+        if window is not None and window >= longest + width:
+            window = None
+        if (window, dtype) not in self._masks:
+            lengths = self._prompts.lengths
+            lengths = lengths[:1] if self._prompts.uniform else lengths[self._groups]
+            slots = torch.arange(longest, device=lengths.device)
+            steps = torch.arange(width, device=lengths.device)
+            prefix = (slots[None, :] < lengths[:, None])[:, None, :].expand(-1, width, -1)
+            suffix = (steps[None, :] <= steps[:, None]).expand(len(lengths), -1, -1)
+            if window is not None:
+                distance = lengths[:, None, None] + steps[None, :, None] - slots[None, None, :]
+                prefix = prefix & (distance < window)
+                suffix = suffix & (steps[:, None] - steps[None, :] < window)
+            self._masks[window, dtype] = additive(torch.cat([prefix, suffix], 2), dtype)[:, None]
+        return self._masks[window, dtype]
+
+
+def _equal_copies(group_ids: Tensor, groups: int) -> int | None:
+    """G where the rows are G of group 0, then G of group 1, and so on; None where they are not."""
+    copies, rest = divmod(len(group_ids), groups)
+    if rest or copies == 0:
+        return None
+    regular = torch.arange(groups, device=group_ids.device).repeat_interleave(copies)
+    return copies if torch.equal(group_ids, regular) else None

@@ -1,0 +1,8 @@
+"""Decoding: prefill, caches, CUDA graphs, the rows in them, and the token loops."""
+
+from oncurve.models.decode.cached_decoder import CachedDecoder as CachedDecoder
+from oncurve.models.decode.cuda_graphs import GraphBuffers as GraphBuffers, capture_on as capture_on
+from oncurve.models.decode.graph_loop import GraphLoop as GraphLoop
+from oncurve.models.decode.host_loop import HostLoop as HostLoop
+from oncurve.models.decode.prefill import Run as Run
+from oncurve.models.decode.teacher_forcing import forced_logits as forced_logits

@@ -1,0 +1,163 @@
+"""The rows that the token loop on the host decodes, as tensors over the rows; what leaves is a completion.
+
+Every row has a *slot* in two tables `(slots, T)`, tokens and log-probabilities, until it is compacted away; so the
+tables are as large as what is decoded at a time, however many rows come and go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from oncurve.errors import ModelError
+from oncurve.models.causal import Ended, StopStrings
+from oncurve.randomness import uniform_at
+from oncurve.types import Ending
+
+# Uniforms of so many positions at a time: the hash is a dozen small kernels, here one in 64 steps.
+_POSITIONS_AT_ONCE = 64
+
+
+class Rows:
+    """Rows that are decoded together, in the decoder's order.
+
+    capacity    at most so many
+    positions   T, the most tokens a row may have
+    eos_ids     any of them ends a row
+
+    Rows have numbers, by which the caller knows them.
+    """
+
+    def __init__(self, capacity: int, positions: int, eos_ids: Sequence[int], device: torch.device) -> None:
+        self.capacity, self._positions, self._device = capacity, positions, device
+        self.free = capacity
+        """How many rows could join once the finished ones are compacted away."""
+        self._ends = torch.tensor(sorted(set(eos_ids)), dtype=torch.int64, device=device)
+        self._free_slots = list(range(capacity))
+        self._step = 0
+        self._full_at: list[int] = []  # the steps at which rows that joined together have T tokens, ascending
+        self._due: set[int] = set()  # the steps in which a row reaches its limit
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        self._numbers, self._slots, self._keys, self._last, self._position = none, none, none, none, none
+        self._growing = none.bool()
+        self._growing_count = 0
+        self._tokens = torch.empty(capacity, positions, dtype=torch.int64, device=device)
+        self._logprobs: Tensor | None = None
+        self._uniforms = torch.empty(0)
+        self._uniforms_used = _POSITIONS_AT_ONCE
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def join(self, first: int, keys: Tensor, limits: Tensor) -> None:
+        """Append rows `first`, `first + 1`, ... with their `keys` and `limits` (k,)."""
+        count, device = len(keys), self._device
+        self._due |= {self._step + limit - 1 for limit in set(limits.tolist())}
+        self._full_at.append(self._step + self._positions)
+        slots = torch.tensor([self._free_slots.pop() for _ in range(count)], device=device)
+        self._numbers = torch.cat([self._numbers, torch.arange(first, first + count, device=device)])
+        self._slots = torch.cat([self._slots, slots])
+        self._keys = torch.cat([self._keys, keys.to(device)])
+        self._last = torch.cat([self._last, limits.to(device) - 1])
+        self._position = torch.cat([self._position, torch.zeros_like(slots)])
+        self._growing = torch.cat([self._growing, torch.ones_like(slots, dtype=torch.bool)])
+        self._growing_count += count
+        self.free -= count
+        self._locate()
+
+    def _locate(self) -> None:
+        """Find where in the flattened tables each row's next token belongs."""
+        self._at = self._slots * self._positions + self._position
+        self._uniforms_used = _POSITIONS_AT_ONCE
+
+    def uniforms(self) -> Tensor:
+        """The uniforms `(n,)` float64 for each row's next token; a new one at every call."""
+        if self._uniforms_used == _POSITIONS_AT_ONCE:
+            ahead = torch.arange(_POSITIONS_AT_ONCE, device=self._device)[:, None]
+            self._uniforms = uniform_at(self._keys[None, :], self._position[None, :] + ahead)
+            self._uniforms_used = 0
+        self._uniforms_used += 1
+        return self._uniforms[self._uniforms_used - 1]
+
+    def write(self, ids: Tensor, logprobs: Tensor, stop: StopStrings | None) -> dict[int, Ended]:
+        """Append a token to each row; those that end with it, by their numbers.
+
+        Raises ModelError where a log-probability of a row that ends is not finite.
+        """
+        if self._logprobs is None:
+            self._logprobs = torch.empty(self._tokens.shape, dtype=logprobs.dtype, device=self._device)
+        self._tokens.view(-1).index_copy_(0, self._at, ids)
+        self._logprobs.view(-1).index_copy_(0, self._at, logprobs)
+        ended: dict[int, Ended] = {}
+        if len(self._ends):
+            over = (ids[:, None] == self._ends).any(1).logical_and_(self._growing)
+            if bool(over.any()):
+                ended |= self._finish(over, "eos", {})
+        if stop is not None:
+            ended |= self._finish_stopped(ids, stop)
+        if self._step in self._due:
+            ended |= self._finish((self._position == self._last).logical_and_(self._growing), "length", {})
+        self._step += 1
+        self._position += 1
+        self._at += 1
+        return ended
+
+    def _finish_stopped(self, ids: Tensor, stop: StopStrings) -> dict[int, Ended]:
+        """End the rows whose newest token completed a stop string."""
+        growing = self._growing.nonzero().squeeze(1)
+        numbers = self._numbers[growing].cpu()
+
+        def written(row: int, start: int) -> list[int]:
+            index = growing[row]
+            ids: list[int] = self._tokens[self._slots[index], start : self._position[index] + 1].tolist()
+            return ids
+
+        texts = stop.finished(numbers, ids[growing].cpu(), written)
+        if not texts:
+            return {}
+        return self._finish(torch.isin(self._numbers, torch.tensor(list(texts), device=self._device)), "stop", texts)
+
+    def _finish(self, over: Tensor, ending: Ending, texts: dict[int, str]) -> dict[int, Ended]:
+        """The rows of `over` (n,) bool end with the token just written."""
+        assert self._logprobs is not None  # a token has been written
+        rows = over.nonzero().squeeze(1)
+        lengths = (self._position[rows] + 1).tolist()
+        written = (self._slots[rows], slice(max(lengths, default=0)))
+        columns = zip(
+            self._numbers[rows].tolist(),
+            self._tokens[written].tolist(),
+            self._logprobs[written].tolist(),
+            lengths,
+            strict=True,
+        )
+        ended = {
+            number: Ended(tuple(ids[:length]), tuple(logprobs[:length]), ending, texts.get(number))
+            for number, ids, logprobs, length in columns
+        }
+        if not all(all(map(math.isfinite, row.logprobs)) for row in ended.values()):
+            raise ModelError("the model's logits are not finite (NaN or infinite): its weights are damaged or overflow")
+        self._growing &= ~over
+        self._growing_count -= len(ended)
+        self.free += len(ended)
+        return ended
+
+    def finished_share(self) -> float:
+        """The share of rows that have ended and are still computed."""
+        return 1 - self._growing_count / len(self)
+
+    def full(self) -> bool:
+        """Whether some rows have T tokens: they have ended and must be compacted away before the next step."""
+        return bool(self._full_at) and self._full_at[0] <= self._step
+
+    def compact(self) -> Tensor:
+        """Forget the finished rows: the indices `(k,)` of those that stay."""
+        kept = self._growing.nonzero().squeeze(1)
+        self._free_slots += self._slots[~self._growing].tolist()
+        self._full_at = [step for step in self._full_at if step > self._step]
+        self._numbers, self._slots, self._keys = self._numbers[kept], self._slots[kept], self._keys[kept]
+        self._last, self._position, self._growing = self._last[kept], self._position[kept], self._growing[kept]
+        self._locate()
+        return kept

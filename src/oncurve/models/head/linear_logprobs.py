@@ -1,0 +1,253 @@
+"""Linear head and log-softmax in one: token log-probabilities and their gradient, without all `(N, V)` logits at once.
+
+With logits z = W h / τ, a token's log-probability is `z_id - L`, L = log Σ_v exp z_v, and its gradient in z is
+`[v = id] - exp(z_v - L)`. Both passes go over the vocabulary in blocks, for all N tokens at once:
+
+    forward     a block's logits; their log-sum-exp and mean, `(N,)` each, are kept, the logits are not
+    backward    a block's logits again; their gradient in the same place; ∂h gets the block's share, ∂W its rows
+
+The blocks are of the vocabulary, not of tokens: every row of ∂W is written once, by one product over all tokens, and W
+is read once per pass. With blocks of tokens ∂W would be added up again for each chunk, which at a vocabulary of 150,000
+costs more than the products. Products run in the weights' precision, sums over the vocabulary in float32 at least, and
+∂h is summed over the blocks in float32 at least.
+
+Where all logits fit into `kept_bytes` they are kept, in the weights' precision, and the backward saves one product of
+four, or of three where W is frozen.
+
+Covered: a head that is one matrix; bf16, float32, float64; CPU and CUDA, the same operations. No step waits for the
+device. Not covered: biases, soft caps, second derivatives, logits of -inf (a matrix makes none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from oncurve.compiled import compiled
+from oncurve.models.head.gradient_buffers import GradientByRows
+
+WORKSPACE_BYTES = 12 * 2**20
+"""Logits of one block. On the CPU below 32 MiB, from where on glibc gives every temporary back to the system."""
+
+ACCELERATOR_WORKSPACE_BYTES = 512 * 2**20
+"""The same on any other device, which large products keep busy."""
+
+KEPT_BYTES = 64 * 2**20
+"""Up to this many bytes of logits are kept for the backward instead of computed again."""
+
+FROZEN_KEPT_BYTES = 512 * 2**20
+"""The same where the matrix is frozen: they take less than its gradient would, and their product is one of three."""
+
+# Numbers per elementwise operation: on the CPU 1 MiB in float32, so that a chain of them stays in the cache.
+_AT_ONCE = 1 << 18
+_ACCELERATOR_AT_ONCE = 1 << 25
+
+# Widths of blocks are multiples of this, or products lose their alignment.
+_ALIGNED = 64
+
+
+def matrix_of(head: nn.Module) -> Tensor | None:
+    """The `(V, H)` matrix that `head` multiplies hidden states by; None where it does anything else."""
+    if type(head) is not nn.Linear or [name for name, _ in head.named_parameters()] != ["weight"]:
+        return None
+    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
+    return None if any(map(len, hooks)) else head.weight
+
+
+def linear_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    temperature: float = 1.0,
+    *,
+    with_entropy: bool = False,
+    kept_bytes: int | None = None,
+    workspace_bytes: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`log softmax(hidden Wᵀ / temperature)[id]` of each token `(N,)`, and the entropies `(N,)` in nats if wanted.
+
+    Args:
+        hidden: `(N, H)`.
+        weight: `(V, H)`, in the dtype of `hidden`.
+        ids: `(N,)` int64 in 0..V-1.
+        temperature: > 0.
+        with_entropy: also `H = -Σ_v π(v) log π(v)`; costs little more than the log-probabilities.
+        kept_bytes: up to this many bytes of logits, `N · V` in the weights' precision, are kept for the backward; by
+            default by whether the weight is trained.
+        workspace_bytes: logits of one block of the vocabulary; by default by the device.
+
+    Returns:
+        Both in float32 at least, differentiable (once) with respect to `hidden` and `weight`. The gradient of a
+        half-precision weight comes in the dtype its `grad` is accumulated in (`gradients.gradient_dtype`), and goes
+        there by itself where that is a tensor that stays (`gradients.keep_gradient`).
+
+    Raises:
+        ValueError: a temperature that is not positive, or shapes that do not fit.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be > 0 to have log-probabilities, got {temperature}")
+    tokens = hidden.shape[0]
+    if hidden.ndim != 2 or ids.shape != (tokens,) or weight.ndim != 2 or weight.shape[1] != hidden.shape[1]:
+        raise ValueError(
+            f"hidden (N, H), weight (V, H) and ids (N,) do not belong together: "
+            f"{tuple(hidden.shape)}, {tuple(weight.shape)}, {tuple(ids.shape)}"
+        )
+    if workspace_bytes is None:
+        workspace_bytes = WORKSPACE_BYTES if hidden.device.type == "cpu" else ACCELERATOR_WORKSPACE_BYTES
+    if kept_bytes is None:
+        kept_bytes = KEPT_BYTES if weight.requires_grad else FROZEN_KEPT_BYTES
+    trained = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    keep = trained and tokens * weight.shape[0] * weight.itemsize <= kept_bytes
+    logprobs, entropy = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, ids, temperature, with_entropy, keep, workspace_bytes
+    )
+    return logprobs, entropy if with_entropy else None
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        ids: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        keep: bool,
+        workspace_bytes: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        tokens, vocabulary = len(ids), weight.shape[0]
+        blocks = [(0, vocabulary)] if keep else _blocks(tokens, weight, workspace_bytes)
+        work = weight.new_empty(tokens * blocks[0][1])
+        chosen = torch.zeros(tokens, dtype=_exact(weight), device=weight.device)
+        sums = chosen.new_empty(len(blocks), tokens)
+        means = torch.empty_like(sums)
+        for number, (first, last) in enumerate(blocks):
+            logits = _product(hidden, weight[first:last], work)
+            place, inside = _place(ids, first, last)
+            chosen += torch.where(inside, logits.gather(1, place), 0.0).squeeze(1)
+            for rows in _slices(logits):
+                sums[number, rows], means[number, rows] = _moments(logits[rows], temperature, with_entropy)
+        total = sums.logsumexp(0)
+        logprobs = chosen / temperature - total
+        entropy = total - ((sums - total).exp() * means).sum(0) if with_entropy else None
+        ctx.set_materialize_grads(False)
+        ctx.temperature, ctx.workspace_bytes = temperature, workspace_bytes
+        ctx.save_for_backward(hidden, weight, ids, total, logprobs, entropy, logits if keep else None)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, ids, total, logprobs, entropy, kept = ctx.saved_tensors
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        # A token's row of the gradient is its factor times `π - onehot`. The factor is left out of the blocks and
+        # multiplied into what they meet, which is smaller; unless the entropy has a gradient, which has none in common.
+        factor = torch.zeros_like(total) if by_logprob is None else by_logprob.to(total.dtype) / -ctx.temperature
+        rise, outside = torch.expm1(logprobs), factor
+        slopes = None
+        if by_entropy is not None:
+            slope = by_entropy.to(total.dtype) / -ctx.temperature
+            slopes, outside = torch.stack([factor, slope, entropy], 1), torch.ones_like(factor)
+            rise = factor * rise + slope * logprobs.exp() * (logprobs + entropy)
+        met = (hidden * outside[:, None]).to(hidden.dtype)
+        by_hidden = total.new_zeros(hidden.shape) if wants_hidden else None
+        by_weight = GradientByRows(weight) if wants_weight else None
+        blocks = _blocks(len(ids), weight, ctx.workspace_bytes)
+        work = weight.new_empty(len(ids) * blocks[0][1])
+        for first, last in blocks:
+            matrix = weight[first:last]
+            logits = _product(hidden, matrix, work) if kept is None else kept[:, first:last]
+            gradient = work[: logits.numel()].view(logits.shape)
+            for rows in _slices(logits):
+                terms = None if slopes is None else slopes[rows]
+                gradient[rows] = _gradient(logits[rows], total[rows, None], ctx.temperature, terms)
+            _write(gradient, rise, *_place(ids, first, last))
+            if by_hidden is not None:
+                _add_product(by_hidden, gradient, matrix)
+            if by_weight is not None:
+                by_weight.put(first, gradient.t() @ met)
+        if by_hidden is not None:
+            by_hidden = by_hidden.mul_(outside[:, None]).to(hidden.dtype)
+        return by_hidden, None if by_weight is None else by_weight.done(), None, None, None, None, None
+
+
+@compiled
+def _moments(logits: Tensor, temperature: float, with_mean: bool) -> tuple[Tensor, Tensor]:
+    """Of z = `logits (n, v)` / τ: `log Σ_v exp z` and the mean of z under its softmax (or 0), `(n,)` each."""
+    logits = logits.to(_exact(logits))
+    top = logits.amax(1, keepdim=True)
+    below = logits - top
+    if temperature != 1:
+        below, top = below / temperature, top / temperature
+    weights = below.exp()
+    total = weights.sum(1)
+    top = top.squeeze(1)
+    mean = weights.mul_(below).sum(1) / total + top if with_mean else torch.zeros_like(total)
+    return total.log() + top, mean
+
+
+@compiled
+def _gradient(logits: Tensor, total: Tensor, temperature: float, slopes: Tensor | None) -> Tensor:
+    """Rows of the gradient in z = `logits (n, v)` / τ as if no token had been chosen, in the dtype of the logits.
+
+    `π`, or with `slopes (n, 3)` = f, s, H of each row `f π + s π (log π + H)`: -s is the gradient of the entropy H.
+    """
+    scaled = logits.to(_exact(logits))
+    logprobs = (scaled if temperature == 1 else scaled / temperature) - total
+    if slopes is None:
+        return logprobs.exp_().to(logits.dtype)
+    factor, slope, entropy = slopes[:, 0:1], slopes[:, 1:2], slopes[:, 2:3]
+    return (logprobs.exp() * (factor + slope * (logprobs + entropy))).to(logits.dtype)
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    """The dtype of sums."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _product(hidden: Tensor, matrix: Tensor, work: Tensor) -> Tensor:
+    """The logits `(N, v)` of one block, made in `work`."""
+    shape = len(hidden), len(matrix)
+    return torch.mm(hidden, matrix.t(), out=work[: shape[0] * shape[1]].view(shape))
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """`into += left @ right`; `into` may be of higher precision."""
+    if into.dtype == left.dtype:
+        into.addmm_(left, right)
+    else:
+        into.add_(left @ right)
+
+
+def _write(block: Tensor, values: Tensor, place: Tensor, inside: Tensor) -> None:
+    """`block[i, place[i]] = values[i]` where `inside`. (`scatter_` copies a bf16 block to float32 and back.)"""
+    rows = torch.arange(len(block), device=block.device)
+    values = torch.where(inside, values[:, None].to(block.dtype), block.gather(1, place))
+    block.view(-1).index_copy_(0, rows * block.shape[1] + place.squeeze(1), values.squeeze(1))
+
+
+def _place(ids: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Where in the block each token's id stands (anywhere if it does not), and whether it does: `(N, 1)` each."""
+    place = ids[:, None] - first
+    return place.clamp(0, last - first - 1), (place >= 0) & (place < last - first)
+
+
+def _blocks(tokens: int, weight: Tensor, workspace_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of the vocabulary, the first the widest, whose logits of all tokens fill at most the workspace."""
+    vocabulary = weight.shape[0]
+    count = -(-tokens * vocabulary * weight.itemsize // max(1, workspace_bytes)) or 1
+    width = -(-vocabulary // count)
+    if width > _ALIGNED:
+        width = -(-width // _ALIGNED) * _ALIGNED
+    return [(first, min(first + width, vocabulary)) for first in range(0, vocabulary, width)]
+
+
+def _slices(block: Tensor) -> Iterator[slice]:
+    """Rows of the block, as many at a time as fill `_AT_ONCE`."""
+    size = max(1, (_AT_ONCE if block.device.type == "cpu" else _ACCELERATOR_AT_ONCE) // block.shape[1])
+    return (slice(start, start + size) for start in range(0, len(block), size))

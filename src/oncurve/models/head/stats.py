@@ -1,0 +1,171 @@
+"""Token statistics `(b, T)` from hidden states, chunk by chunk: `(B, T, V)` logits never exist.
+
+Where the head is one matrix, and no statistic needs whole distributions, `linear_logprobs` computes them by blocks of
+the vocabulary. Else the head is applied to a chunk of completion tokens at a time. Where a gradient is wanted and all
+logits take more than `KEPT_BYTES`, those of a chunk are freed after the forward and computed again in the backward
+(activation checkpointing of the head alone). Memory is bounded for any B, T and V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from oncurve.kl import full_kl_from_logits
+from oncurve.models.causal import CausalModel, Head
+from oncurve.models.head.linear_logprobs import linear_logprobs
+from oncurve.ops import entropy, entropy_of_logprobs, token_logprobs_and_table
+from oncurve.types import TokenStats, TrainBatch
+
+CHUNK_BYTES = 24 * 2**20
+"""The float32 logits of one chunk on the CPU. From 32 MiB on, glibc returns a freed temporary to the system, and every
+page of the next one is faulted in again."""
+
+ACCELERATOR_CHUNK_BYTES = 256 * 2**20
+"""The same on any other device, which caches its memory: with a vocabulary of 150,000 a product has 440 rows, so that
+reading the head's weights does not dominate."""
+
+KEPT_BYTES = 64 * 2**20
+"""Up to this many bytes of float32 logits in all (or one chunk) are kept for the backward: computing them again would
+cost a second product and save little."""
+
+STAT_NAMES = frozenset({"entropy", "full_kl"})
+"""The statistics other than the log-probabilities."""
+
+OBSERVABLE = frozenset({"entropy"})
+"""Statistics that can be computed without a gradient."""
+
+_VOCABULARY: WeakKeyDictionary[CausalModel, int] = WeakKeyDictionary()
+
+
+def token_stats(
+    model: CausalModel,
+    batch: TrainBatch,
+    needs: frozenset[str] = frozenset(),
+    temperature: float = 1.0,
+    ref_head: Head | None = None,
+    chunk_tokens: int | None = None,
+    observe: frozenset[str] = frozenset(),
+    read: Callable[[Tensor], Tensor] | None = None,
+) -> TokenStats:
+    """Log-probabilities of the completion tokens under `softmax(logits / temperature)`, and other statistics.
+
+    Args:
+        model: the policy being trained, or a reference under `torch.no_grad`.
+        batch: `completion_ids (b, T)`, `lengths (b,)`, `group_ids (b,)` and `prompts`; for `full_kl` also
+            `ref_hidden (N, H_ref)`.
+        needs: any of `"entropy"` (of the distribution at each token, nats) and `"full_kl"` (KL[π_θ || π_ref] over the
+            whole vocabulary, nats).
+        temperature: the divisor of the logits in sampling.
+        ref_head: the reference's head, from `batch.ref_hidden` to logits; needed by `"full_kl"`.
+        chunk_tokens: tokens of one chunk, and the largest number whose logits are kept for the backward; by default as
+            many as fill `CHUNK_BYTES` and `KEPT_BYTES`.
+        observe: statistics without a gradient, which is cheaper: `"entropy"`. Those also in `needs` have a gradient.
+        read: from the hidden states `(N, H)` of the same forward pass to `(b, T)` values; None: no values.
+
+    Returns:
+        TokenStats of `(b, T)`, float32 at least, 0 beyond each row's length; differentiable (once) unless only observed
+        or under `no_grad`.
+
+    Raises:
+        ValueError: an unknown statistic, or `full_kl` without `ref_head` and `batch.ref_hidden`.
+    """
+    for asked, known in ((needs, STAT_NAMES), (observe, OBSERVABLE)):
+        if unknown := asked - known:
+            raise ValueError(
+                f"no such token statistic: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
+            )
+    if "full_kl" in needs and (ref_head is None or batch.ref_hidden is None):
+        raise ValueError("the full KL needs the reference's hidden states: batch.ref_hidden and ref_head")
+    hidden = model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
+    values = None if read is None else read(hidden)
+    exists = batch.existing().to(hidden.device)
+    ids = batch.completion_ids.to(hidden.device)[exists]
+    matrix = model.head_matrix() if "full_kl" not in needs and chunk_tokens is None else None
+    if matrix is not None:
+        return _as_stats(exists, _fused(hidden, matrix, ids, temperature, needs, observe), values)
+    ref_hidden = batch.ref_hidden if "full_kl" in needs else None
+    columns = [name for name in ("entropy", "full_kl") if name in needs | observe]
+    measure = _Measure(model.logits, needs, tuple(columns), temperature, ref_head)
+    size, kept = (chunk_tokens, chunk_tokens) if chunk_tokens is not None else _sizes(model, hidden)
+    forget = torch.is_grad_enabled() and hidden.shape[0] > kept
+    measured = _in_chunks(measure, hidden, ids, ref_hidden, size, forget)
+    return _as_stats(exists, dict(zip(["logprobs", *columns], measured, strict=True)), values)
+
+
+def _as_stats(exists: Tensor, columns: dict[str, Tensor], values: Tensor | None) -> TokenStats:
+    """Columns `(N,)` as stats `(b, T)`, 0 where no token exists."""
+    empty = {name: torch.zeros(exists.shape, dtype=c.dtype, device=c.device) for name, c in columns.items()}
+    stats = {name: empty[name].masked_scatter(exists, column) for name, column in columns.items()}
+    return TokenStats(**stats, values=values)
+
+
+def _fused(
+    hidden: Tensor, matrix: Tensor, ids: Tensor, temperature: float, needs: frozenset[str], observe: frozenset[str]
+) -> dict[str, Tensor]:
+    """The columns by `linear_logprobs`; those that are only observed have no gradient."""
+    measured = needs | observe
+    logprobs, entropy = linear_logprobs(hidden, matrix, ids, temperature, with_entropy="entropy" in measured)
+    if entropy is None:
+        return {"logprobs": logprobs}
+    return {"logprobs": logprobs, "entropy": entropy if "entropy" in needs else entropy.detach()}
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """From a chunk's hidden states `(n, H)` and ids `(n,)` to its log-probs `(n,)`, then `columns`, `(n,)` each."""
+
+    head: Head
+    needs: frozenset[str]
+    columns: tuple[str, ...]
+    temperature: float
+    ref_head: Head | None
+
+    def __call__(self, hidden: Tensor, ids: Tensor, ref_hidden: Tensor | None) -> tuple[Tensor, ...]:
+        logits = self.head(hidden)
+        logprobs, table = token_logprobs_and_table(logits, ids, self.temperature)
+        return logprobs, *(self._column(name, logits, table, ref_hidden) for name in self.columns)
+
+    def _column(self, name: str, logits: Tensor, table: Tensor, ref_hidden: Tensor | None) -> Tensor:
+        if name == "entropy":
+            return entropy(logits, self.temperature) if name in self.needs else entropy_of_logprobs(table)
+        assert self.ref_head is not None  # token_stats has checked
+        assert ref_hidden is not None
+        with torch.no_grad():
+            ref_logits = self.ref_head(ref_hidden)
+        return full_kl_from_logits(logits, ref_logits, self.temperature)
+
+
+def _in_chunks(
+    measure: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, ...]],
+    hidden: Tensor,
+    ids: Tensor,
+    ref_hidden: Tensor | None,
+    size: int,
+    forget: bool,
+) -> list[Tensor]:
+    """`measure` over chunks of `size` tokens, each column concatenated to `(N,)`."""
+    pieces = []
+    for start in range(0, max(hidden.shape[0], 1), size):
+        rows = slice(start, start + size)
+        arguments = (hidden[rows], ids[rows], None if ref_hidden is None else ref_hidden[rows].to(hidden.device))
+        if forget:
+            pieces.append(checkpoint(measure, *arguments, use_reentrant=False, preserve_rng_state=False))
+        else:
+            pieces.append(measure(*arguments))
+    return [torch.cat(column) for column in zip(*pieces, strict=True)]
+
+
+def _sizes(model: CausalModel, hidden: Tensor) -> tuple[int, int]:
+    """The number of tokens whose float32 logits make a chunk, and of those kept for the backward."""
+    if hidden.shape[0] and model not in _VOCABULARY:
+        with torch.no_grad():  # one row through the head: costly where the vocabulary is large, so once per model
+            _VOCABULARY[model] = model.logits(hidden[:1]).shape[-1]
+    row_bytes = 4 * _VOCABULARY.get(model, 1)
+    chunk_bytes = CHUNK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
+    return max(1, chunk_bytes // row_bytes), max(1, max(chunk_bytes, KEPT_BYTES) // row_bytes)

@@ -1,0 +1,260 @@
+"""Attention and gated MLP of the Llama family, in place of those of transformers: same parameters, fewer steps.
+
+    attention   q, k, v = W_q x, W_k x, W_v x;  rotated;  W_o attend(q, k, v)       Llama, Qwen2, Qwen3, Mistral, ...
+    gated MLP   W_down (act(W_gate x) * W_up x)
+
+A decode step of a small model is hundreds of calls of a microsecond each. These blocks make half as many: heads are not
+copied, q and k are rotated together, and products with one input are joined where the weights are packed
+(`prepacked_weights.py`). Without `oncurve_context` a block runs the code of transformers.
+
+A block is replaced only if both compute the same on an example. So a block with other projections, another rotation or
+other arguments for its attention keeps the code of transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.errors import ModelError
+from oncurve.models.adapters import base_of, products
+from oncurve.models.attention import AttentionContext, register, switched
+from oncurve.models.layers.prepacked_weights import PrepackedWeights
+
+_CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
+
+Rotation = tuple[Tensor, Tensor]
+"""`(N, 1, d)` cosines, and sines whose first half is negative: factors of a head, and of the head rolled by d/2."""
+
+
+class Shared:
+    """The state that the blocks of one model share while it runs: packed weights, and tables of the last rotation."""
+
+    def __init__(self) -> None:
+        self.prepacked: PrepackedWeights = {}
+        self._tables: tuple[Tensor, Tensor] | None = None
+        self._rotation: Rotation | None = None
+
+    def rotation(self, tables: tuple[Tensor, Tensor]) -> Rotation:
+        """The rotation of transformers' `(1, N, d)` cosines and sines, computed once for all layers."""
+        if self._tables is not tables or self._rotation is None:
+            cosines, sines = tables
+            half = sines.shape[-1] // 2
+            signed = torch.cat([-sines[..., :half], sines[..., half:]], -1)
+            self._tables, self._rotation = tables, (cosines[0, :, None], signed[0, :, None])
+        return self._rotation
+
+    @contextmanager
+    def using(self, prepacked: PrepackedWeights) -> Iterator[None]:
+        """A context in which the model uses these packed products."""
+        self.prepacked = prepacked
+        try:
+            yield
+        finally:
+            self.prepacked, self._tables, self._rotation = {}, None, None
+
+
+class Block(nn.Module):
+    """The class that `replace_blocks` puts before a block's own class."""
+
+    products: ClassVar[tuple[tuple[str, ...], ...]]
+    """Linear layers by name; the layers of one tuple have the same input."""
+    shared: Shared
+
+    def groups(self) -> list[list[nn.Module]]:
+        """The layers of `products`."""
+        return [[getattr(self, name) for name in names] for names in self.products]
+
+    def _product(self, x: Tensor, index: int) -> Tensor | list[Tensor]:
+        """`products[index]` of `x`: one concatenated tensor where they are packed; else one tensor each."""
+        packed = self.shared.prepacked.get(self)
+        if packed is not None:
+            return packed[index](x)
+        return products([getattr(self, name) for name in self.products[index]], x)
+
+
+class _Attention(Block):
+    products = (("q_proj", "k_proj", "v_proj"), ("o_proj",))
+    size: int
+    factor: float
+    window: int | None
+
+    def forward(self, *inputs: Any, **others: Any) -> Any:
+        """As the module's own; with `oncurve_context` the context's attention: `(1, N, H)` -> `((1, N, H), None)`."""
+        context: AttentionContext | None = others.get("oncurve_context")
+        if context is None or inputs or others.get("attention_mask") is not None:
+            return super().forward(*inputs, **others)
+        rotation = self.shared.rotation(others["position_embeddings"])
+        query, key, value = self._heads(others["hidden_states"][0], rotation)
+        layer: Any = self.layer_idx
+        attended = context.attend(layer, query, key, value, self.factor, self.window).flatten(1)
+        out = self._product(attended, 1)
+        return (out if isinstance(out, Tensor) else out[0])[None], None
+
+    def _heads(self, x: Tensor, rotation: Rotation) -> Sequence[Tensor]:
+        """`x (N, H)` -> rotated queries `(N, h, d)` and keys `(N, h_kv, d)`, values `(N, h_kv, d)`."""
+        products = self._product(x, 0)
+        if isinstance(products, Tensor):
+            *asking, values = (int(getattr(self, name).out_features) // self.size for name in self.products[0])
+            joined = products.view(len(x), -1, self.size)
+            if not self._norms:
+                both, value = torch.split(joined, [sum(asking), values], 1)
+                return *torch.split(_rotated(both, rotation), asking, 1), value
+            query, key, value = torch.split(joined, [*asking, values], 1)
+        else:
+            query, key, value = (product.view(len(x), -1, self.size) for product in products)
+        for norm in self._norms:
+            query, key = getattr(self, f"q_{norm}")(query), getattr(self, f"k_{norm}")(key)
+        return _rotated(query, rotation), _rotated(key, rotation), value
+
+    @property
+    def _norms(self) -> tuple[str, ...]:
+        return ("norm",) if "q_norm" in self._modules else ()
+
+
+class _GatedMLP(Block):
+    products = (("gate_proj", "up_proj"), ("down_proj",))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., H)` -> `(..., H)`."""
+        products = self._product(x, 0)
+        gate, up = products.chunk(2, -1) if isinstance(products, Tensor) else products
+        activation: Any = self.act_fn
+        out = self._product(activation(gate) * up, 1)
+        return out if isinstance(out, Tensor) else out[0]
+
+
+def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
+    cosines, signed_sines = rotation
+    return (x * cosines).add_(x.roll(x.shape[-1] // 2, -1) * signed_sines)
+
+
+def blocks_of(module: nn.Module) -> list[Block]:
+    """The blocks below `module` that were replaced."""
+    return [part for part in module.modules() if isinstance(part, Block)]
+
+
+def keeps_nothing(body: nn.Module) -> bool:
+    """Whether a run of `body` stores no tensor in it, so that it may run under inference mode.
+
+    That is known where attention and MLP of every layer are blocks and the rotation's frequencies are constant. A
+    stored tensor of inference mode could not take part in a gradient afterwards.
+    """
+    rotations = [part for name, part in body.named_modules() if name.endswith("rotary_emb")]
+    if not rotations or any(getattr(part, "rope_type", None) not in _CONSTANT_ROTATIONS for part in rotations):
+        return False
+    layers = getattr(body, "layers", ())
+    return len(blocks_of(body)) == 2 * len(layers) > 0
+
+
+def replace_blocks(module: nn.Module, undo: ExitStack | None = None) -> int:
+    """Replace the attentions and gated MLPs below `module` whose output stays the same; returns how many.
+
+    `undo.close()` restores the module.
+    """
+    register()
+    shared, replaced = Shared(), 0
+    for part in list(module.modules()):
+        if isinstance(part, Block) or part._forward_hooks or part._forward_pre_hooks:
+            continue
+        for kind, adopt in ((_Attention, _adopt_attention), (_GatedMLP, _adopt_mlp)):
+            if all(_linear(getattr(part, name, None)) for names in kind.products for name in names):
+                twin = copy.copy(part)  # its own attributes, the same parameters
+                twin.__class__ = type(type(part).__name__, (kind, type(part)), {"__module__": type(part).__module__})
+                twin.shared = shared  # type: ignore[assignment]
+                if adopt(part, twin):
+                    if undo is not None:
+                        undo.callback(_put_back, part, type(part), twin.__dict__.keys() - part.__dict__.keys())
+                    part.__dict__.update(twin.__dict__)
+                    part.__class__ = twin.__class__
+                    replaced += 1
+    return replaced
+
+
+def _linear(layer: nn.Module | None) -> bool:
+    return layer is not None and type(base_of(layer)) is nn.Linear
+
+
+def _put_back(part: nn.Module, kind: type[nn.Module], added: Iterable[str]) -> None:
+    part.__class__ = kind
+    for name in added:
+        del part.__dict__[name]
+
+
+@torch.no_grad()
+def _adopt_mlp(mlp: Any, twin: Any) -> bool:
+    if not callable(getattr(mlp, "act_fn", None)) or "forward" in vars(mlp):
+        return False
+    weight = mlp.gate_proj.weight
+    if mlp.up_proj.weight.shape != weight.shape:
+        return False
+    x = _example(3, weight.shape[1], weight)
+    try:
+        return _close(twin(x), mlp(x))
+    except (TypeError, RuntimeError):  # an MLP that is called another way
+        return False
+
+
+@torch.no_grad()
+def _adopt_attention(attention: Any, twin: Any) -> bool:
+    """Compare the arguments of both for the context, and their outputs; sets the factor and window of `twin`."""
+    config, size, layer = (getattr(attention, name, None) for name in ("config", "head_dim", "layer_idx"))
+    if config is None or not isinstance(size, int) or not isinstance(layer, int) or "forward" in vars(attention):
+        return False
+    given = _given(attention, size)
+    asked, asked_again = _Recorder(), _Recorder()
+    try:
+        with switched(config):
+            wanted = attention(**given, attention_mask=None, oncurve_context=asked)[0]
+        twin.size, (twin.factor, twin.window) = size, asked.options
+        got = twin(**given, attention_mask=None, oncurve_context=asked_again)[0]
+    except (ModelError, TypeError, RuntimeError, AttributeError, ValueError):  # of an unknown attention
+        return False
+    same = asked.options == asked_again.options and len(asked.tensors) == len(asked_again.tensors)
+    if not same or not all(map(_close, [got, *asked_again.tensors], [wanted, *asked.tensors])):
+        return False
+    try:  # an attention that rotates a part of a head takes narrower tables too, and the block does not
+        with switched(config):
+            attention(**_given(attention, size, size // 2), attention_mask=None, oncurve_context=_Recorder())
+    except (ModelError, TypeError, RuntimeError, AttributeError, ValueError):
+        return True
+    return False
+
+
+def _given(attention: Any, size: int, rotated: int | None = None) -> dict[str, Any]:
+    """Hidden states of five tokens, and tables that rotate `rotated` numbers of a head; None: all of them."""
+    weight = attention.q_proj.weight
+    angles = _example(1, 5 * (rotated or size), weight).view(1, 5, -1)
+    return {
+        "hidden_states": _example(5, weight.shape[1], weight)[None],
+        "position_embeddings": (angles.cos(), (2 * angles).sin()),
+    }
+
+
+class _Recorder:
+    """A context that records its arguments."""
+
+    tensors: tuple[Tensor, ...] = ()
+    options: tuple[float, int | None] = (0.0, None)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """Record the arguments, and return the queries in reverse order."""
+        self.tensors, self.options = (query, key, value), (scaling, window)
+        return query.flip(0)
+
+
+def _example(rows: int, columns: int, like: Tensor) -> Tensor:
+    numbers = torch.arange(rows * columns, device=like.device).mul(12.9898).sin().mul(43758.5453)
+    return (numbers - numbers.floor()).mul(2).sub(1).view(rows, columns).to(like.dtype)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    limit = 2e-2 if one.dtype.itemsize < 4 else 1e-5
+    return one.shape == other.shape and bool((one - other).abs().max() <= limit * other.abs().max())

@@ -1,0 +1,56 @@
+"""The length limit of a row: the positions of a network, and the reach of its rotations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from oncurve.errors import ModelError
+from oncurve.models.layers.rotation import reach_of
+
+_NAMES = ("max_position_embeddings", "max_target_positions")
+
+
+def positions_of(module: nn.Module) -> int | None:
+    """The positions of `module`: how many tokens of a row may be *fed*; None: its configuration has no number.
+
+    A table of positions that begins after a padding index, as RoBERTa's does, has that many fewer. A number that is not
+    above 0, such as XLNet's -1, is no limit.
+    """
+    config: Any = getattr(module, "config", None)
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    stated = (getattr(text_config, name, None) for name in _NAMES)
+    positions = next((number for number in stated if isinstance(number, int) and number > 0), None)
+    if positions is None:
+        return None
+    tables = [
+        part.num_embeddings - part.padding_idx - 1
+        for name, part in module.named_modules()
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding) and part.padding_idx is not None
+    ]
+    return min([positions, *tables])
+
+
+def longest_row_of(module: nn.Module) -> int | None:
+    """The most tokens a row may have, prompt and completion together; None: any.
+
+    One more than the positions, because a row's last token is sampled and never fed; fewer where a run has fixed the
+    reach of a rotation that depends on it (`rotation`).
+    """
+    positions, reach = positions_of(module), reach_of(module)
+    limits = ([] if positions is None else [positions + 1]) + ([] if reach is None else [reach])
+    return min(limits, default=None)
+
+
+def check_longest(module: nn.Module, tokens: int) -> None:
+    """Refuse a row of `tokens` tokens that is too long for `module`.
+
+    Raises:
+        ModelError: it is longer than `longest_row_of`.
+    """
+    longest = longest_row_of(module)
+    if longest is not None and tokens > longest:
+        raise ModelError(
+            f"a row of {tokens} tokens, prompt and completion together: {type(module).__name__} takes at most {longest}"
+        )

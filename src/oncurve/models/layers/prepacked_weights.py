@@ -1,0 +1,99 @@
+"""Weights packed for decoding: products with one input are joined, in the layout of the kernel.
+
+On the CPU a product of few rows in half precision spends a third of its time, at every call, on reordering the weights
+for the processor's matrix units. While a decoder exists they do not change, so it reorders them once. The packed copy
+takes the weights' memory a second time, for as long as the decoder exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from oncurve.models.adapters import PackedLowRank, base_of, low_rank_of
+
+MOST_PREPACKED_BYTES = 2 << 30
+"""Above this many bytes of half-precision weights nothing is packed: the second copy would cost too much."""
+
+MOST_JOINED_BYTES = 64 << 20
+"""Other weights are only joined, which saves calls alone: that pays for small models only."""
+
+PIECE_BYTES = 24 << 20
+"""A larger matrix is packed in pieces: below 32 MiB they come from the heap, whose pages are mapped already."""
+
+
+class PrepackedLinear:
+    """Linear layers with one input as one product: `(..., H)` -> `(..., O)`, O all outputs concatenated.
+
+    The low-rank products of an adapter, those that the layers add when they are packed, are added after it.
+    """
+
+    def __init__(self, adapted: Sequence[nn.Module], rows: int) -> None:
+        layers = [cast(nn.Linear, base_of(layer)) for layer in adapted]
+        ranks = [low_rank_of(layer) for layer in adapted]
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        bias: Tensor | None = None
+        if any(one is not None for one in biases):
+            each = zip(weights, biases, strict=True)
+            bias = torch.cat([of.new_zeros(of.shape[0]) if one is None else one for of, one in each])
+        self._low_rank: PackedLowRank | None = None
+        if any(rank is not None for rank in ranks):
+            self._low_rank = PackedLowRank(ranks, [layer.out_features for layer in layers], weight.dtype)
+        self._blocked = _half(weight)
+        self._pieces = [(weight, bias)]
+        if self._blocked:
+            count = -(-weight.nbytes // PIECE_BYTES)
+            parts = weight.chunk(count)
+            some = [None] * len(parts) if bias is None else bias.chunk(count)
+            reorder = torch.ops.mkldnn._reorder_linear_weight
+            self._pieces = [(reorder(part, rows), its) for part, its in zip(parts, some, strict=True)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """All layers' outputs of `x`, concatenated."""
+        output = self._base(x)
+        return output if self._low_rank is None else self._low_rank.add(output, x)
+
+    def _base(self, x: Tensor) -> Tensor:
+        if not self._blocked:
+            return nn.functional.linear(x, *self._pieces[0])
+        product = torch.ops.mkldnn._linear_pointwise
+        outputs: list[Tensor] = [product(x, weight, bias, "none", [], "") for weight, bias in self._pieces]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+
+PrepackedWeights = Mapping[nn.Module, Sequence[PrepackedLinear]]
+"""The packed products of each block, in the block's order."""
+
+
+def prepacked_bytes(weights: int, half: bool) -> int:
+    """Bytes of the packed copy of `weights` bytes of weights, in half precision or not; 0: they are not packed."""
+    return weights if weights <= (MOST_PREPACKED_BYTES if half else MOST_JOINED_BYTES) else 0
+
+
+@torch.no_grad()
+def prepack(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]], rows: int) -> PrepackedWeights:
+    """Every block's products packed for about `rows` rows; empty where packing does not pay or is not possible.
+
+    A block with a layer that is no plain `nn.Linear`, adapted or not, or has hooks is not packed.
+    """
+    plain = {block: groups for block, groups in products.items() if all(map(_plain, chain(*groups)))}
+    every = [cast(nn.Linear, base_of(layer)).weight for groups in plain.values() for layer in chain(*groups)]
+    if not every or any(weight.device.type != "cpu" for weight in every):
+        return {}
+    if not prepacked_bytes(sum(weight.nbytes for weight in every), all(map(_half, every))):
+        return {}
+    return {block: [PrepackedLinear(layers, rows) for layers in groups] for block, groups in plain.items()}
+
+
+def _plain(layer: nn.Module) -> bool:
+    base = base_of(layer)
+    return type(base) is nn.Linear and not any(part._forward_hooks or part._forward_pre_hooks for part in (layer, base))
+
+
+def _half(weight: Tensor) -> bool:
+    return weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,95 @@
+"""Whether the model hub can be reached and answers: checked in seconds, before its client tries for minutes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, getproxies, proxy_bypass, urlopen
+
+SECONDS = 5.0
+ANSWER_SECONDS = 10.0
+
+
+def online() -> bool:
+    """Whether the hub can be used: it is reachable, and it answers."""
+    return reachable() and answers()
+
+
+def reachable(seconds: float = SECONDS) -> bool:
+    """Whether a connection to the hub (or to the proxy in between) can be opened within `seconds`.
+
+    False at once where `HF_HUB_OFFLINE` is set. Looking up a name has no deadline of its own, so a thread does it.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    host, port = _first_address(constants.ENDPOINT)
+
+    def connect() -> bool:
+        with suppress(OSError), socket.create_connection((host, port), timeout=seconds):
+            return True
+        return False
+
+    return _within(seconds, connect)
+
+
+def answers(seconds: float = ANSWER_SECONDS) -> bool:
+    """Whether the hub answers within `seconds`, with an error too.
+
+    With a server that accepts connections and never answers, the hub's client would take minutes: it waits ten seconds
+    for each of several requests for each of several files, and tries each again.
+    """
+    from huggingface_hub import constants
+
+    def request() -> bool:
+        try:
+            with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=seconds):
+                return True
+        except TimeoutError:
+            return False
+        except URLError as error:  # also a refusal, which is an answer; the client checks certificates
+            return not isinstance(error.reason, TimeoutError)
+        except (OSError, ValueError):
+            return True
+
+    return _within(seconds, request)
+
+
+def _within(seconds: float, check: Callable[[], bool]) -> bool:
+    """The result of `check`; False where it takes longer than `seconds`, and its thread then ends by itself."""
+    results: list[bool] = []
+    thread = Thread(target=lambda: results.append(check()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results == [True]
+
+
+@contextmanager
+def offline(local: bool) -> Iterator[None]:
+    """A context in which, with `local`, nothing reaches the hub, whatever a file of the model names.
+
+    `local_files_only` holds for the files that transformers looks up itself. Other downloads, such as the compiled
+    kernels of an architecture, follow this setting of huggingface_hub.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or local
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _first_address(endpoint: str) -> tuple[str, int]:
+    """Host and port of the first connection of a request to `endpoint`."""
+    address = urlsplit(endpoint)
+    proxy = None if proxy_bypass(address.hostname or "") else getproxies().get(address.scheme, getproxies().get("all"))
+    if proxy:
+        address = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    return address.hostname or "", address.port or (80 if address.scheme == "http" else 443)

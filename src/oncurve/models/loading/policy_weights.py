@@ -1,0 +1,60 @@
+"""The weights that a rollout engine samples from: the module itself in one process, tensors by name for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from oncurve.models.causal import CausalModel
+from oncurve.models.loading.saving import hub_tensors
+
+
+class Weights(Protocol):
+    """One version of a policy's weights, handed to `RolloutEngine.follow`."""
+
+    @property
+    def version(self) -> int:
+        """How often the weights have changed; an engine writes it on every completion that it samples."""
+        ...
+
+    def local(self) -> CausalModel | None:
+        """The live model where it is in this process, so that nothing is copied; None: only `buckets` has the weights.
+
+        The learner goes on changing this model: an engine that may lag must copy it.
+        """
+
+    def buckets(self, nbytes: int) -> Iterator[Mapping[str, Tensor]]:
+        """All tensors under their Hugging Face names, in the dtype that the model computes in, on the model's device.
+
+        A bucket has at most `nbytes` bytes, unless a single tensor has more. Tied weights come once; an adapter is
+        merged into the weights. The tensors may be
+        the live ones: they are to be copied before the next update.
+        """
+
+
+@dataclass(frozen=True)
+class LocalWeights:
+    """`Weights` of a model in this process."""
+
+    model: CausalModel
+    version: int
+
+    def local(self) -> CausalModel:
+        """The model itself."""
+        return self.model
+
+    def buckets(self, nbytes: int) -> Iterator[Mapping[str, Tensor]]:
+        """The module's own tensors, in its order."""
+        bucket: dict[str, Tensor] = {}
+        size = 0
+        for name, tensor in hub_tensors(self.model.module, self.model.adapter):
+            if bucket and size + tensor.nbytes > nbytes:
+                yield bucket
+                bucket, size = {}, 0
+            bucket[name] = tensor
+            size += tensor.nbytes
+        if bucket:
+            yield bucket

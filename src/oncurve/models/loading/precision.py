@@ -1,0 +1,52 @@
+"""The precision of a model's computation: bfloat16 where this machine multiplies it natively, else float32.
+
+Without native support a bfloat16 product is emulated: slower than float32, and less exact. So `"auto"` depends on the
+hardware, not on the library, which supports both.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from oncurve.errors import ModelError
+
+Precision = Literal["auto", "float32", "bfloat16"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_CPU_FEATURES = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "sve_bf16": "SVE BF16", "bf16": "NEON BF16"}
+"""`torch.cpu.get_capabilities`'s names of a processor's bfloat16 products, fastest first, and their usual names."""
+
+
+def native_bfloat16(device: torch.device) -> tuple[bool, str]:
+    """Whether `device` multiplies bfloat16 matrices in hardware, and the evidence for it."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        found = torch.cuda.is_bf16_supported(including_emulation=False)
+        return found, f"{name} has {'native' if found else 'no native'} bfloat16"
+    if device.type != "cpu":
+        return False, f"nothing is known of bfloat16 on {device.type}"
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False, "this torch lacks oneDNN, which bfloat16 products need"
+    features = torch.cpu.get_capabilities()
+    for feature, name in _CPU_FEATURES.items():
+        if features.get(feature, False):
+            return True, f"the processor has {name}"
+    return False, "the processor has no bfloat16 products"
+
+
+def resolved(wanted: Precision, device: torch.device) -> tuple[Literal["float32", "bfloat16"], str]:
+    """The dtype of `wanted` on `device`, and why."""
+    if wanted != "auto":
+        return wanted, "as model.dtype says"
+    native, why = native_bfloat16(device)
+    return "bfloat16" if native else "float32", f'model.dtype = "auto": {why}'
+
+
+def device_of(device: str, section: str) -> torch.device:
+    """The device that the setting `<section>.device` names. Raises ModelError: there is no CUDA device."""
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ModelError(f'{section}.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')
+    return torch.device("cuda" if available and device != "cpu" else "cpu")

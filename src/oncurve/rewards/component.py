@@ -1,0 +1,220 @@
+"""One reward of a run: the items that its function takes, and the values that are rewards."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from oncurve.errors import DataError, RewardError
+from oncurve.output import make_visible
+from oncurve.rewards.callables import OFFERED, TRL_NAMES, VERL_TRUTH
+from oncurve.rewards.settings import Accepts, RewardSettings, Runner
+from oncurve.spec import suggest
+from oncurve.types import Completion, Group, Prompt
+from oncurve.workers import Reply
+
+log = logging.getLogger("oncurve.rewards")
+log.addFilter(make_visible)
+
+LARGEST_REWARD = 1e300
+"""Up to here no sum of 10^8 rewards leaves the range of a float."""
+
+
+class RewardComponent:
+    """A reward: its name, its settings, its runner, and the items for it."""
+
+    def __init__(self, name: str, settings: RewardSettings, runner: Runner) -> None:
+        self.name = name
+        self.settings = settings
+        self.runner = runner
+        self._warned: set[str] = set()
+
+    @cached_property
+    def accepts(self) -> Accepts:
+        """The function's arguments. Waits until a worker has loaded it. Raises ConfigError: it cannot be loaded."""
+        return Accepts.model_validate(self.runner.about)
+
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """Why this reward cannot score completions to the prompt of `row`, a prompt's columns; None: it can."""
+        offered = TRL_NAMES if self.accepts.batch else OFFERED
+        for needed in self.accepts.needs:
+            if not _has(row, needed) and not set(needed) & set(offered):
+                columns = sorted(map(str, row))
+                near = suggest(needed[0], [*columns, *offered])
+                return (
+                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, and there is no such column"
+                    f"; the columns are: {', '.join(columns) or 'none'}; always offered: {', '.join(offered)}{near}"
+                )
+        wrong = self.settings.complaint(row)
+        return None if wrong is None else f"reward {self.name}: {wrong}"
+
+    def items(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
+        """The function's items, one per completion. Raises DataError: a column is missing in a row."""
+        accepts = self.accepts
+        return [self._item(group.prompt, completion, accepts) for group, completion in _completions(groups)]
+
+    def _item(self, prompt: Prompt, completion: Completion, accepts: Accepts) -> dict[str, Any]:
+        available = {
+            **prompt.columns,
+            "completion": completion.text,
+            "prompt": prompt.text,
+            "completion_ids": list(completion.ids),
+        }
+        for needed in accepts.needs:
+            if not set(needed) & available.keys():
+                raise DataError(
+                    f"reward {self.name} needs {' or '.join(map(repr, needed))}, but row {prompt.id} of the data has "
+                    f"only: {', '.join(map(str, prompt.columns)) or 'no columns'}"
+                )
+        if accepts.everything:
+            return available
+        wanted = {*accepts.takes, *(name for needed in accepts.needs for name in needed)}
+        return {name: value for name, value in available.items() if name in wanted}
+
+    def warn_once(self, message: str, argument: object) -> None:
+        """Log a warning, once in a run."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, self.name, argument)
+
+    def batch_item(self, groups: Sequence[Group], step: int) -> dict[str, Any]:
+        """The item of a batch function: one for all completions of `groups`."""
+        accepts = self.accepts
+        pairs = list(_completions(groups))
+        rows = [group.prompt.columns for group, _ in pairs]
+        wanted = {*accepts.takes, *(name for needed in accepts.needs for name in needed)} - set(TRL_NAMES)
+        names = dict.fromkeys(name for row in rows for name in row if accepts.everything or name in wanted)
+        prompts, completions = zip(*(_as_trl(group.prompt, completion) for group, completion in pairs), strict=True)
+        return {
+            "prompts": list(prompts),
+            "completions": list(completions),
+            "completion_ids": [list(c.ids) for _, c in pairs] if "completion_ids" in accepts.takes else None,
+            "columns": {name: [row.get(name) for row in rows] for name in names if name not in TRL_NAMES},
+            "step": step,
+        }
+
+    def values(self, rewards: Any, expected: int) -> list[Reply]:
+        """The replies in the `rewards` that a batch function returned for `expected` completions.
+
+        Raises RewardError for a list of the wrong length.
+        """
+        if not isinstance(rewards, (list, tuple)):
+            rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+        if not isinstance(rewards, (list, tuple)):
+            message = f"it returned {_described(rewards)} instead of a list of {expected} rewards"
+            return [Reply(None, "type", message)] * expected
+        if len(rewards) != expected:
+            raise RewardError(
+                f"reward {self.name} returned {len(rewards)} values for {expected} completions; a list must have "
+                "one value per completion, in order (None where the reward does not apply)"
+            )
+        return [checked(Reply(value)) for value in rewards]
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """A reward for a completion and for its steps.
+
+    value     of the completion; None: does not apply
+    ends      offsets in its text just after each step
+    rewards   of the steps
+    """
+
+    value: float | None
+    ends: tuple[int, ...]
+    rewards: tuple[float, ...]
+
+
+def as_stepwise(given: Mapping[str, Any]) -> Stepwise | float | None:
+    """`{"reward", "step_ends", "step_rewards"}` as a `Stepwise`; as a plain value where no step applies (None).
+
+    Where the reward is None it is the mean of the steps.
+
+    Raises TypeError, ValueError: as `as_value`, and for ends that are no whole numbers or another number than rewards.
+    """
+    ends, rewards = list(given["step_ends"]), [as_value(reward) for reward in given["step_rewards"]]
+    if len(ends) != len(rewards) or not all(type(end) is int for end in ends):
+        raise TypeError(f"it returned the step ends {ends!r:.60} for {len(rewards)} step rewards")
+    scored = [(end, reward) for end, reward in zip(ends, rewards, strict=True) if reward is not None]
+    value = as_value(given["reward"])
+    if not scored:
+        return value
+    if value is None:
+        value = math.fsum(reward / len(scored) for _, reward in scored)
+    return Stepwise(value, tuple(end for end, _ in scored), tuple(reward for _, reward in scored))
+
+
+def as_value(value: Any) -> float | None:
+    """A reward as a float; None stays None. bool, int, float, and scalars of numpy and torch are rewards.
+
+    Raises TypeError for anything else, ValueError for NaN, the infinities, and numbers beyond ±`LARGEST_REWARD`.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (bool, int, float)) and hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (bool, int, float)):
+        raise TypeError(f"it returned {_described(value)} instead of a number or None")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"it returned {number}")
+    if abs(number) > LARGEST_REWARD:
+        raise ValueError(f"it returned {number:g}, and a reward lies between ±{LARGEST_REWARD:g}: larger ones overflow")
+    return number
+
+
+def checked(reply: Reply) -> Reply:
+    """The reply with its value as a float, None or `Stepwise`; a fault where the value is none of these."""
+    if reply.fault is not None:
+        return reply
+    try:
+        stepwise = isinstance(reply.value, Mapping) and "step_ends" in reply.value
+        return Reply(as_stepwise(reply.value) if stepwise else as_value(reply.value))
+    except TypeError as error:
+        return Reply(None, "type", str(error))
+    except ValueError as error:
+        return Reply(None, "not_finite", str(error))
+
+
+def within(reply: Reply, length: int) -> Reply:
+    """The reply; a fault where its steps end outside a text of `length` characters, or not in order."""
+    ends = reply.value.ends if isinstance(reply.value, Stepwise) else ()
+    if all(0 < end <= length for end in ends) and list(ends) == sorted(set(ends)):
+        return reply
+    return Reply(None, "type", f"its steps end at {list(ends)!r:.60} in a completion of {length} characters")
+
+
+def _has(row: Mapping[str, Any], needed: Sequence[str]) -> bool:
+    """Whether a row has one of the columns; verl's `reward_model` is one where it holds a `ground_truth`."""
+    there = {name for name in needed if name in row}
+    if tuple(needed) == VERL_TRUTH and "reward_model" in there:
+        stored = row["reward_model"]
+        return bool(there - {"reward_model"}) or (isinstance(stored, Mapping) and "ground_truth" in stored)
+    return bool(there)
+
+
+def _described(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__} ({value!r:.60})"
+
+
+def _as_trl(prompt: Prompt, completion: Completion) -> tuple[Any, Any]:
+    """Prompt and completion as TRL has them: as messages where the prompt was a chat."""
+    if prompt.messages is None:
+        return prompt.text, completion.text
+    return [dict(message) for message in prompt.messages], [{"role": "assistant", "content": completion.text}]
+
+
+def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion]]:
+    return ((group, completion) for group in groups for completion in group.completions)
+
+
+def completion_count(groups: Sequence[Group]) -> int:
+    """How many completions the groups have together."""
+    return sum(len(group.completions) for group in groups)

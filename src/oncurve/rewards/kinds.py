@@ -1,0 +1,23 @@
+"""The kinds of rewards, by their names in a configuration."""
+
+from __future__ import annotations
+
+from oncurve.rewards.math import Math
+from oncurve.rewards.model import ModelReward, ProcessModelReward
+from oncurve.rewards.overlong import Overlong
+from oncurve.rewards.python import Python
+from oncurve.rewards.settings import RewardSettings
+from oncurve.rewards.verify import Exact, Numeric, Regex, Task, TaskSteps
+
+REWARD_KINDS: dict[str, type[RewardSettings]] = {
+    "python": Python,
+    "exact": Exact,
+    "numeric": Numeric,
+    "math": Math,
+    "regex": Regex,
+    "task": Task,
+    "task_steps": TaskSteps,
+    "overlong": Overlong,
+    "model": ModelReward,
+    "process_model": ProcessModelReward,
+}

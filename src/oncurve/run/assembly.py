@@ -1,0 +1,318 @@
+"""The composition root: builds a run from its settings. No other module imports every room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from oncurve.advantages import reads_rewards, teacher_of
+from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns
+from oncurve.data import PromptOrder, Prompts, Rows, load_eval_rows, load_rows, open_prompts
+from oncurve.errors import ConfigError
+from oncurve.evaluate import Evaluation, evaluate, part_is_1
+from oncurve.learner import Learner, check_learner
+from oncurve.models import Adapter, LoadedModel, adapted, module_device
+from oncurve.process import prepare_process
+from oncurve.rewards import RewardSet, verifier_of
+from oncurve.rollout import RolloutEngine, check_token_ids
+from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
+from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
+from oncurve.run.loop import dynamic_sampling, trainer_config
+from oncurve.run.row_lengths import fix_reach, room_for_prompts
+from oncurve.run.teaching import load_teacher
+from oncurve.trainer import (
+    Checkpoints,
+    EntropyControl,
+    Iterations,
+    KLControl,
+    Recorder,
+    ReferenceSchedule,
+    StepResult,
+    Trainer,
+    TrainerState,
+)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Objects handed over from Python in place of what the settings would load; None: load it."""
+
+    model: LoadedModel | None = None
+    reference: LoadedModel | None = None
+
+
+@dataclass
+class Run:
+    """A run put together and ready: `train`, `evaluate`, `save_model`. A context manager that ends its workers."""
+
+    config: RunConfig
+    directory: RunDirectory | None
+    loaded: LoadedModel
+    learner: Learner
+    engine: RolloutEngine
+    rewards: RewardSet
+    prompts: Prompts
+    eval_prompts: Prompts
+    trainer: Trainer
+    given: Overrides = Overrides()
+    teacher: LoadedModel | None = None
+    iterations: Iterations | None = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close engine, learner, reward workers and logs, let go of the directory. Twice is allowed."""
+        with ExitStack() as closing:  # all of them, whatever one raises
+            closing.callback(self.let_go)
+            closing.callback(self.rewards.close)
+            closing.callback(self.learner.close)
+            closing.callback(self.engine.close)
+
+    def let_go(self) -> None:
+        """Close the logs and let go of the directory, whose `path` is still known: another run may go on with it."""
+        with ExitStack() as closing:  # all of them, whatever one raises
+            if self.directory is not None:
+                closing.callback(self.directory.close)
+            if self.trainer.recorder is not None:
+                closing.callback(self.trainer.recorder.close)
+            if self.iterations is not None:
+                closing.callback(self.iterations.replay.close)
+
+    def train(self, *observers: Callable[[StepResult], None]) -> str | None:
+        """Run the steps that are left; the name of the signal that ended it early, or None."""
+        self.trainer.observers = observers
+        return self.trainer.train()
+
+    def facts(self) -> RunFacts:
+        """The part of the plan that is known once everything is loaded."""
+        given, adapter = self.given.reference, self.loaded.model.adapter
+        reference = self.loaded if given is None and self.config.kl.needs_reference else given
+        teacher = None if self.teacher is self.loaded else self.teacher
+        return RunFacts(
+            rows=len(self.prompts),
+            eval_rows=len(self.eval_prompts),
+            dropped=self.prompts.dropped,
+            parameters=_parameters(self.loaded),
+            reference_given=given is not None,
+            reference_bytes=None if reference is None else self.loaded.dtype.itemsize * _parameters(reference),
+            teacher_bytes=None if teacher is None else self.loaded.dtype.itemsize * _parameters(teacher),
+            kept=self.directory is not None,
+            device=str(module_device(self.loaded.model.module)),
+            path_reason=self.loaded.model.path_reason,
+            precision=f"{str(self.loaded.dtype).removeprefix('torch.')} ({self.loaded.dtype_reason})",
+            adapter=None if adapter is None else _adapter_facts(adapter, self.loaded.dtype.itemsize),
+        )
+
+    def evaluate(self, n: int = 0) -> Evaluation:
+        """Greedy, and n samples a prompt where n > 0, with the weights as they are.
+
+        On the held-out prompts; where there are none, on those of the training data, which `held_out` says.
+        """
+        self.engine.follow(self.learner.weights())
+        held_out = len(self.eval_prompts) > 0
+        prompts = self.eval_prompts if held_out else self.prompts.first(self.config.eval.limit)
+        return replace(evaluate_policy(self.engine, self.rewards, prompts, self.config, n), held_out=held_out)
+
+    def save_model(self, path: Path) -> None:
+        """The policy in Hugging Face form, from the full-precision masters."""
+        self.learner.export(path)
+
+    def save_reward_model(self, path: Path) -> bool:
+        """The reward model as the iterations have left it, in Hugging Face form; whether there is one."""
+        if self.iterations is not None:
+            self.iterations.learner.export(path)
+        return self.iterations is not None
+
+    def open_directory(self, directory: RunDirectory, identity: Mapping[str, Any] | None = None) -> None:
+        """Write into `directory` from now on: checkpoints, which name the run they are of, and what steps leave."""
+        self.directory = directory
+        if self.iterations is not None:
+            self.iterations.replay.folder = directory.path
+        self.trainer.checkpoints = Checkpoints(directory.checkpoints, self.config.checkpoint.keep, identity)
+
+    def begin(self) -> None:
+        """Start a new run in the open directory."""
+        assert self.directory is not None
+        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state)
+
+    def restore(self) -> list[str]:
+        """Load the newest checkpoint that verifies; returns remarks on it for the user, one per line."""
+        assert self.trainer.checkpoints is not None
+        assert self.directory is not None
+        found = self.trainer.checkpoints.restore(self.learner, self.trainer.outer)
+        if found is None:
+            lines = ["there is no checkpoint; the run begins again at step 1"]
+        else:
+            self.trainer.state, before, lines = found
+            changes = environment_changes(before, self.trainer.environment or {})
+            if changes:
+                lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
+        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state)
+        return [*lines, *self.trainer.recorder.notes]
+
+
+def _parameters(loaded: LoadedModel) -> int:
+    """The model's own parameters, without those of an adapter on it."""
+    adapter = loaded.model.adapter
+    of_adapter = 0 if adapter is None else _count(adapter.parameters.values())
+    return _count(loaded.model.module.parameters()) - of_adapter
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _adapter_facts(adapter: Adapter, width: int) -> AdapterFacts:
+    count = _count(adapter.parameters.values())
+    return AdapterFacts(adapter.rank, adapter.alpha, len(adapter.paths), count, width * count)
+
+
+def assemble(config: RunConfig, base: Path | None = None, given: Overrides | None = None) -> Run:
+    """A run from its settings, cheap checks first: data, rewards, model, then the parts around them.
+
+    `base` is where relative paths in the settings start (the working directory if None); `given` stands in for what
+    `[model]` would load. Nothing is written: see `Run.open_directory`. Raises UserError for what the user can fix.
+    """
+    given = given or Overrides()
+    prepare_process(config.run.threads)
+    rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
+    if config.eval.every and not len(eval_rows):
+        raise ConfigError(
+            f"eval.every: the data source ({type(config.data).__name__}) holds no rows out to evaluate on; set "
+            "eval.every=0, or have the source hold some out"
+        )
+    optional = not config.rewards and not reads_rewards(config.advantage)
+    rewards = RewardSet(()) if optional else RewardSet.build(config.fitted_rewards, base=base)
+    try:
+        check_columns(rewards, config.data, rows, eval_rows)
+        if given.model is None:
+            loaded = config.model.build(masters=True, lora=config.lora, seed=config.run.seed)
+        else:
+            loaded = adapted(given.model, config.lora, config.run.seed)
+        if given.model is None:
+            config = config.model_copy(update={"model": config.model.on_this_machine()})
+        run = _build_run(config, loaded, given, rewards, rows, eval_rows)
+        _add_reward_model(run, base)
+        return run
+    except BaseException:
+        rewards.close()
+        raise
+
+
+def _build_run(
+    config: RunConfig,
+    loaded: LoadedModel,
+    given: Overrides,
+    rewards: RewardSet,
+    rows: Rows,
+    eval_rows: Rows,
+) -> Run:
+    config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
+    check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
+    fits = room_for_prompts(loaded, config)
+    teacher, taught = load_teacher(config, loaded), teacher_of(config.advantage)
+    template = None if taught is None else taught.template
+    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits, loaded.vocabulary, template)
+    config = config.over(len(prompts))
+    eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+    if config.eval.every and not len(eval_prompts):
+        raise ConfigError(
+            f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "
+            "data.max_prompt_tokens, or set eval.every=0"
+        )
+    for network in (loaded, given.reference, teacher):
+        if network is not None:
+            fix_reach(network.model, config, prompts, eval_prompts)
+    eval_prompts = eval_prompts.first(config.eval.limit)
+    learner = config.learner.build(
+        loaded.model,
+        config.policy_term,
+        config.regularizer,
+        critic=config.critic,
+        temperature=config.rollout.temperature,
+        total_updates=config.run.steps * config.updates_per_step,
+        reference=given.reference.model if given.reference is not None else None,
+        teacher=None if teacher is None else teacher.model,
+        dtype=loaded.dtype,
+        tokenizer=loaded.tokenizer,
+    )
+    check_learner(learner)
+    rewards.locate = step_locator(loaded.tokenizer)
+    engine = build_engine(config, loaded)
+    trainer = Trainer(
+        trainer_config(config),
+        engine,
+        learner,
+        rewards,
+        PromptOrder(prompts, config.run.seed, config.data.shuffle),
+        config.advantage,
+        config.loss_weights,
+        KLControl(config.kl),
+        ReferenceSchedule(config.reference, learner),
+        TrainerState(),
+        entropy=EntropyControl(config.entropy),
+        dynamic=dynamic_sampling(config),
+        environment=describe_environment(module_device(loaded.model.module).type),
+    )
+    run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, given, teacher)
+    if config.eval.every:
+        trainer.evaluator = lambda step: run.evaluate(config.eval.n).to_metrics()
+    return run
+
+
+def _add_reward_model(run: Run, base: Path | None) -> None:
+    """Add the run's own reward model, if it has one, to its rewards, and with `[iterative]` its training."""
+    settings = run.config.own_reward_model
+    if settings is None:
+        return
+    classifier = settings.load(masters=run.config.iterative.steps > 0)
+    run.rewards.score_with(classifier)
+    if run.config.iterative.steps:
+        sources = LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)
+        run.iterations = iterations(run.config, base, sources, settings.build(classifier))
+        run.trainer.outer = run.iterations
+
+
+def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
+    """The engine of `[engine]`. Raises ConfigError: what its settings build is not one."""
+    engine = config.engine.build(config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
+    lacking = [name for name in ("exact", "follow", "generate", "close") if not hasattr(engine, name)]
+    if lacking:
+        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}"
+        raise ConfigError(f"engine.kind: what it builds is no rollout engine: {lacks}")
+    if engine.exact != config.engine.exact:
+        stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"
+        raise ConfigError(f"engine.kind: {stated}; the plan and the maths need the same")
+    return engine
+
+
+def evaluate_policy(
+    engine: RolloutEngine, rewards: RewardSet, prompts: Prompts, config: RunConfig, n: int
+) -> Evaluation:
+    """Greedy, and n samples a prompt where n > 0, on all of `prompts`, with what the engine follows.
+
+    `eval.verifier`, where it is set, decides alone: a reward model's scores of its own policy prove nothing. What is
+    correct is decided by one reward (`verifier_of`), whatever its weight; without one it is not reported.
+    """
+    verifier = verifier_of(config.rewards, config.eval.verifier)
+    temperature = config.eval.temperature or config.rollout.temperature
+    return evaluate(
+        engine,
+        rewards if config.eval.verifier is None else ScoredBy(rewards, config.eval.verifier),
+        [prompts[index] for index in range(len(prompts))],
+        greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0}),
+        sampled=config.rollout.model_copy(update={"group_size": n, "temperature": temperature}) if n else None,
+        correct=None if verifier is None else part_is_1(verifier),
+        verifier=verifier,
+        seed=config.run.seed,
+    )

@@ -1,0 +1,109 @@
+"""A learner from a file of the user's, by `learner.kind`: it wraps the local one, and a killed run goes on exactly."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fakes.project import lay_out, oncurve
+from oncurve import durable
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+VARIANTS = """
+from pathlib import Path
+
+from logged import Logged, LoggedLearner
+from oncurve.learner import LearnerSettings
+from oncurve.spec import Component
+
+
+class Breaking(LoggedLearner):
+    def update(self, minibatch):
+        if self.updates == 1 and Path("break").exists():
+            raise RuntimeError("no more")
+        return super().update(minibatch)
+
+    def close(self):
+        Path("closed").touch()
+        super().close()
+
+
+class Breaks(Logged):
+    def build(self, *parts, **more):
+        made = super().build(*parts, **more)
+        return Breaking(made.inner, made.log)
+
+
+class Lame(Logged):
+    def build(self, *parts, **more):
+        return object()
+
+
+class Unbuilt(LearnerSettings):
+    pass
+
+
+class Foreign(Component):
+    pass
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    lay_out(tmp_path)
+    (shown,) = re.findall(r"```python\n(# logged\.py\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "logged.py").write_text(shown)
+    (tmp_path / "variants.py").write_text(VARIANTS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project, monkeypatch, capfd):
+    settings = ["learner.learning_rate=1e-3", "checkpoint.every=1"]
+    local = oncurve(["train", "recipe.toml", *settings, "--out", "local"], monkeypatch, capfd)
+    assert local.code == 0, local.err
+    (project / "break").touch()
+    command = ["train", "recipe.toml", "learner.kind=variants.py:Breaks", *settings, "--out", "run"]
+    broken = oncurve(command, monkeypatch, capfd)
+    assert broken.code == 1
+    assert "RuntimeError: no more" in broken.err
+    assert "The learner is Breaks, not the built-in one" in broken.out + broken.err
+    assert "the memory of the run is not checked: the needs of Breaks are not known" in broken.out + broken.err
+    assert (project / "closed").exists()
+    assert [number for number, _ in durable.numbered(project / "run" / "checkpoints")] == [1]
+    (project / "break").unlink()
+    resumed = oncurve(["resume", "run"], monkeypatch, capfd)
+    assert resumed.code == 0, resumed.err
+    model = "model/model.safetensors"
+    assert (project / "local" / model).read_bytes() == (project / "run" / model).read_bytes()
+    lines = [json.loads(line) for line in (project / "updates.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [1, 2, 3]
+    record = durable.read_json(project / "run" / "checkpoints" / "step-000003" / "state.json")
+    assert record["learner"]["updates"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("Lame", "learner.kind: object lacks version and changes and weights"),
+        ("Unbuilt", "learner.kind: Unbuilt must derive from oncurve.learner.LearnerConfig, or"),
+        ("Foreign", "learner.kind: Foreign must derive from oncurve.learner.LearnerConfig, or"),
+    ],
+)
+def test_what_is_no_learner_is_refused(project, monkeypatch, capfd, kind, said):
+    refused = oncurve(["train", "recipe.toml", f"learner.kind=variants.py:{kind}", "--out", "run"], monkeypatch, capfd)
+    assert refused.code == 2
+    assert said in refused.err
+    assert not (project / "run").exists()
+
+
+def test_a_checkpoint_of_the_other_learner_is_refused_in_words(project, monkeypatch, capfd):
+    trained = oncurve(["train", "recipe.toml", "--out", "run"], monkeypatch, capfd)
+    assert trained.code == 0, trained.err
+    recipe = project / "run" / "config.toml"
+    text = recipe.read_text().replace('[learner]\nkind = "local"', '[learner]\nkind = "../logged.py:Logged"')
+    recipe.write_text(text.replace("steps = 3", "steps = 4"))
+    refused = oncurve(["resume", "run", "--changed"], monkeypatch, capfd)
+    assert refused.code == 1, refused.out
+    assert "step-000003 lacks 'inner': a run with other settings wrote it" in refused.err

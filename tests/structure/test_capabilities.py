@@ -1,0 +1,132 @@
+"""No module asks for the class of another room's component: it reads what the component says of itself."""
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncurve
+from oncurve.config import RunConfig
+from oncurve.kl import KL_KINDS
+from oncurve.learner import NoCritic
+from oncurve.losses import OBJECTIVE_KINDS, Clipped
+from oncurve.spec import Component
+
+SOURCE = Path(oncurve.__file__).parents[1]
+MODULES = ["oncurve", *(found.name for found in pkgutil.walk_packages(oncurve.__path__, "oncurve."))]
+FILES = {name: SOURCE / Path(*name.split(".")) for name in MODULES if not name.endswith("__main__")}
+
+
+def source_of(module: str) -> str:
+    path = FILES[module]
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+
+
+def below(cls: type) -> Iterator[type]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from below(sub)
+
+
+def components() -> set[type]:
+    """Subclasses of `Component` in oncurve, and what stands in its tables of kinds."""
+    modules = [importlib.import_module(name) for name in FILES]
+    tables = [table for module in modules for name, table in vars(module).items() if name.endswith("_KINDS")]
+    entries = [entry for table in tables if isinstance(table, Mapping) for entry in table.values()]
+    found = {*below(Component), *(entry if isinstance(entry, type) else type(entry) for entry in entries)}
+    return {cls for cls in found if cls.__module__.startswith("oncurve.")}
+
+
+COMPONENTS = components()
+
+
+def room(module: str) -> str:
+    """The first folder or file below `oncurve`: the room that a module is in."""
+    return ".".join(module.split(".")[:2])
+
+
+def names_in(tree: ast.AST, module: Any) -> dict[str, Any]:
+    """What each name of a file is: globals of the module, and what functions import."""
+    names = dict(vars(module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            home = importlib.import_module(node.module)
+            names |= {alias.asname or alias.name: getattr(home, alias.name, None) for alias in node.names}
+    return names
+
+
+def classes_in(node: ast.AST, names: Mapping[str, Any]) -> Iterator[type]:
+    """The component classes that an expression names: itself, in a tuple, a union, or a table of kinds."""
+    for part in ast.walk(node):
+        value = None
+        if isinstance(part, ast.Name):
+            value = names.get(part.id)
+        elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+            value = getattr(names.get(part.value.id), part.attr, None)
+        values = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else [value]
+        yield from (each for each in values if isinstance(each, type) and each in COMPONENTS)
+
+
+def is_type_of(node: ast.AST) -> bool:
+    """`type(x)` or `x.__class__`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "__class__"
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "type"
+
+
+def asked(tree: ast.AST) -> Iterator[ast.AST]:
+    """What is compared with the class of something: by isinstance, issubclass, type(x) is, a table by type, a match."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("isinstance", "issubclass") and len(node.args) == 2:
+                yield node.args[1]
+        elif isinstance(node, ast.Compare) and any(map(is_type_of, (node.left, *node.comparators))):
+            yield node
+        elif isinstance(node, ast.MatchClass):
+            yield node.cls
+        elif isinstance(node, ast.Dict):
+            yield from (key for key in node.keys if key is not None)
+
+
+def foreign(module: str, source: str) -> list[str]:
+    """The classes of other rooms' components that a file asks for."""
+    tree = ast.parse(source)
+    names = names_in(tree, importlib.import_module(module))
+    found = [cls for node in asked(tree) for cls in classes_in(node, names)]
+    return sorted({cls.__qualname__ for cls in found if room(cls.__module__) != room(module)})
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_no_module_asks_for_the_class_of_another_rooms_component(module: str) -> None:
+    assert foreign(module, source_of(module)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "cls"),
+    [
+        ("isinstance(x, Clipped)", Clipped),
+        ("from oncurve.losses import Clipped as C\nisinstance(x, (int, C))", Clipped),
+        ("from oncurve import losses\nissubclass(x, losses.Clipped | int)", Clipped),
+        ("def f(x):\n    from oncurve.losses import Clipped\n    return type(x) is Clipped", Clipped),
+        ("from oncurve.losses import OBJECTIVE_KINDS\ntype(x) in OBJECTIVE_KINDS.values()", Clipped),
+        ("from oncurve.losses import Clipped\nx.__class__ == Clipped", Clipped),
+        ("from oncurve.losses import Clipped\nmatch x:\n    case Clipped():\n        pass", Clipped),
+        ("from oncurve.losses import Clipped\nTABLE = {Clipped: 1}", Clipped),
+        ("from oncurve.learner import NoCritic\nisinstance(x, NoCritic)", NoCritic),
+        ("from oncurve.kl import Estimator\nisinstance(x, Estimator)", type(KL_KINDS["k1"])),
+    ],
+)
+def test_a_question_for_a_class_is_seen(source: str, cls: type) -> None:
+    if "import" not in source:
+        source = f"from oncurve.losses import Clipped\n{source}"
+    assert cls.__qualname__ in foreign("oncurve.run.api", source)
+    assert foreign(cls.__module__, source) == []
+
+
+def test_the_components_are_found() -> None:
+    assert {Clipped, NoCritic, RunConfig, *OBJECTIVE_KINDS.values()} <= COMPONENTS
+    assert Component not in COMPONENTS

@@ -1,0 +1,79 @@
+"""Doors: a room is imported through its `__init__`, and no files import each other in a circle."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """The files of a package by their module's name."""
+    parts = {path: path.relative_to(package.parent).with_suffix("").parts for path in package.rglob("*.py")}
+    return {".".join(names).removesuffix(".__init__"): path for path, names in parts.items()}
+
+
+FILES = modules(SOURCE / "oncurve")
+BENCH = modules(SOURCE.parent / "bench")
+ROOMS = {name for name, path in FILES.items() if path.name == "__init__.py"}
+
+
+def imported(tree: ast.AST, files: dict[str, Path] = FILES) -> Iterator[str]:
+    """The modules that a file imports, those of a `from room import name` that is one of `files`, too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if f"{node.module}.{alias.name}" in files)
+            yield node.module
+
+
+def room_of(module: str) -> str:
+    return module if module in ROOMS else module.rpartition(".")[0]
+
+
+def past_the_door(module: str, source: str) -> list[str]:
+    """What a file imports from inside a room that it is not in."""
+    here = room_of(module) + "."
+    found = [name for name in imported(ast.parse(source)) if name in FILES and name not in ROOMS]
+    return [name for name in found if room_of(name) != "oncurve" and not here.startswith(room_of(name) + ".")]
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_a_room_is_imported_through_its_init(module: str) -> None:
+    assert past_the_door(module, FILES[module].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", sorted(SOURCE.parent.glob("docs/*.md")), ids=lambda page: page.name)
+def test_code_on_a_page_imports_rooms_through_their_inits(page: Path) -> None:
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("from oncurve.")]
+    assert past_the_door("a_script", "\n".join(line for line in lines if not line.endswith("("))) == []
+
+
+def test_an_import_past_a_door_is_seen() -> None:
+    assert past_the_door("oncurve.run.api", "from oncurve.data.order import PromptOrder") == ["oncurve.data.order"]
+    assert past_the_door("oncurve.run.api", "from oncurve.data import order") == ["oncurve.data.order"]
+    assert past_the_door("oncurve.data.rows", "from oncurve.data.order import PromptOrder") == []
+    assert past_the_door("oncurve.models.head.x", "from oncurve.models.causal import Head") == []
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("files", [FILES, BENCH], ids=["oncurve", "bench"])
+def test_no_files_import_each_other_in_a_circle(files: dict[str, Path]) -> None:
+    inside = {name: path for name, path in files.items() if path.name != "__init__.py"}
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in inside.items()}
+    assert circle({name: inside.keys() & imported(tree, files) for name, tree in trees.items()}) == []
+
+
+def test_a_circle_is_seen() -> None:
+    assert circle({"a": {"b"}, "b": {"a"}}) != []

@@ -1,0 +1,138 @@
+"""The pure rooms state the shapes of their tensors in their signatures; the tests check them, users pay nothing."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+from fakes.shapes import ROOMS
+from oncurve import ops
+from oncurve.advantages import gae, group_advantages, process_advantages
+from oncurve.batching import collate, select_rows
+from oncurve.kl import k3, kl_value
+from oncurve.losses import TokenMean, bradley_terry, clipped_surrogate, value_loss
+from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "oncurve"
+
+
+def modules() -> Iterator[str]:
+    for room in ROOMS:
+        yield room
+        if (SOURCE / room).is_dir():
+            yield from (f"{room}.{module.name}" for module in pkgutil.iter_modules([str(SOURCE / room)]))
+
+
+def bare_tensors(annotation: ast.expr | None) -> bool:
+    """Whether a `Tensor` stands there without a shape: outside `Float[Tensor, "B T"]` and its like."""
+    if annotation is None:
+        return False
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) in ("Float", "Int", "Bool", "Num"):
+        return False
+    if isinstance(annotation, ast.Name):
+        return annotation.id == "Tensor"
+    children = ast.iter_child_nodes(annotation)
+    return any(bare_tensors(child) for child in children if isinstance(child, ast.expr))
+
+
+def public_functions(module: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions and methods of a module that others call, by their names within it."""
+    folder = SOURCE / Path(*module.split("."))
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for function in inside:
+            if not isinstance(function, ast.FunctionDef) or owner.startswith("_"):
+                continue
+            if not function.name.startswith("_") or function.name == "__call__":
+                yield owner + function.name, function
+
+
+@pytest.mark.parametrize("module", list(modules()))
+def test_every_public_function_states_the_shapes_of_its_tensors(module: str) -> None:
+    for name, function in public_functions(module):
+        parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        bare = [parameter.arg for parameter in parameters if bare_tensors(parameter.annotation)]
+        bare += ["returns"] if bare_tensors(function.returns) else []
+        assert not bare, f'{module}.{name}: {bare} need Float[Tensor, "B T"]'
+
+
+def test_fields_of_the_batch_state_the_shape_that_their_axes_say() -> None:
+    dimensions = {"BT": "B T", "B": "B", "BS": "B S", "BK": "B K", "NH": "N H", "G": "_"}
+    for name, field in TrainBatch.__dataclass_fields__.items():
+        assert f"[Tensor, {dimensions[field.metadata['axes']]!r}]" in str(field.type), name
+
+
+def batch() -> TrainBatch:
+    completions = (Completion((1, 2), "", (-1.0, -1.0), "eos", 0, 0), Completion((3,), "", (-1.0,), "eos", 1, 0))
+    return collate([Group(Prompt(0, "", (1,)), completions, (Score(1.0), Score(0.0)))])
+
+
+x, mask, ids = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+valid = ids == 0
+WRONG: list[Callable[[], object]] = [
+    lambda: ops.masked_mean(x, mask[:, :2]),
+    lambda: ops.segment_sum(x, ids, 1),
+    lambda: k3(x, x.t()),
+    lambda: kl_value("k3", x, x[:1]),
+    lambda: gae(x, x, mask, 1.0, 0.95, torch.zeros(3)),
+    lambda: group_advantages(x[:, 0], valid[:1], ids),
+    lambda: process_advantages(x, ids[:, None], ids, valid, ids, 3),
+    lambda: clipped_surrogate(x, x[0]),
+    lambda: value_loss(x, x[0], x, None),
+    lambda: bradley_terry(x[0], x[0, :2]),
+    lambda: select_rows(batch(), ids[:, None]),
+    lambda: TokenStats(x, entropy=x[0]),
+    lambda: batch().having(values=torch.zeros(2, 1)),
+    lambda: batch().having(truncated=torch.zeros(2)),
+    lambda: batch().with_weights(torch.zeros(1, 2)),
+]
+
+
+@pytest.mark.parametrize("call", WRONG, ids=[inspect.getsource(call).strip() for call in WRONG])
+def test_a_wrong_shape_or_dtype_is_refused_while_tests_run(call: Callable[[], object]) -> None:
+    with pytest.raises(jaxtyping.TypeCheckError, match=r"Expected type|Type-check error"):
+        call()
+
+
+def test_a_result_of_a_wrong_shape_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flattened(loss_mask: Tensor) -> Tensor:
+        return loss_mask.flatten().double()
+
+    monkeypatch.setattr("oncurve.losses.aggregate.token_mean_weights", flattened)
+    with pytest.raises(jaxtyping.TypeCheckError, match="return"):
+        TokenMean()(batch())
+
+
+@pytest.mark.parametrize("module", list(modules()))
+def test_every_function_of_the_rooms_is_checked(module: str) -> None:
+    loaded = importlib.import_module(f"oncurve.{module}")
+    for name, _ in public_functions(module):
+        owner, _, method = name.rpartition(".")
+        found = vars(getattr(loaded, owner) if owner else loaded)[method]
+        found = getattr(found, "fget", getattr(found, "__func__", found))  # of a property, of a class method
+        assert found.__code__.co_name == "wrapped_fn", f"{module}.{name}"
+
+
+def test_outside_the_tests_nothing_is_checked_and_nothing_more_is_imported() -> None:
+    code = """
+import sys, oncurve
+assert "jaxtyping" not in sys.modules and "torch" not in sys.modules
+import torch
+from oncurve.kl import k3
+assert k3.__code__.co_filename.endswith("kl.py"), "the function itself"
+assert k3(torch.zeros(2, 3), torch.zeros(1, 3)).shape == (2, 3)
+assert "beartype" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

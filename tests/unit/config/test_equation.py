@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from oncurve.config.equation import explain
+from oncurve.config.in_words import plan
+from oncurve.config.loading import load_config
+from oncurve.config.notes import RunFacts
+from oncurve.config.sections import RunConfig
+from oncurve.errors import ConfigError
+from oncurve.learner import ReferenceSettings
+from oncurve.rollout import LocalEngine
+
+
+def config(*overrides: str, recipe: str | None = None) -> RunConfig:
+    return load_config(recipe, overrides)[0]
+
+
+def equation(*overrides: str, recipe: str | None = None) -> str:
+    return explain(config(*overrides, recipe=recipe)).splitlines()[0]
+
+
+def said(*overrides: str, recipe: str | None = None, facts: RunFacts | None = None) -> str:
+    return "\n".join(plan(config(*overrides, recipe=recipe), facts))
+
+
+def test_the_equation_has_the_numbers_in():
+    assert equation() == "J(θ) = 1/N Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.001 KL_it }"
+    assert equation(recipe="grpo_paper") == (
+        "J(θ) = 1/B Σ_i 1/|o_i| Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.04 KL_it }"
+    )
+    assert equation(recipe="dr_grpo") == ("J(θ) = 1/(B·512) Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) }")
+    assert equation(recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ } - 0.1 · 1/N Σ_i Σ_t KL_it"
+
+
+def test_a_kl_term_of_its_own_aggregation_stands_apart_and_its_letters_are_explained():
+    text = explain(config(recipe="rlox"))
+    assert "the B = 128 completions of an update, and their tokens" in text
+    assert "N       the trained tokens of an update, at most 1,024" in text
+    assert equation("kl.aggregation=none", recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ - 0.1 KL_it }"
+    assert equation("kl.where=reward", recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ }"
+    apart = equation("kl.aggregation=seq-mean-token-sum-norm", "entropy.coef=0.01", "objective.kind=reinforce")
+    assert apart == "J(θ) = 1/N Σ_i Σ_t { Â_it log π_θ + 0.01 H_it } - 0.001 · 1/(B·512) Σ_i Σ_t KL_it"
+    assert "0.1 × k1 in the loss with an aggregation of its own, token-mean" in said(recipe="rlox")
+    assert "its weight depends on the batch's size" in said("kl.aggregation=token-sum")
+
+
+def test_bounds_bonus_and_sequence_ratio_are_in_the_equation():
+    assert equation("objective.dual_clip=3", "objective.delta=4", "objective.clip_high=0.28", "kl.coef=0") == (
+        "J(θ) = 1/N Σ_i Σ_t { max*(min(min(ρ_it, 4) Â_it, clip(ρ_it, 0.8, 1.28) Â_it), 3 Â_it) }"
+    )
+    assert equation(
+        "objective.kind=sequence_product", "aggregation.kind=token-sum", "entropy.coef=0.01", "kl.coef=0"
+    ) == ("J(θ) = Σ_i Σ_t { 1/|o_i| min(ρ_i Â_i, clip(ρ_i, 0.8, 1.2) Â_i) + 0.01 H_it }")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "written"),
+    [
+        (["gspo"], "min(ρ_i Â_i, clip(ρ_i, 0.9997, 1.0004) Â_i)"),
+        (["gmpo", "objective.clip_low=0.2"], "(Π_t c_it)^(1/|o_i|) Â_i"),
+        (["cispo", "objective.clip_low=1"], "sg(clip(ρ_it, 0, 1.2)) Â_it log π_θ"),
+        (["sapo"], "4/τ σ(τ (ρ_it - 1)) Â_it"),
+        (["dppo", "objective.divergence=kl", "objective.delta=0.05"], "keep_it sg(min(ρ_it, 20)) Â_it log π_θ"),
+    ],
+)
+def test_the_familys_objectives_are_in_the_equation(chosen, written):
+    kind, *settings = chosen
+    shown = explain(config(f"objective.kind={kind}", *settings, "kl.coef=0"))
+    assert shown.splitlines()[0] == f"J(θ) = 1/N Σ_i Σ_t {{ {written} }}"
+    if kind == "gmpo":
+        assert "min(ρ_it, e^0.4) where Â_i > 0, else max(ρ_it, e^-0.2)" in shown
+    if kind == "dppo":
+        assert "0 where p_μ ln(p_μ/p) + (1 - p_μ) ln((1 - p_μ)/(1 - p)) > 0.05" in shown
+        assert "π_old" not in shown
+
+
+def test_dppo_leaves_no_choice_of_old_logprobs():
+    assert config("objective.kind=dppo").old_logprobs == "rollout"
+    assert config("objective.kind=clipped").old_logprobs == "recompute"
+    plan_of_two = said("objective.kind=dppo", "learner.ppo_epochs=2")
+    assert "the old log-probs are those that the sampler recorded" in plan_of_two
+    with pytest.raises(ConfigError, match="the objective's own ratio is to the sampler's policy"):
+        config("objective.kind=dppo", "correction.kind=truncated")
+    with pytest.raises(
+        ConfigError, match="set to no effect: the objective's ratio is to the log-probs that the sampler"
+    ):
+        config("objective.kind=dppo", "learner.ppo_epochs=2", "learner.old_logprobs=rollout")
+
+
+class Inexact(LocalEngine):
+    exact: ClassVar[bool] = False
+
+
+def test_every_letter_is_explained():
+    text = explain(config("rewards=[{kind='math', weight=0.5}]", "learner.minibatches=4"))
+    assert "the 64 completions of an update" in text
+    assert "at most 32,768" in text
+    assert "(r_i - mean r) / (std r + 1e-06), mean and std of its group of G (ddof 1)" in text
+    assert "G       8, the completions of a prompt" in text
+    assert "0.5 math" in text
+    assert "k3: e⁻ᵈ + d - 1" in text
+    assert "here π_θ itself" not in text
+    assert "π_old   the policy that sampled the completions, here π_θ itself, so that ratios are 1" in explain(
+        RunConfig()
+    )
+    assert "the std of the batch" in explain(config("advantage.scale=batch"))
+    inexact = RunConfig().model_copy(update={"engine": Inexact()})
+    assert "here π_θ itself" not in explain(inexact)
+    assert "about 85 completions" in explain(config("learner.minibatches=3"))
+
+
+def test_the_plan_says_when_clipping_can_bind():
+    assert (
+        "32 prompts × 8 = 256 completions per step, 1 minibatch × 1 pass = 1 update: with one update per rollout "
+        "the ratio is 1 and clipping cannot bind." in said()
+    )
+    assert (
+        "4 minibatches × 2 passes = 8 updates; clipping can bind from the 2nd update; "
+        "the old log-probs are recomputed before the first update."
+        in said("learner.minibatches=4", "learner.ppo_epochs=2")
+    )
+
+
+def test_the_plan_says_loudly_that_k1_in_the_loss_pulls_nowhere():
+    text = said(recipe="rlox")
+    assert 'note: kl.estimator = "k1" in the loss has no effect on-policy' in text
+    assert all(name in text for name in ("k2", "k3+", "k3"))
+    assert "no effect on-policy" not in said()
+
+
+def test_the_plan_counts_epochs_and_memory_once_they_are_known():
+    facts = RunFacts(
+        rows=7473,
+        dropped=3,
+        eval_rows=100,
+        parameters=1_000_000,
+        reference_bytes=4_000_000,
+        device="cpu",
+        path_reason="fast path",
+    )
+    text = said("eval.every=10", "data.kind=task", "eval.limit=50", "eval.n=4", facts=facts)
+    assert "100 steps take 3,200 prompts: 0.428 epochs of 7,473 rows; 3 prompts too long, dropped." in text
+    assert "its frozen copy takes memory (4 MB)" in text
+    assert "The model has 1,000,000 parameters on cpu; fast path." in text
+    assert "Evaluation every 10 steps on 50 held-out prompts: greedy and 4 samples each." in text
+    assert "no reference is kept" in said("kl.coef=0")
+
+
+def test_the_plan_says_what_becomes_of_a_reference_that_was_given():
+    facts = RunFacts(reference_given=True, reference_bytes=4_000_000)
+    assert "KL to the reference that was given, 0.001 × k3 in the loss; it takes memory (4 MB)." in said(facts=facts)
+    unheld = said("kl.coef=0", facts=facts)
+    assert "no reference is kept" not in unheld
+    assert "unless the objective adds it. The reference that was given is scored (4 MB)." in unheld
+
+
+def test_the_plan_and_the_equation_say_how_the_reference_follows():
+    assert "The reference follows the policy every 10 steps: it becomes a copy of it." in said("reference.every=10")
+    average = ["reference.every=1", "reference.mixup_alpha=0.01"]
+    assert "follows the policy every step: 0.01 of the policy, 0.99 of what it was" in said(*average)
+    assert "follows" not in said()
+    given = RunFacts(reference_given=True)
+    held = config("kl.coef=0", recipe=None).model_copy(update={"reference": ReferenceSettings(every=5)})
+    assert not any("follows" in line for line in plan(held))
+    assert any("follows" in line for line in plan(held, given))
+    assert "π_ref   the policy as it was given, and a copy of π_θ made every 10 steps" in explain(
+        config("reference.every=10")
+    )
+    assert "and before every step 0.01 π_θ + 0.99 π_ref" in explain(config(*average))
+    assert "a copy of π_θ made every 10 steps" in explain(config("reference.every=10", "kl.where=reward"))
+
+
+def test_what_looks_like_a_mistake_is_noted():
+    cases = {
+        "learner.learning_rate = 0.1 is above 0.01": ["learner.learning_rate=0.1"],
+        "learner.learning_rate = 0: nothing will be learned": ["learner.learning_rate=0"],
+        "never reaches its peak": ["learner.warmup_steps=100"],
+        'objective "reinforce" has no importance ratio': ["objective.kind=reinforce", "learner.ppo_epochs=2"],
+        'objective "sequence_product" is meant for aggregation.kind = "seq-mean-token-sum"': [
+            "objective.kind=sequence_product"
+        ],
+        'objective "gspo" clips the mean ratio of a completion': ["objective.kind=gspo", "objective.clip_low=0.2"],
+        "grows with the batch": ["aggregation.kind=token-sum"],
+        "more than most models can take": ["rollout.max_new_tokens=100000"],
+        "close to random": ["rollout.temperature=3"],
+        "no longer corrects for the distance": ["learner.ppo_epochs=20"],
+        "lowers the entropy": ["entropy.coef=-0.1"],
+        "the policy is evaluated at the end only": ["eval.every=1000", "data.kind=task"],
+        "slower, without sampling noise": ["kl.estimator=full"],
+        "with one update per rollout the KL term is 0": ["reference.every=1"],
+        "reference.every = 100 is no less than the run's steps: the reference never moves": ["reference.every=100"],
+    }
+    for words, overrides in cases.items():
+        assert any(line.startswith("note: ") and words in line for line in said(*overrides).splitlines()), words
+    assert "a step takes some of them twice" in said(facts=RunFacts(rows=10))
+    assert "note: " not in said()
+
+
+def test_the_plan_names_what_is_missing():
+    assert "missing: model.path: name a folder" in said()
+    assert "model.path" not in said(facts=RunFacts(parameters=1_000_000))  # given as a module
+    assert "missing: " not in said("model.path=m", "data.kind=task", "rewards=[{kind='math'}]")
+
+
+def test_the_plan_claims_no_ratio_of_1_for_an_engine_that_is_not_exact(tmp_path: Path):
+    (tmp_path / "elsewhere.py").write_text(
+        "from oncurve.rollout import LocalEngine\n\nclass Elsewhere(LocalEngine):\n    exact = False\n"
+    )
+    assert "with one update per rollout the ratio is 1" in said(facts=RunFacts())
+    for overrides in ([], ["learner.ppo_epochs=2"]):
+        text = said(*overrides, f"engine.kind={tmp_path / 'elsewhere.py'}:Elsewhere")
+        assert "the ratio is 1" not in text
+        assert "the engine is not exact, so clipping can bind from the 1st update" in text

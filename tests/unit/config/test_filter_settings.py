@@ -1,0 +1,74 @@
+"""`[filter]`: what dynamic sampling goes with, and what the plan says of it."""
+
+import pytest
+
+from fakes.tiny_policy import TinyLM
+from oncurve import GRPO
+from oncurve.config.in_words import plan
+from oncurve.config.loading import load_config
+from oncurve.config.sections import RunConfig
+from oncurve.errors import ConfigError
+from oncurve.run.loop import dynamic_sampling
+from oncurve.types import Score
+
+ON = "filter.dynamic_sampling=true"
+
+
+def loaded(*words: str) -> RunConfig:
+    return load_config(None, [ON, "data.prompts_per_step=4", "rewards=[{kind='task'}]", *words])[0]
+
+
+def said(*words: str) -> str:
+    return " ".join(plan(loaded(*words)))
+
+
+def test_it_is_refused_with_iterations_and_without_effect_a_bound_is_too() -> None:
+    own = ["rewards=[{kind='model'}, {kind='task', name='truth', weight=0}]", "reward_model.kind=outcome"]
+    with pytest.raises(ConfigError, match="a group that waits for the next iteration"):
+        load_config(None, [ON, *own, "iterative.steps=5", "eval.verifier=truth", "reward_model.path=m"])
+    with pytest.raises(ConfigError, match=r"filter\.max_rounds: set to no effect"):
+        load_config(None, ["filter.dynamic_sampling=false", "filter.max_rounds=3"])
+
+
+def test_the_plan_names_the_verifier_the_bound_and_the_worst_case() -> None:
+    text = said("filter.max_rounds=5")
+    assert "groups with right and wrong completions, right where 'task' gives 1" in text
+    assert "up to 5 rounds of 4 prompts to find as many: at most 160 completions per step" in text
+    assert "some groups are of the step before, so clipping can bind from the 1st update" in text
+    assert "100 steps take at least 400 prompts" in text
+    assert "note: filter" not in text
+    assert "groups whose rewards differ (no reward is the verifier)" in said("rewards=[{kind='model', path='m'}]")
+
+
+def test_one_round_leaves_no_surplus() -> None:
+    text = said("filter.max_rounds=1")
+    assert "wait for the next step" not in text
+    assert "the ratio is 1 and clipping cannot bind" in text
+
+
+def test_the_plan_notes_what_is_not_corrected_or_would_have_taught_something() -> None:
+    assert "nothing corrects the groups that filter.dynamic_sampling keeps" in said("objective.kind=reinforce")
+    assert "leaves out groups that this advantage may learn from" in said("advantage.kind=gae", "critic.kind=own")
+
+
+def test_old_log_probs_have_a_choice_with_one_update_per_rollout() -> None:
+    assert loaded("learner.old_logprobs=rollout", "learner.ppo_epochs=1").learner.old_logprobs == "rollout"
+
+
+def test_the_verifier_decides_whatever_it_weighs_and_without_one_the_reward() -> None:
+    shaped = "rewards=[{kind='task', name='truth', weight=0.5}, {kind='regex', pattern='w', name='form'}]"
+    dynamic = dynamic_sampling(loaded(shaped, "filter.mask_truncated=true"))
+    assert dynamic is not None
+    assert (dynamic.max_rounds, dynamic.mask_truncated) == (10, True)
+    assert dynamic.correct is not None
+    assert dynamic.correct(Score(0.5, parts={"truth": 1.0, "form": 0.0}))
+    assert not dynamic.correct(Score(1.0, parts={"truth": 0.0, "form": 1.0}))
+    without = dynamic_sampling(loaded("rewards=[{kind='model', path='m'}]"))
+    assert without is not None
+    assert without.correct is None
+    assert dynamic_sampling(RunConfig()) is None
+
+
+def test_a_run_over_given_prompts_refuses_it() -> None:
+    with pytest.raises(ConfigError, match=r"filter\.dynamic_sampling: set to no effect: every step takes all prompts"):
+        GRPO(TinyLM(), None, len, settings={"filter": {"dynamic_sampling": True}})

@@ -1,0 +1,113 @@
+"""`[iterative]`, `[reward_model]` and `eval.verifier`: what goes together, what a run misses, what the plan says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from oncurve.config.completeness import missing
+from oncurve.config.equation import explain
+from oncurve.config.in_words import plan
+from oncurve.config.loading import load_config, to_toml
+from oncurve.errors import ConfigError
+from oncurve.forecast.unloaded import reward_model_bytes
+from oncurve.models import tiny
+from oncurve.run.iterations import ScoredBy
+from oncurve.types import Completion, Group, Prompt, Score
+
+OUTCOME = ["rewards=[{kind='model'}, {kind='task', name='truth', weight=0}]", "reward_model.kind=outcome"]
+PROCESS = ["rewards=[{kind='process_model'}, {kind='task', name='truth', weight=0}]", "reward_model.kind=process"]
+ITERATIONS = ["iterative.steps=5", "eval.verifier=truth", "reward_model.path=m"]
+
+
+def complaint(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, words)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rewards=[{kind='model'}]"], "own reward model, and there is none"),
+        (["rewards=[{kind='process_model'}]", "reward_model.kind=outcome"], '"process" for those of kind'),
+        (["rewards=[{kind='task'}]", "reward_model.kind=outcome"], "no reward uses the reward model"),
+        (["rewards=[{kind='model', path='m'}]", "iterative.steps=3"], "there is none; set [reward_model]"),
+        ([*OUTCOME, *ITERATIONS, "reference.every=2"], "iterations move the reference themselves"),
+        ([*OUTCOME, "eval.verifier=nobody"], "none of the rewards has that name"),
+        ([*PROCESS, *ITERATIONS], "this verifier scores whole answers"),
+        ([*OUTCOME, *ITERATIONS, "reward_model.schedule=linear"], 'set it to "constant"'),
+        ([*OUTCOME, *ITERATIONS, "iterative.continuations=4"], "an outcome model learns from pairs"),
+        ([*OUTCOME, "iterative.steps=0", "iterative.replay=0.2"], "there are no iterations"),
+        ([*OUTCOME, "iterative.steps=0", "reward_model.epochs=2"], "the reward model is not trained"),
+        (["rewards=[{kind='model', label='good'}]", "reward_model.kind=outcome"], "label: without a path"),
+        (["reward_model.kind=critic"], "reward_model.kind: unknown kind 'critic'"),
+        (["iterative.replay=1.5"], "iterative.replay: should be less than or equal to 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_mend(words: Sequence[str], said: str) -> None:
+    assert said in complaint(*words)
+
+
+def test_continuations_make_a_verifier_of_answers_one_of_steps() -> None:
+    config, _ = load_config(None, [*PROCESS, *ITERATIONS, "iterative.continuations=4"])
+    assert config.iterative.continuations == 4
+
+
+def test_what_the_preset_leaves_to_the_recipe_is_named() -> None:
+    config, _ = load_config("grpo_iterative", ["rewards=[{kind='model'}]"])
+    assert {line.split(":")[0] for line in missing(config)} >= {"reward_model.path", "eval.verifier"}
+    assert config.iterative.replay == 0.1
+
+
+def test_the_reference_follows_by_the_iterations() -> None:
+    config, _ = load_config(None, [*OUTCOME, *ITERATIONS, "run.steps=12", "iterative.history=pairs.jsonl"])
+    assert (config.following.every, config.following.mixup_alpha) == (5, 1.0)
+    assert "a copy of π_θ made every 5 steps" in explain(config)
+    said = " ".join(plan(config))
+    assert "3 iterations of 5 steps" in said
+    assert "10% of all earlier examples (at first those of pairs.jsonl)" in said
+    assert "'truth' scores" in said
+
+
+def test_a_resolved_file_is_the_same_again(tmp_path: Path) -> None:
+    config, _ = load_config(None, [*PROCESS, *ITERATIONS, "iterative.continuations=4"])
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert load_config(tmp_path)[0] == config
+
+
+def test_the_memory_of_reward_models_is_counted_by_their_files() -> None:
+    stored = 361_088
+    path = str(tiny.path())
+    alone, _ = load_config(None, [f"rewards=[{{kind='model', path='{path}', dtype='bfloat16'}}]"])
+    assert reward_model_bytes(alone) == 2 * stored
+    config, _ = load_config(None, [*OUTCOME, f"reward_model.path={path}"])
+    assert reward_model_bytes(config) == 4 * stored
+    taught, _ = load_config(None, [*OUTCOME, f"reward_model.path={path}", "iterative.steps=2", "eval.verifier=truth"])
+    assert reward_model_bytes(taught) == (4 + 8 + 4) * stored  # weights, two moments, gradient
+
+
+class _Rewards:
+    """Every completion has a reward model's 3 and the truth that its text says."""
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        return [
+            Group(
+                group.prompt,
+                group.completions,
+                tuple(
+                    Score(3.0, True, {"model": 3.0, "truth": {"yes": 1.0, "no": 0.0}.get(completion.text)})
+                    for completion in group.completions
+                ),
+            )
+            for group in groups
+        ]
+
+
+def test_evaluation_goes_by_the_verifier_alone() -> None:
+    completions = tuple(
+        Completion((1,), text, (0.0,), "eos", index, 0) for index, text in enumerate(("yes", "no", "who knows"))
+    )
+    group = Group(Prompt(0, "?", (1,)), completions)
+    (scored,) = ScoredBy(_Rewards(), "truth").score([group])  # type: ignore[arg-type]
+    assert [(score.reward, score.valid) for score in scored.scores] == [(1.0, True), (0.0, True), (0.0, False)]

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncurve.config.layers import PRESETS, RECIPES, from_mapping, from_overrides, read_layers, shipped
+from oncurve.config.loading import merge
+from oncurve.errors import ConfigError
+
+
+def value_of(word: str) -> Any:
+    layer, _ = from_overrides([word], Path("/here"))
+    return layer.assignments[0][1]
+
+
+def complaint(recipe: Path | str, extends: str | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_layers(recipe, extends)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("5", 5),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ('"5"', "5"),
+        ("null", None),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("{question} = ?", "{question} = ?"),
+        ("2026-08-01", "2026-08-01"),
+        ("", ""),
+        ("a\n[b]", "a\n[b]"),
+        ("1\nother = 2", "1\nother = 2"),
+        ("none", "none"),
+    ],
+)
+def test_a_value_on_the_command_line_is_toml_or_else_a_string(text: str, value: Any):
+    assert value_of(f"section.key={text}") == value
+    assert type(value_of(f"section.key={text}")) is type(value)
+
+
+def test_overrides_name_a_key_an_item_or_a_whole_section():
+    words = ["kl.coef=0.1", "rewards.0.weight=2", 'rewards=[{kind="math"}]', "kl={coef=1}", "extends=rlox"]
+    layer, extends = from_overrides(words, Path("/here"))
+    assert layer.assignments == (
+        (("kl", "coef"), 0.1),
+        (("rewards", 0, "weight"), 2),
+        (("rewards",), [{"kind": "math"}]),
+        (("kl", "coef"), 1),
+    )
+    assert extends == "rlox"
+
+
+@pytest.mark.parametrize("word", ["kl.coef", "--steps", "=5", ".coef=1", "kl.=1"])
+def test_what_is_no_override_is_refused(word: str):
+    with pytest.raises(ConfigError, match=r"expected section\.key=value"):
+        from_overrides([word], Path("/here"))
+
+
+def test_paths_are_relative_to_where_they_were_written(tmp_path: Path):
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    table = {
+        "model": {"path": "models/tiny"},
+        "data": {"path": "a.jsonl", "eval_path": "../b.jsonl", "template": "data/x"},
+        "advantage": {"kind": "mine.py:Median"},
+        "rewards": [{"kind": "python", "path": "sub/reward.py:score"}, {"kind": "python", "path": "lab.rewards:score"}],
+    }
+    assert dict(from_mapping(table, "recipe", tmp_path).assignments) == {
+        ("model", "path"): str(tmp_path / "models" / "tiny"),
+        ("data", "path"): str(tmp_path / "a.jsonl"),
+        ("data", "eval_path"): str(tmp_path.parent / "b.jsonl"),
+        ("data", "template"): "data/x",
+        ("advantage", "kind"): f"{tmp_path}/mine.py:Median",
+        ("rewards",): [
+            {"kind": "python", "path": f"{tmp_path}/sub/reward.py:score"},
+            {"kind": "python", "path": "lab.rewards:score"},
+        ],
+    }
+    inline, _ = from_overrides(["rewards.0.path=reward.py:score"], tmp_path)
+    assert inline.assignments == ((("rewards", 0, "path"), f"{tmp_path}/reward.py:score"),)
+
+
+def test_a_model_that_is_no_folder_here_may_be_a_hub_id(tmp_path: Path):
+    def path_of(value: str) -> Any:
+        return from_mapping({"model": {"path": value}}, "recipe", tmp_path).assignments[0][1]
+
+    assert path_of("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert path_of("./model") == str(tmp_path / "model")
+    assert path_of("~/model") == os.path.expanduser("~/model")
+    assert path_of("") == ""
+
+
+def test_a_chain_of_extends_is_read_from_the_bottom_up(tmp_path: Path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "base.toml").write_text('extends = "dr_grpo"\n[data]\npath = "d.jsonl"\n')
+    (tmp_path / "top.yaml").write_text("extends: base/base.toml\nlearner:\n  learning_rate: 1e-6\n")
+    layers, folder = read_layers(tmp_path / "top.yaml")
+    base = str(tmp_path / "base" / "base.toml")
+    assert [layer.name for layer in layers] == ["preset dr_grpo", base, str(tmp_path / "top.yaml")]
+    assert layers[1].assignments == ((("data", "path"), str(tmp_path / "base" / "d.jsonl")),)
+    assert layers[2].assignments == ((("learner", "learning_rate"), "1e-6"),)  # YAML's trap; the field mends it
+    assert folder == tmp_path
+    assert [layer.name for layer in read_layers(tmp_path / "top.yaml", "rlox")[0]] == [
+        "preset rlox",
+        str(tmp_path / "top.yaml"),
+    ]
+
+
+def test_a_preset_and_a_run_directory_are_recipes(tmp_path: Path):
+    assert read_layers("rlox")[0][0].name == "preset rlox"
+    (tmp_path / "config.toml").write_text("resolved = true\n[run]\nsteps = 3\n")
+    layers, _ = read_layers(tmp_path)
+    assert layers[0].complete
+    assert layers[0].assignments == ((("run", "steps"), 3),)
+
+
+def test_a_recipe_of_the_package_goes_by_its_name_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name, file in shipped(RECIPES).items():
+        assert read_layers(name) == read_layers(file)
+        (tmp_path / "mine.toml").write_text(f'extends = "{name}"')
+        assert read_layers("mine.toml")[0][:-1] == read_layers(file)[0]
+    assert {"task", "gsm8k", "reward_models/sentiment"} <= shipped(RECIPES).keys()
+    assert not shipped(RECIPES).keys() & shipped(PRESETS).keys()
+    (tmp_path / "task").write_text("[run]\nsteps = 3")
+    assert read_layers("task")[1] == tmp_path  # a file of the user's comes first
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("tsak", "task"), ("recipes/task.toml", "task"), ("gsm8k.toml", "gsm8k"), ("reward_models/sentimnt", None)],
+)
+def test_an_unknown_recipe_is_answered_with_the_names_there_are(
+    given: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    said = complaint(given)
+    assert f"did you mean {meant or 'reward_models/sentiment'!r}?" in said
+    assert f"the recipes of the package are: {', '.join(shipped(RECIPES))}" in said
+
+
+def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: Path):
+    (tmp_path / "base.toml").write_text("[kl]\ncoef = 0.1\n")
+    (tmp_path / "one.toml").write_text('extends = "base.toml"\n[kl]\ncoef = 0.2\n[run]\nseed = 1\n')
+    (tmp_path / "two.toml").write_text('extends = "base.toml"\n[run]\nseed = 2\n')
+    (tmp_path / "top.toml").write_text('extends = ["one.toml", "two.toml"]\n[run]\nsteps = 3\n')
+    layers, _ = read_layers(tmp_path / "top.toml")
+    assert [Path(layer.name).stem for layer in layers] == ["base", "one", "two", "top"]
+    assert merge(layers) == {"kl": {"coef": 0.2}, "run": {"seed": 2, "steps": 3}}
+    layer, extends = from_overrides(['extends=["rlox", "dr_grpo"]'], tmp_path)
+    assert (layer.assignments, extends) == ((), ["rlox", "dr_grpo"])
+    assert [layer.name for layer in read_layers(None, extends)[0]] == ["preset rlox", "preset dr_grpo"]
+    assert read_layers(tmp_path / "one.toml", ["rlox"])[0][0].name == "preset rlox"
+
+
+def test_a_circle_of_extends_is_refused(tmp_path: Path):
+    (tmp_path / "a.toml").write_text('extends = "b.toml"')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"')
+    assert "extends itself: a.toml -> b.toml -> a.toml" in complaint(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.toml", "[kl\n", "a.toml: Expected ']'"),
+        ("a.toml", "[kl]\ncoef = 1\ncoef = 2\n", "a.toml: Cannot overwrite a value (at line 3"),
+        ("a.yaml", "kl: [", "a.yaml:"),
+        ("a.yaml", "kl:\n  coef: 1\n  coef: 2\n", "key 'coef' stands twice"),
+        ("a.yaml", "1: 2", "key 1 is not a name"),
+        ("a.yaml", "- a", "expected sections with settings, got list"),
+        ("a.yaml", "a: !!python/object:os.system x", "a.yaml:"),
+        ("a.toml", "extends = 5", "extends: expected a preset's name or a file, or a list of them, got 5"),
+        ("a.toml", 'extends = "dr_gpro"', "there is no recipe or preset 'dr_gpro'; did you mean 'dr_grpo'?"),
+        ("a.toml", 'extends = "b.toml"', "there is no file"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_said(tmp_path: Path, name: str, content: str, said: str):
+    (tmp_path / name).write_text(content)
+    assert said in complaint(tmp_path / name)
+
+
+def test_a_recipe_that_is_not_utf8_or_not_there_is_said(tmp_path: Path):
+    (tmp_path / "a.toml").write_bytes(b"a = '\xe9'")
+    assert "a.toml: not UTF-8" in complaint(tmp_path / "a.toml")
+    assert "did you mean 'a.toml'?" in complaint(tmp_path / "aa.toml")
+    listed = ", ".join(shipped(PRESETS))
+    assert f"the presets are: {listed}" in complaint("nonesuch")
+
+
+def test_an_empty_recipe_is_all_defaults(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("")
+    assert read_layers(tmp_path / "a.yaml")[0][0].assignments == ()
+
+
+def test_the_presets_are_those_of_the_documents():
+    assert {preset.stem for preset in PRESETS.glob("*.toml")} >= {"grpo", "grpo_paper", "dr_grpo", "rlox"}

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from torch import Tensor
+
+from oncurve.config.completeness import check_complete, missing
+from oncurve.config.in_words import plan
+from oncurve.config.loading import load_config, to_toml
+from oncurve.config.rules import INERT
+from oncurve.config.sections import RunConfig
+from oncurve.config.without_effect import inert
+from oncurve.data import InMemory
+from oncurve.errors import ConfigError
+from oncurve.spec import Component
+from oncurve.types import AdvantagesAndReturns, TrainBatch
+
+
+def complaint(*overrides: str, recipe: str | Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.group_size=1"], "rollout.group_size: an advantage is relative to its group"),
+        (["rollout.temperature=0"], "rollout.temperature: 0 makes all completions of a group the same"),
+        (
+            ["data.prompts_per_step=2", "learner.minibatches=3"],
+            "learner.minibatches: minibatches are made of whole groups",
+        ),
+        (["data.system=S", "data.chat=never"], "data.chat: "),
+        (["data.path=a", "data.eval_path=a"], "data.eval_path: held-out prompts cannot be the training prompts"),
+        (["eval.every=5"], "eval.every: there are no held-out prompts to evaluate on"),
+        (["eval.every=5", "data.kind=task", "data.eval_size=0"], "eval.every: there are no held-out prompts"),
+        (
+            ["advantage.kind=gdpo", "kl.where=reward"],
+            "kl.where: the advantage needs rewards of steps, or single rewards",
+        ),
+        (["advantage.kind=maxrl", "kl.where=reward"], "advantage.kind: the advantage needs rewards of 0 or more"),
+        (
+            ["advantage.kind=maxrl", "rewards=[{kind='math', weight=-1}]"],
+            "advantage.kind: the advantage needs rewards of 0",
+        ),
+        (["advantage.kind=rloo", "rollout.group_size=1"], "rollout.group_size: an advantage is relative to its group"),
+        (
+            ["filter.dynamic_sampling=true", "rollout.group_size=1", "advantage.kind=gae", "critic.kind=own"],
+            "filter.dynamic_sampling: a group of one completion is never both right and wrong",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused_with_the_reason(overrides: list[str], said: str):
+    assert complaint(*overrides).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["eval.every=5", "data.path=a", "data.eval_path=b"],
+        ["eval.every=5", "data.path=a", "data.eval_fraction=0.1"],
+        ["eval.every=5", "data.kind=task"],
+        ["data.system=S"],
+        ["data.prompts_per_step=3", "learner.minibatches=3"],
+        ["advantage.kind=reinforce_pp", "rollout.group_size=1", "kl.where=reward"],
+        ["advantage.kind=reinforce_pp_baseline", "kl.where=reward"],
+    ],
+)
+def test_combinations_that_are_possible_load(overrides: list[str]):
+    load_config(None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["kl.coef=0", "kl.estimator=k1"], "kl.estimator"),
+        (["kl.coef=0", "kl.aggregation=token-mean"], "kl.aggregation"),
+        (["kl.where=reward", "kl.aggregation=token-mean"], "kl.aggregation"),
+        (["kl.coef=0", "kl.where=loss"], "kl.where"),
+        (["advantage.scale=none", "advantage.eps=0.1"], "advantage.eps"),
+        (["advantage.scale=none", "advantage.ddof=0"], "advantage.ddof"),
+        (["learner.ppo_epochs=1", "learner.old_logprobs=rollout"], "learner.old_logprobs"),
+        (["data.template={q}", "data.prompt_column=q"], "data.prompt_column"),
+        (["data.path=a", "data.eval_path=b", "data.eval_fraction=0.1"], "data.eval_fraction"),
+        (["eval.every=0", "eval.n=4"], "eval.n"),
+        (["checkpoint.every=0", "checkpoint.keep=4"], "checkpoint.keep"),
+        (["reference.every=0", "reference.mixup_alpha=0.5"], "reference.mixup_alpha"),
+        (["kl.coef=0", "reference.every=10"], "reference.every"),
+        (["kl.coef=0", "reference.mixup_alpha=0.5"], "reference.mixup_alpha"),
+    ],
+)
+def test_a_key_made_meaningless_in_the_same_layer_is_refused(overrides: list[str], key: str):
+    assert f"{key}: set to no effect: " in complaint(*overrides)
+    assert "(the command line)" in complaint(*overrides)
+
+
+def test_a_key_made_meaningless_in_the_same_file_is_refused_unless_another_layer_gives_it_a_meaning(tmp_path: Path):
+    (tmp_path / "r.toml").write_text('[kl]\nestimator = "k2"\ncoef = 0.0\n')
+    assert "kl.estimator: set to no effect: kl.coef = 0 means that there is no KL term" in complaint(
+        recipe=tmp_path / "r.toml"
+    )
+    assert "r.toml)" in complaint(recipe=tmp_path / "r.toml")
+    assert load_config(tmp_path / "r.toml", ["kl.coef=0.1"])[0].kl.estimator == "k2"
+
+
+def test_over_layers_a_meaningless_key_is_no_error_and_the_plan_says_it(tmp_path: Path):
+    (tmp_path / "r.toml").write_text('[kl]\nestimator = "k2"\ncoef = 0.1\n')
+    config, _ = load_config(tmp_path / "r.toml", ["kl.coef=0"])
+    assert inert(config) == ["kl.estimator has no effect: kl.coef = 0 means that there is no KL term"]
+    assert inert(RunConfig()) == []
+
+
+def test_a_resolved_file_may_hold_meaningless_keys(tmp_path: Path):
+    config, _ = load_config(None, ["kl.coef=0"])
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert load_config(tmp_path)[0] == config
+
+
+def test_every_rule_names_keys_that_exist():
+    from oncurve.config.sections import SECTIONS
+
+    for rule in INERT:
+        for key in (*rule.keys, *rule.causes):
+            section, name = key.split(".")
+            assert name == "kind" or any(name in cls.model_fields for cls in SECTIONS[section].kinds.values()), key
+
+
+def test_what_a_run_misses_is_named():
+    assert [line.split(":")[0] for line in missing(RunConfig())] == ["model.path", "data.path", "rewards"]
+    assert "data.rows: missing" in missing(RunConfig(data=InMemory()))[1]
+    config, _ = load_config(None, ["model.path=m", "data.path=d", "rewards=[{kind='math'}]"])
+    check_complete(config)
+    with pytest.raises(ConfigError, match=r"model\.path: missing"):
+        check_complete(RunConfig())
+
+
+class Values(Component):
+    """An advantage from elsewhere that reads a critic's values."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+    min_valid_completions: ClassVar[int] = 1
+
+    def __call__(self, batch: TrainBatch) -> AdvantagesAndReturns:
+        return AdvantagesAndReturns(batch.values, batch.values)
+
+
+class Steps(Values):
+    needs: ClassVar[frozenset[str]] = frozenset({"steps"})
+
+
+class StepsOfSiblings(Values):
+    needs: ClassVar[frozenset[str]] = frozenset({"steps", "siblings"})
+
+
+class Siblings(Values):
+    needs: ClassVar[frozenset[str]] = frozenset({"siblings"})
+
+
+class Nothing(Component):
+    """States nothing but what it must."""
+
+    min_valid_completions: ClassVar[int] = 1
+
+    def __call__(self, batch: TrainBatch) -> Tensor:
+        return batch.rewards[:, None] * batch.existing()
+
+
+class Misspelt(Values):
+    needs: ClassVar[frozenset[str]] = frozenset({"value"})
+
+
+class AString(Values):
+    needs: ClassVar[str] = "values"
+
+
+class NoCount(Values):
+    min_valid_completions: ClassVar[float] = 2.5
+
+
+class TokenStats(Component):
+    """An objective that needs a stream there is not."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"entropie"})
+
+    def __call__(self, stats: object, batch: TrainBatch) -> None:
+        raise AssertionError
+
+
+OWN = {"critic": {"kind": "own"}}
+IN_REWARD = {"kl": {"where": "reward", "coef": 0.1}}
+EXACT = {"rewards": [{"kind": "exact"}]}
+ALONE = {"rollout": {"group_size": 1}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        (Values, {}, "critic.kind: the advantage needs a critic's values"),
+        (Values, OWN, None),
+        (Values, OWN | ALONE | IN_REWARD, None),
+        (Nothing, OWN, "critic.kind: the advantage reads no values"),
+        (Nothing, {"critic": {"kind": "shared"}}, "critic.kind: the advantage reads no values"),
+        (Nothing, ALONE | IN_REWARD | EXACT, None),
+        (Siblings, OWN, "critic.kind: the advantage reads no values"),
+        (Siblings, ALONE, "rollout.group_size: "),
+        (Siblings, {}, None),
+        (Steps, EXACT, "advantage.kind: the advantage needs rewards of the steps"),
+        (Steps, IN_REWARD, "kl.where: the advantage needs rewards of steps"),
+        (Steps, {"rewards": [{"kind": "task_steps"}]}, None),
+        (Misspelt, {}, "advantage.kind: Misspelt.needs must be a frozenset of names among components, nonnegative, "),
+        (AString, {}, "advantage.kind: AString.needs must be a frozenset of names"),
+        (NoCount, {}, "advantage.kind: NoCount.min_valid_completions is 2.5"),
+    ],
+)
+def test_an_advantage_from_elsewhere_is_checked_by_what_it_states(
+    kind: type[Component], settings: dict[str, Any], said: str | None
+):
+    tables = {**settings, "advantage": kind()}
+    if said is None:
+        load_config(None, settings=tables)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, settings=tables)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("like", "kind"),
+    [(Values, "gae"), (StepsOfSiblings, "process"), (Siblings, "grpo")],
+    ids=["values", "steps", "siblings"],
+)
+@pytest.mark.parametrize("settings", [{}, OWN, ALONE, IN_REWARD, EXACT, OWN | ALONE, IN_REWARD | OWN, EXACT | ALONE])
+def test_the_same_is_said_of_ours_as_of_one_from_elsewhere_that_states_the_same(
+    like: type[Component], kind: str, settings: dict[str, Any]
+):
+    def said(advantage: object) -> str:
+        try:
+            load_config(None, settings={**settings, "advantage": advantage})
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert said(like()) == said({"kind": kind})
+
+
+def test_an_objective_that_needs_what_there_is_not_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"objective\.kind: TokenStats\.needs .*no 'entropie'; did you mean 'entropy'"
+    ):
+        load_config(None, settings={"objective": TokenStats()})
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "/tmp/x", "..", ".", "", " ", ".hidden", "a\\b", "a\nb", "a\0b", "a\x1b[2J", "x" * 300]
+)
+def test_a_name_that_is_no_name_of_a_folder_is_refused(name: str):
+    for settings in ({"run": {"name": name}}, {"rewards": [{"kind": "exact", "name": name}]}):
+        with pytest.raises(ConfigError, match="name: "):
+            load_config(None, settings=settings)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "2026-08-01", "run 3", "größe", "a.b", "x" * 100])
+def test_ordinary_names_are_taken(name: str):
+    assert load_config(None, settings={"run": {"name": name}})[0].run.name == name
+
+
+@pytest.mark.parametrize("ids", [[-1], [3, -5], [-(10**30)]])
+def test_a_negative_token_id_is_refused_at_load(ids: list[int]):
+    with pytest.raises(ConfigError, match=r"rollout\.eos_ids"):
+        load_config(None, settings={"rollout": {"eos_ids": ids}})
+
+
+@pytest.mark.parametrize("base", ["gae", "maxrl", "process"])
+def test_what_is_wrong_with_an_advantages_base_is_said_of_the_base(base: str) -> None:
+    """A distillation stays one: the setting to change is the advantage under it."""
+    own = [
+        "advantage.kind=distill",
+        "advantage.teacher=t",
+        f"advantage.base={base}",
+        "rewards=[{kind='math', weight=-1}]",
+    ]
+    with pytest.raises(ConfigError, match=r'advantage\.base\.kind to "grpo"'):
+        load_config("grpo", own)
+    with pytest.raises(ConfigError, match=r'[^.]advantage\.kind to "grpo"|^advantage\.kind:'):
+        load_config("grpo", [f"advantage.kind={base}", own[-1]])
+
+
+def test_a_reward_may_be_added_at_the_end_of_the_list() -> None:
+    """`rewards.1.kind=overlong` adds a punishment to a recipe's reward; a gap, or a key without a kind, is refused."""
+    one = "rewards=[{kind='math'}]"
+    added = load_config("grpo", [one, "rewards.1.kind=overlong", "rewards.1.buffer=8"])[0].rewards
+    assert [type(reward).__name__ for reward in added] == ["Math", "Overlong"]
+    assert added[1].buffer == 8
+    for key in ("rewards.1.weight=2", "rewards.2.kind=math"):
+        with pytest.raises(
+            ConfigError, match=r"there is 1 reward; the first is 0, and rewards\.1\.kind=\.\.\. adds one"
+        ):
+            load_config("grpo", [one, key])
+    with pytest.raises(ConfigError, match=r"there is no reward; the first is 0, and rewards\.0\.kind="):
+        load_config("grpo", ["rewards.0.weight=2"])
+
+
+def test_rewards_without_a_weight_are_a_note() -> None:
+    none = "rewards=[{kind='math', weight=0}]"
+    said = "every reward has weight 0"
+    assert said in "\n".join(plan(load_config("grpo", [none])[0]))
+    assert said not in "\n".join(plan(load_config("grpo", ["rewards=[{kind='math'}, {kind='math', weight=0}]"])[0]))
+    assert said not in "\n".join(plan(load_config("grpo", [none, "advantage.kind=distill"])[0]))
+
+
+def test_a_total_variation_of_1_bounds_nothing() -> None:
+    with pytest.raises(ConfigError, match="no total variation is above 1"):
+        load_config("dppo", ["objective.delta=1"])
+    assert load_config("dppo", ["objective.delta=1", "objective.divergence=kl"])[0].objective.delta == 1

@@ -1,0 +1,246 @@
+"""What a reward model learns from, in the spellings that people have it in; what is wrong is said with its line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncurve.data import example_from_json, example_to_json
+from oncurve.data.reward_examples import Preferences, StepLabels
+from oncurve.errors import DataError
+from oncurve.types import LabelledSteps, PreferencePair
+
+ASKED = {"role": "user", "content": "2+2?"}
+FOUR = {"role": "assistant", "content": "4"}
+FIVE = {"role": "assistant", "content": "5"}
+
+
+def written(folder: Path, rows: Sequence[Any], name: str = "rows.jsonl") -> str:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return name
+
+
+def all_of(kind: Any, folder: Path, rows: Sequence[Any], **settings: Any) -> list[Any]:
+    train, held_out = kind(path=written(folder, rows), eval_fraction=0.0, **settings).read(folder)
+    assert held_out == []
+    return train
+
+
+@pytest.mark.parametrize(
+    ("row", "pair"),
+    [
+        ({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, PreferencePair("2+2?", "4", "5")),
+        ({"prompt": [ASKED], "chosen": [FOUR], "rejected": [FIVE]}, PreferencePair((ASKED,), (FOUR,), (FIVE,))),
+        ({"prompt": [ASKED], "chosen": "4", "rejected": "5"}, PreferencePair((ASKED,), "4", "5")),
+        ({"chosen": "2+2?4", "rejected": "2+2?5"}, PreferencePair("", "2+2?4", "2+2?5")),
+        ({"chosen": [ASKED, FOUR], "rejected": [ASKED, FIVE]}, PreferencePair((), (ASKED, FOUR), (ASKED, FIVE))),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": 2}, PreferencePair("a", "b", "c", 2.0)),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": None}, PreferencePair("a", "b", "c")),
+        ({"prompt": "a", "chosen": "", "rejected": "c", "id": 7}, PreferencePair("a", "", "c")),
+    ],
+)
+def test_pairs_in_the_forms_of_trl(tmp_path: Path, row: dict[str, Any], pair: PreferencePair) -> None:
+    assert all_of(Preferences, tmp_path, [row]) == [pair]
+
+
+def test_messages_may_be_spelled_from_and_value(tmp_path: Path) -> None:
+    row = {
+        "conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2+2?"}],
+        "chosen": {"from": "gpt", "value": "4"},
+        "rejected": {"from": "gpt", "value": "5"},
+    }
+    (pair,) = all_of(Preferences, tmp_path, [row], prompt_column="conversations")
+    assert pair == PreferencePair(({"role": "system", "content": "Be brief."}, ASKED), (FOUR,), (FIVE,))
+
+
+def test_a_real_file_of_pairs(test_data: Path) -> None:
+    settings = Preferences(path="preference/dpo_en_demo.json", prompt_column="conversations")
+    train, held_out = settings.read(test_data)
+    assert len(train) + len(held_out) == 300
+    assert len(held_out) >= 25
+    assert not {json.dumps(pair.prompt) for pair in train} & {json.dumps(pair.prompt) for pair in held_out}
+    for pair in (*train, *held_out):
+        assert {message["role"] for message in pair.prompt} <= {"system", "user", "assistant"}
+        assert [message["role"] for message in (*pair.chosen, *pair.rejected)] == ["assistant", "assistant"]
+        assert pair.chosen[0]["content"] != pair.rejected[0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted"),
+    [
+        ([True, False, True], (1.0, 0.0, 1.0)),
+        ([1, 0, None], (1.0, 0.0, None)),
+        ([0.25, 1.0, 0.5], (0.25, 1.0, 0.5)),
+        (None, (1.0, 1.0, 1.0)),
+        (0, (0.0, None, None)),
+        (2, (1.0, 1.0, 0.0)),
+    ],
+)
+def test_steps_and_their_labels(tmp_path: Path, labels: Any, wanted: tuple[float | None, ...]) -> None:
+    row = {"prompt": "7*8+31-2\n", "completions": ["56", "87 now", "85"], "labels": labels}
+    (example,) = all_of(StepLabels, tmp_path, [row])
+    assert example == LabelledSteps("7*8+31-2\n", "56\n87 now\n85", (3, 10, 12), wanted)
+
+
+def test_what_stands_between_two_steps_is_a_setting(tmp_path: Path) -> None:
+    row = {"prompt": "", "completions": ["a", "bc", "d"], "labels": [1, 1, 1]}
+    (example,) = all_of(StepLabels, tmp_path, [row], separator=" ; ")
+    assert (example.completion, example.ends) == ("a ; bc ; d", (4, 9, 10))
+
+
+def test_a_threshold_makes_labels_hard(tmp_path: Path) -> None:
+    row = {"prompt": "", "completions": ["a", "b", "c", "d"], "labels": [0.5, 0.51, None, 0.0]}
+    (example,) = all_of(StepLabels, tmp_path, [row], threshold=0.5)
+    assert example.labels == (0.0, 1.0, None, 0.0)
+    (example,) = all_of(StepLabels, tmp_path, [row], threshold=0.0)
+    assert example.labels == (1.0, 1.0, None, 0.0)
+
+
+@pytest.mark.parametrize("name", ["multistep_arithmetic", "word_sorting"])
+def test_big_bench_mistake(test_data: Path, name: str) -> None:
+    path = test_data / "process" / f"{name}.jsonl"
+    settings = StepLabels(
+        path=str(path), prompt_column="input", steps_column="steps", labels_column="mistake_index", eval_fraction=0.0
+    )
+    examples, _ = settings.read()
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(examples) == len(rows) == 300
+    for example, row in zip(examples, rows, strict=True):
+        assert example.prompt == row["input"]
+        pieces = [example.completion[a:b] for a, b in zip((0, *example.ends), example.ends, strict=False)]
+        assert [piece.removesuffix("\n") for piece in pieces[:-1]] + pieces[-1:] == row["steps"]
+        mistake = row["mistake_index"]
+        right = len(row["steps"]) if mistake is None else mistake
+        assert example.labels[:right] == (1.0,) * right
+        assert set(example.labels[right : right + 1]) <= {0.0}
+        assert set(example.labels[right + 1 :]) <= {None}
+
+
+def rows_of(prompts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"prompt": prompt, "chosen": f"good {n}", "rejected": f"bad {n}"} for n, prompt in enumerate(prompts)]
+
+
+def test_rows_of_one_prompt_are_held_out_together_and_always_the_same(tmp_path: Path) -> None:
+    prompts = [f"question {n % 20}" for n in range(60)]
+    settings = Preferences(path=written(tmp_path, rows_of(prompts)), eval_fraction=0.25)
+    train, held_out = settings.read(tmp_path)
+    assert (len(train), len(held_out)) == (45, 15)
+    assert not {pair.prompt for pair in train} & {pair.prompt for pair in held_out}
+    assert len({pair.prompt for pair in held_out}) == 5
+    order = [pair.chosen for pair in train]
+    assert order == sorted(order, key=lambda text: int(text.split()[1]))
+    assert settings.read(tmp_path) == (train, held_out)
+
+
+def test_rows_that_all_have_one_prompt_are_held_out_by_themselves(tmp_path: Path) -> None:
+    train, held_out = Preferences(path=written(tmp_path, rows_of([""] * 20)), eval_fraction=0.2).read(tmp_path)
+    assert (len(train), len(held_out)) == (16, 4)
+
+
+def test_held_out_rows_may_be_a_file_of_their_own(tmp_path: Path) -> None:
+    path, held = written(tmp_path, rows_of(["a", "b"])), written(tmp_path, rows_of(["a"]), "held.jsonl")
+    train, held_out = Preferences(path=path, eval_path=held, eval_fraction=0.5).read(tmp_path)
+    assert ([pair.prompt for pair in train], [pair.prompt for pair in held_out]) == (["a", "b"], ["a"])
+
+
+def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
+    assert [pair.prompt for pair in all_of(Preferences, tmp_path, rows_of("abcde"), limit=2)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        PreferencePair("2+2?", "4", "5", 0.5),
+        PreferencePair((), (ASKED, FOUR), (ASKED, FIVE)),
+        PreferencePair((ASKED,), "4", "5"),
+        LabelledSteps("2+2+1=", "4+1\n6", (4, 5), (1.0, None)),
+        LabelledSteps((ASKED,), "ü\n✓", (2, 3), (0.25, 0.0)),
+    ],
+)
+def test_examples_come_back_from_json(tmp_path: Path, example: Any) -> None:
+    record = json.loads(json.dumps(example_to_json(example)))
+    assert example_from_json(record) == example
+    kind = Preferences if isinstance(example, PreferencePair) else StepLabels
+    assert all_of(kind, tmp_path, [record]) == [example]  # and is a row of a recipe's data
+
+
+PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
+LABELLED = {"prompt": "a", "completions": ["b", "c"], "labels": [1, 0]}
+ENDED = {"prompt": "a", "completion": "b\nc", "ends": [2, 3], "labels": [1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({**PAIR, "chosen": 4}, "chosen: expected a text, or chat messages, got 4"),
+        ({**PAIR, "rejected": []}, "chosen and rejected: expected a text, or chat messages, got an empty list"),
+        ({**PAIR, "prompt": None}, "prompt: expected a text, or chat messages, got None"),
+        ({**PAIR, "chosen": ["b"]}, "chosen: expected a text, or chat messages, got ['b']"),
+        ({**PAIR, "chosen": [{"role": "assistant"}]}, '"role" and "content" (or "from" and "value"), got {'),
+        ({**PAIR, "margin": "1"}, "margin: expected a number, true or false, got '1'"),
+        ({"prompt": "a", "choosen": "b", "rejected": "c"}, "no column 'chosen'; did you mean 'choosen'? its columns"),
+        ({"prompt": "a", "chosen": "b", "worse": "c"}, "no column 'rejected'; its columns are: prompt, chosen, worse"),
+        ({"question": "a", "completions": ["b"], "labels": [1]}, "there is no column 'prompt'"),
+        ({**LABELLED, "completions": []}, "completions: expected a list of steps, texts that are not empty"),
+        ({**LABELLED, "completions": ["b", " "]}, "completions: expected a list of steps, texts that are not empty"),
+        ({**LABELLED, "completions": "b\nc"}, "completions: expected a list of steps"),
+        ({**LABELLED, "labels": [1]}, "labels: expected a label for each of 2 steps, or one index"),
+        ({**LABELLED, "labels": "10"}, "labels: expected a label for each of 2 steps, or one index"),
+        ({**LABELLED, "labels": True}, "labels: expected a label for each of 2 steps, or one index"),
+        ({**LABELLED, "labels": [1, 2]}, "labels: a label is true, false, or in 0 ... 1"),
+        ({**LABELLED, "labels": [1, "no"]}, "labels: expected a number, true or false, got 'no'"),
+        ({**LABELLED, "labels": 2}, "step 2 is the first wrong one, and there are 2, counted from 0"),
+        ({**LABELLED, "labels": -1}, "step -1 is the first wrong one, and there are 2, counted from 0; where all are"),
+        ({**ENDED, "ends": [2, 4]}, "ends: expected rising offsets in a completion of 3, got [2, 4]"),
+        ({**ENDED, "ends": [2, 2]}, "ends: expected rising offsets"),
+        ({**ENDED, "ends": 3}, "ends: expected rising offsets"),
+        ({**ENDED, "ends": []}, "ends: expected rising offsets"),
+        ({**ENDED, "completion": ["b"]}, "completion: expected a text, got ['b']"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said_with_file_and_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    kind, good = (Preferences, PAIR) if row.keys() & {"chosen", "rejected"} else (StepLabels, LABELLED)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps(good)}\n\n{json.dumps(row)}\n")
+    with pytest.raises(DataError) as caught:
+        kind(path=str(path)).read()
+    assert str(caught.value).startswith(f"{path} line 3: ")
+    assert message in str(caught.value)
+
+
+def test_a_column_that_was_named_must_be_there(tmp_path: Path) -> None:
+    path = written(tmp_path, [PAIR])
+    with pytest.raises(DataError, match="line 1: there is no column 'question'"):
+        Preferences(path=path, prompt_column="question").read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.json", "[1, 2]", "does not hold a list of objects; write one list of objects, or one object a line"),
+        ("rows.json", "[]", "does not hold a list of objects"),
+        ("rows.json", '{"prompt": "a"}\n{"prompt": "b"}\n', "or one object a line and name it .jsonl"),
+        ("rows.json", json.dumps([PAIR, {**PAIR, "chosen": 4}]), "rows.json row 2: chosen: expected a text"),
+        ("rows.jsonl", "", "has no rows"),
+        ("rows.jsonl", json.dumps(PAIR) + "\n[1]\n", "rows.jsonl line 2"),
+        ("rows.jsonl", '{"prompt": "a", "chosen"\n', "rows.jsonl line 1, column"),
+        ("rows.csv", "prompt,chosen", "is not JSONL; write one JSON object a line"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as caught:
+        Preferences(path=name).read(tmp_path)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
+    path = written(tmp_path, [PAIR])
+    with pytest.raises(DataError, match=r"data\.path: there is no file .*; did you mean 'rows\.jsonl'\?"):
+        Preferences(path="row.jsonl").read(tmp_path)
+    with pytest.raises(DataError, match=r"data\.eval_path: there is no file"):
+        Preferences(path=path, eval_path="held.jsonl").read(tmp_path)
+    with pytest.raises(DataError, match=r"data\.path: missing; name a JSONL file"):
+        Preferences().read(tmp_path)

@@ -1,0 +1,215 @@
+"""Captured steps: what they decode, and that a graph can hold them.
+
+`fakes.recorder` captures as CUDA does, on a CPU: operations on fixed tensors, repeated without their Python. What only
+a GPU can show is tested where there is one.
+"""
+
+import copy
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
+from fakes.decoding import request
+from fakes.recorder import record
+from oncurve.models import TransformersModel
+from oncurve.models.attention.packed_rows import PackedContext
+from oncurve.models.backend import graph_buffers, packed_context
+from oncurve.models.decode.cuda_graphs import GraphBuffers, Graphs, capture_on
+from oncurve.models.decode.graph_loop import GraphLoop
+from oncurve.models.decode.graph_rows import GraphRows
+from oncurve.models.decode.host_loop import HostLoop
+from oncurve.models.decode.teacher_forcing import forced_logits
+from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.rollout.sampler import Sampler
+
+CAPTURES = pytest.mark.parametrize("capture", [None, record], ids=["called", "captured"])
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+CPU = torch.device("cpu")
+
+
+def model_of(name="llama", dtype=torch.float64, device="cpu"):
+    module = architecture(name, dtype)
+    replace_norms(module)
+    return TransformersModel(module.to(device))
+
+
+def buffers_of(model, capture=None, device=CPU):
+    return GraphBuffers(model._run, model.module, device, capture)
+
+
+def prompts_of(*lengths, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in lengths]
+
+
+def worst_difference(ours, theirs, prompts, ids, lengths=None, at_once=None):
+    """Two token loops over the same completions `(M, G, T)`: the largest relative difference of a logit."""
+    left, right = (forced_logits(loop, prompts, ids, lengths, at_once) for loop in (ours, theirs))
+    there = torch.arange(ids.shape[2], device=left.device) < (ids.shape[2] if lengths is None else lengths[..., None])
+    there = there.expand(ids.shape)
+    return float(((left - right).abs().amax(-1) / right.abs().amax(-1))[there].max())
+
+
+def completions(*shape, device=CPU):
+    return torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(8)).to(device)
+
+
+def on_the_host(model, device=CPU):
+    return HostLoop(model.decoder, device)
+
+
+LENGTHS = torch.tensor([[8, 1, 4], [3, 3, 6], [0, 8, 2]])
+
+
+@CAPTURES
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (2, 9, 1)], ids=["equal prompts", "ragged prompts"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_logits_are_those_of_the_cached_decoder_while_rows_end(name, lengths, capture):
+    model = model_of(name)
+    ours = GraphLoop(buffers_of(model, capture), model.raw_logits)
+    asked = prompts_of(*lengths), completions(3, 3, 8), LENGTHS
+    assert worst_difference(ours, on_the_host(model), *asked) <= 1e-12
+
+
+@CAPTURES
+@pytest.mark.parametrize("at_once", [2, 4])
+def test_groups_that_waited_join_others_and_follow_in_their_slots(at_once, capture):
+    model = model_of("mistral")
+    buffers = buffers_of(model, capture)
+    prompts, ids = prompts_of(5, 8, 3, 90, 2, 6), completions(6, 2, 8)
+    lengths = torch.tensor([[8, 2], [1, 1], [3, 8], [8, 8], [2, 5], [0, 8]])
+    loops = GraphLoop(buffers, model.raw_logits), on_the_host(model)
+    assert worst_difference(*loops, prompts, ids, lengths, at_once) <= 1e-12
+    assert buffers.shape.groups == at_once // 2
+    assert buffers.shape.prompt_tokens >= 90
+
+
+def test_the_first_groups_alone_take_a_smaller_graph():
+    model = model_of()
+    buffers = buffers_of(model, record)
+    ids, lengths = completions(8, 1, 40), torch.tensor([40, 3, 20, 2, 2, 5, 1, 4])[:, None]
+    asked = prompts_of(3, 5, 4, 6, 2, 7, 3, 1), ids, lengths
+    assert worst_difference(GraphLoop(buffers, model.raw_logits), on_the_host(model), *asked) <= 1e-12
+    assert [key[1] for key in buffers.graphs._replays] == [8, 4, 1]
+
+
+def test_more_tokens_take_a_larger_graph(monkeypatch):
+    monkeypatch.setattr("oncurve.models.decode.cuda_graphs._FIRST_WIDTH", 4)
+    model = model_of()
+    buffers = buffers_of(model, record)
+    asked = prompts_of(3, 5), completions(2, 2, 20)
+    assert worst_difference(GraphLoop(buffers, model.raw_logits), on_the_host(model), *asked) <= 1e-12
+    assert [key[2] for key in buffers.graphs._replays] == [4, 8, 16, 32]
+
+
+def test_graphs_outlive_a_rollout_and_not_weights_that_moved():
+    model = model_of()
+    buffers = buffers_of(model, record)
+    loop = GraphLoop(buffers, model.raw_logits)
+    keys = torch.arange(4)
+    asked = request(prompts_of(4, 6), keys, [], 6)
+    assert [row.ids for row in loop(asked)] == [row.ids for row in on_the_host(model)(asked)]
+    captured = dict(buffers.graphs._replays)
+    with torch.no_grad():  # a step of the optimizer: other numbers in the same place
+        for parameter in model.module.parameters():
+            parameter.mul_(1.01)
+    other = request(prompts_of(3, 60, seed=5), keys, [], 7)
+    assert [row.ids for row in loop(other)] == [row.ids for row in on_the_host(model)(other)]
+    assert len(captured) > 0
+    assert buffers.graphs._replays == captured
+    weight = model.module.lm_head.weight
+    weight.data = weight.data.clone()
+    buffers.prepare(buffers.shape)
+    assert not len(buffers.graphs)
+    buffers.release()
+    assert buffers.shape.rows == 0
+
+
+def test_a_step_that_asks_the_host_is_called_from_then_on_and_said_so_once():
+    numbers, graphs = torch.arange(3.0), Graphs(record)
+
+    def step():
+        numbers.mul_(2 if bool(numbers.sum() > 1) else 1)
+
+    with pytest.warns(UserWarning, match="without CUDA graphs, which is slower: _local_scalar_dense waits"):
+        graphs.run("step", step, [numbers])
+    graphs.run("step", step, [numbers])
+    graphs.run("another", step, [numbers])
+    assert numbers.tolist() == [0, 8, 16]
+
+
+def test_a_copy_of_a_model_has_no_buffers():
+    model = model_of()
+    assert copy.deepcopy({"buffers": buffers_of(model, record)}) == {"buffers": None}
+
+
+def test_runs_before_the_capture_leave_no_trace():
+    count = torch.zeros((), dtype=torch.int64)
+    graphs = Graphs(record)
+    for _ in range(5):
+        graphs.run("count", partial(count.add_, 1), [count])
+    assert count.item() == 5
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.no_grad()
+def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
+    """The meta device refuses tensors of other devices and whoever asks it for a number, as a capture would."""
+    meta = torch.device("meta")
+    model = model_of(name, torch.float32, meta)
+    config = model.module.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    pair = (torch.empty(4, kv_heads, 9, size, device=meta),) * 2
+    layers = dict.fromkeys(range(config.num_hidden_layers), pair)
+    prefixes = SimpleNamespace(longest=9, lengths=torch.empty(4, dtype=torch.int64, device=meta), layers=layers)
+    buffers = buffers_of(model, None, meta)
+    rows = GraphRows(buffers, 3, model.raw_logits, Sampler(0.8), [5, 9])
+    rows.begin(4, 9, 21)
+    for slot in range(4):
+        buffers.insert(slot, prefixes, slot, torch.empty(config.hidden_size, device=meta))
+        rows._ages[slot] = 0
+    rows.run(3)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        rows.poll()
+    assert capture_on(meta) is None
+
+
+def test_a_cpu_gets_none_of_this():
+    model = model_of()
+    assert packed_context(CPU) is PackedContext
+    assert graph_buffers(model._run, model.module, CPU) is None
+    assert packed_context(torch.device("cuda")).__name__ == "FlexContext"
+    assert isinstance(model.token_loop(), HostLoop)
+
+
+def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
+    model = model_of()
+    model._buffers = buffers = buffers_of(model, record)
+    loop = model.token_loop()
+    assert isinstance(loop, GraphLoop)
+    asked = prompts_of(4, 2), completions(2, 2, 5)
+    assert worst_difference(loop, on_the_host(model), *asked) <= 1e-12
+    assert model._buffers is buffers
+    assert buffers.owner is not None
+    assert copy.deepcopy(model)._buffers is None
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cuda_graphs_decode_what_the_cached_decoder_decodes(name, dtype):
+    device = torch.device("cuda")
+    model = model_of(name, dtype, device)
+    buffers = buffers_of(model, capture_on(device), device)
+    loops = GraphLoop(buffers, model.raw_logits), on_the_host(model, device)
+    asked = prompts_of(2, 9, 1), completions(3, 3, 8, device=device), LENGTHS.to(device)
+    close = 1e-4 if dtype == torch.float32 else 5e-2
+    for _ in range(2):
+        assert worst_difference(*loops, *asked) <= close
+    assert len(buffers.graphs) > 0
+    assert isinstance(model.token_loop(), GraphLoop)

@@ -1,0 +1,167 @@
+"""The fused head against all logits at once: values and gradients, however the vocabulary is cut into blocks."""
+
+import pytest
+import torch
+
+from oncurve.models.head import linear_logprobs as fused_head
+from oncurve.models.head.linear_logprobs import linear_logprobs, matrix_of
+from oracles.plain_head import plain_logprobs
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+]
+TOKENS, VOCABULARY, WIDTH = 37, 203, 24
+ONE_AT_A_TIME, SOME, ALL = 1, 5000, 1 << 24
+
+
+def inputs(dtype=torch.float64, device="cpu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64) / 2
+    ids = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    leaves = [x.to(device, dtype).requires_grad_() for x in (hidden, weight)]
+    return *leaves, ids.to(device)
+
+
+def weighted(logprobs, entropy, of_entropy):
+    cosines = torch.cos(torch.arange(TOKENS, dtype=logprobs.dtype, device=logprobs.device))
+    return (logprobs * cosines).sum() + of_entropy * (entropy * cosines.flip(0)).sum()
+
+
+def relative(ours, theirs):
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("of_entropy", [0.0, 0.3])
+@pytest.mark.parametrize("kept", [0, ALL])
+@pytest.mark.parametrize("workspace", [ONE_AT_A_TIME, SOME, ALL])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_values_and_gradients_are_those_of_all_logits_at_once(
+    dtype, close, temperature, workspace, kept, of_entropy, device
+):
+    hidden, weight, ids = inputs(dtype, device)
+    ours = linear_logprobs(
+        hidden, weight, ids, temperature, with_entropy=True, kept_bytes=kept, workspace_bytes=workspace
+    )
+    theirs = plain_logprobs(hidden, weight, ids, temperature)
+    gradients = [
+        torch.autograd.grad(weighted(*pair, of_entropy), (hidden, weight), retain_graph=True) for pair in (ours, theirs)
+    ]
+    for left, right in (*zip(ours, theirs, strict=True), *zip(*gradients, strict=True)):
+        assert relative(left.detach(), right.detach()) < close
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kept", [0, ALL])
+def test_bf16_is_as_close_as_bf16_logits_allow(kept, device):
+    hidden, weight, ids = inputs(torch.bfloat16, device)
+    ours = linear_logprobs(hidden, weight, ids, with_entropy=True, kept_bytes=kept, workspace_bytes=SOME)
+    theirs = plain_logprobs(hidden, weight, ids, 1.0)
+    assert all(x.dtype == torch.float32 for x in ours)
+    assert (ours[0] - theirs[0]).abs().mean() < 1e-5
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    wanted = torch.autograd.grad(weighted(*plain_logprobs(*exact, ids, 1.0), 0.0), exact)
+    got = torch.autograd.grad(weighted(*ours, 0.0), (hidden, weight))
+    for left, right in zip(got, wanted, strict=True):
+        assert torch.nn.functional.cosine_similarity(left.double().flatten(), right.flatten(), dim=0) > 0.9999
+
+
+def test_a_token_that_is_nearly_certain_keeps_its_small_gradient():
+    weight = torch.tensor([[9.0], [0.0]], dtype=torch.bfloat16).requires_grad_()
+    hidden = torch.ones(1, 1, dtype=torch.bfloat16)
+    logprobs, _ = linear_logprobs(hidden, weight, torch.tensor([0]))
+    logprobs.sum().backward()
+    assert weight.grad[0].item() == pytest.approx(1 / (1 + torch.tensor(9.0).exp().item()), rel=1e-2)
+
+
+def test_half_precision_weights_get_the_gradient_they_accumulate():
+    hidden, weight, ids = inputs(torch.bfloat16)
+    linear_logprobs(hidden, weight, ids)[0].sum().backward()
+    assert weight.grad.dtype == torch.bfloat16
+    weight.grad, weight.grad_dtype = None, torch.float32
+    embedded = torch.nn.functional.embedding(ids, weight)  # tied: the embedding's gradient comes in bf16
+    linear_logprobs(embedded, weight, ids)[0].sum().backward()
+    assert weight.grad.dtype == torch.float32
+    embedded = torch.nn.functional.embedding(ids, 1 * weight)  # not a leaf: it has no dtype of its own to ask for
+    linear_logprobs(embedded, 1 * weight, ids)[0].sum().backward()
+    assert weight.grad.isfinite().all()
+
+
+def test_logits_never_exist_as_a_whole(monkeypatch):
+    shapes = []
+    product = fused_head._product
+
+    def watched(hidden, matrix, work):
+        shapes.append((len(hidden), len(matrix)))
+        return product(hidden, matrix, work)
+
+    monkeypatch.setattr(fused_head, "_product", watched)
+    hidden, weight, ids = inputs(torch.float32)
+    limit = 64 * TOKENS * 4
+    linear_logprobs(hidden, weight, ids, kept_bytes=0, workspace_bytes=limit)[0].sum().backward()
+    assert max(tokens * width for tokens, width in shapes) * 4 <= limit
+    assert sum(width for _, width in shapes) == 2 * VOCABULARY  # once forward, once backward
+    shapes.clear()
+    linear_logprobs(hidden, weight, ids, kept_bytes=ALL)[0].sum().backward()
+    assert sum(width for _, width in shapes) == VOCABULARY  # kept
+    shapes.clear()
+    with torch.no_grad():
+        assert not linear_logprobs(hidden, weight, ids, kept_bytes=ALL, workspace_bytes=limit)[0].requires_grad
+    assert len(shapes) > 1
+
+
+def test_more_logits_are_kept_of_a_frozen_head(monkeypatch):
+    computed = []
+    product = fused_head._product
+
+    def watched(hidden, matrix, work):
+        computed.append(len(matrix))
+        return product(hidden, matrix, work)
+
+    monkeypatch.setattr(fused_head, "_product", watched)
+    monkeypatch.setattr(fused_head, "KEPT_BYTES", 0)
+    hidden, weight, ids = inputs(torch.float32)
+    for matrix, times in ((weight, 2), (weight.detach(), 1)):
+        computed.clear()
+        linear_logprobs(hidden, matrix, ids)[0].sum().backward()
+        assert sum(computed) == times * VOCABULARY
+
+
+def test_only_the_gradients_that_are_wanted_are_made():
+    hidden, weight, ids = inputs()
+    linear_logprobs(hidden.detach(), weight, ids)[0].sum().backward()
+    wanted = weight.grad.clone()
+    frozen = weight.detach()
+    linear_logprobs(hidden, frozen, ids)[0].sum().backward()
+    assert hidden.grad is not None
+    assert frozen.grad is None
+    assert torch.equal(weight.grad, wanted)
+
+
+def test_no_tokens_give_nothing_and_a_gradient_of_zero():
+    _, weight, _ = inputs()
+    hidden = torch.zeros(0, WIDTH, dtype=torch.float64, requires_grad=True)
+    logprobs, entropy = linear_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), with_entropy=True)
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    assert (weight.grad == 0).all()
+
+
+def test_what_cannot_be_is_refused():
+    hidden, weight, ids = inputs()
+    with pytest.raises(ValueError, match="temperature must be > 0"):
+        linear_logprobs(hidden, weight, ids, 0.0)
+    with pytest.raises(ValueError, match="do not belong together"):
+        linear_logprobs(hidden, weight, ids[1:])
+
+
+def test_a_head_that_does_more_than_multiply_has_no_matrix():
+    plain = torch.nn.Linear(4, 7, bias=False)
+    assert matrix_of(plain) is plain.weight
+    assert matrix_of(torch.nn.Linear(4, 7)) is None
+    assert matrix_of(torch.nn.Sequential(plain)) is None
+    plain.register_forward_hook(lambda layer, args, output: None)
+    assert matrix_of(plain) is None

@@ -1,0 +1,96 @@
+"""Leaf modules replaced in place compute what they replaced."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+
+from fakes.architectures import ARCHITECTURES, UNIFORM, architecture
+from oncurve.models import TransformersModel
+from oncurve.models.layers.rms_norm import RMSNorm, replace_norms
+
+NORMS = {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5, "gpt2": 0}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_rms_norm_is_replaced_under_its_name(name):
+    module = architecture(name)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    assert replace_norms(module) == NORMS[name]
+    after = module.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert replace_norms(module) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_bits_stay_as_they_were(name, dtype):
+    module = architecture(name, dtype)
+    before = module(UNIFORM.completion_ids).logits
+    replace_norms(module)
+    assert torch.equal(module(UNIFORM.completion_ids).logits, before)
+
+
+def test_the_sum_of_many_layers_is_kept_in_float32_where_weights_are_bf16():
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    module = LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=24, initializer_range=0.1)).to(torch.bfloat16)
+    module.model.embed_tokens.weight.data.mul_(8)  # as in a trained model, a layer adds little to a large sum
+    rows = (UNIFORM.prompts, UNIFORM.group_ids, UNIFORM.completion_ids, UNIFORM.lengths)
+    narrow = TransformersModel(module).completion_hidden(*rows)  # transformers' own norms are there still
+    replace_norms(module)
+    wide = TransformersModel(module).completion_hidden(*rows)
+    exact = TransformersModel(copy.deepcopy(module).double()).completion_hidden(*rows)
+    assert wide.dtype == narrow.dtype == torch.bfloat16
+    assert (wide - exact).norm() < 0.8 * (narrow - exact).norm()
+    assert module(UNIFORM.completion_ids).logits.dtype == torch.bfloat16  # for everybody else it is as it was
+
+
+def test_a_norm_that_computes_something_else_stays():
+    model = nn.Sequential(GemmaRMSNorm(8))
+    assert replace_norms(model) == 0
+    assert isinstance(model[0], GemmaRMSNorm)
+
+
+def test_a_norm_that_somebody_watches_stays():
+    module = architecture("llama")
+    module.model.norm.register_forward_hook(lambda layer, args, output: None)
+    assert replace_norms(module) == 4
+
+
+def test_a_model_with_replaced_norms_can_be_copied():
+    module = architecture("llama")
+    replace_norms(module)
+    twin = copy.deepcopy(module)
+    assert isinstance(twin.model.norm, RMSNorm)
+    assert twin.model.norm.weight is not module.model.norm.weight
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "heads before places": lambda x: x.transpose(1, 2),
+    "every other row": lambda x: x[:, ::2],
+    "a part of wider rows": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    "numbers that lie apart": lambda x: x.mT.contiguous().mT,
+    "one row for all": lambda x: x[:, :1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("of_gradient", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("of_input", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_the_gradient_does_not_depend_on_how_its_tensors_lie_in_memory(of_input, of_gradient):
+    """Architectures norm queries and keys before and after they move the heads: strides of every kind arrive."""
+    torch.manual_seed(0)
+    norm = RMSNorm(nn.Parameter(torch.randn(6, dtype=torch.float64)), 1e-6)
+    x = torch.randn(2, 4, 4, 6, dtype=torch.float64, requires_grad=True)
+    laid = of_input(x)
+    weights = of_gradient(torch.randn(2, 4, 4, 6, dtype=torch.float64))[: laid.shape[0], : laid.shape[1]]
+    weights = weights.expand_as(laid) if weights.shape == laid.shape else torch.ones_like(laid)
+    plain = laid * (laid.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.weight
+    wanted = torch.autograd.grad(plain, (x, norm.weight), weights, retain_graph=True)
+    for ours, theirs in zip(torch.autograd.grad(norm(laid), (x, norm.weight), weights), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)

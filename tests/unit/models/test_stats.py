@@ -1,0 +1,205 @@
+"""The chunked head: the same numbers and gradients as all logits at once, without ever having them."""
+
+import pytest
+import torch
+
+from fakes.architectures import RAGGED, VOCABULARY, architecture
+from fakes.tiny_policy import TinyLM
+from oncurve.models import GenericModel, TransformersModel, token_stats
+from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.types import TrainBatch
+
+EVERYTHING = frozenset({"entropy", "full_kl"})
+
+
+def batch_of(rows=RAGGED, **stats):
+    count, width = rows.completion_ids.shape
+    mask = torch.arange(width)[None, :] < rows.lengths[:, None]
+    return TrainBatch(
+        completion_ids=torch.where(mask, rows.completion_ids, 0),
+        lengths=rows.lengths,
+        loss_mask=mask,
+        valid=torch.ones(count, dtype=torch.bool),
+        group_ids=rows.group_ids,
+        prompts=rows.prompts,
+        rewards=torch.zeros(count, dtype=torch.float64),
+        **stats,
+    )
+
+
+def fast_model(seed=0, name="llama", dtype=torch.float64):
+    module = architecture(name, dtype, seed)
+    replace_norms(module)
+    return TransformersModel(module)
+
+
+def hidden_of(model, batch):
+    return model.completion_hidden(batch.prompts, batch.group_ids, batch.completion_ids, batch.lengths)
+
+
+def with_reference(batch, reference):
+    with torch.no_grad():
+        return batch.having(ref_hidden=hidden_of(reference, batch))
+
+
+def whole(model, batch, temperature, reference):
+    """Every stream from all logits at once, written out."""
+    logits = model.logits(hidden_of(model, batch)) / temperature
+    with torch.no_grad():
+        ref = torch.log_softmax(reference.logits(batch.ref_hidden) / temperature, -1)
+    logprobs = torch.log_softmax(logits, -1)
+    ids = batch.completion_ids[batch.existing()]
+    named = {
+        "logprobs": logprobs[torch.arange(len(ids)), ids],
+        "entropy": -(logprobs.exp() * logprobs).sum(-1),
+        "full_kl": (logprobs.exp() * (logprobs - ref)).sum(-1),
+    }
+    table = {}
+    for name, column in named.items():
+        table[name] = torch.zeros(batch.completion_ids.shape, dtype=column.dtype)
+        table[name][batch.existing()] = column
+    return table
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk", [1, 5, 10_000])
+@pytest.mark.parametrize("make", [fast_model, lambda seed=0: GenericModel(TinyLM(VOCABULARY, seed=seed).double())])
+def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk, temperature):
+    model, reference = make(), make(seed=1)
+    batch = with_reference(batch_of(), reference)
+    stats = token_stats(model, batch, EVERYTHING, temperature, reference.head(), chunk)
+    wanted = whole(model, batch, temperature, reference)
+    parameters = list(model.module.parameters())
+    weights = torch.cos(torch.arange(batch.completion_ids.numel(), dtype=torch.float64)).view(
+        batch.completion_ids.shape
+    )
+    for name, table in wanted.items():
+        stream = getattr(stats, name)
+        assert torch.allclose(stream, table, rtol=1e-10, atol=1e-12)
+        ours = torch.autograd.grad((stream * weights).sum(), parameters, retain_graph=True)
+        theirs = torch.autograd.grad((table * weights).sum(), parameters, retain_graph=True)
+        for left, right in zip(ours, theirs, strict=True):
+            assert torch.allclose(left, right, rtol=1e-10, atol=1e-11)
+
+
+def test_beyond_each_row_stands_zero_and_only_what_was_asked_for_is_there():
+    stats = token_stats(fast_model(), batch_of())
+    assert stats.entropy is None
+    assert stats.full_kl is None
+    assert stats.logprobs.shape == (6, 9)
+    assert (stats.logprobs[~batch_of().existing()] == 0).all()
+    assert (stats.logprobs[batch_of().existing()] < 0).all()
+
+
+def test_the_kl_of_a_copy_is_zero():
+    model = fast_model()
+    batch = with_reference(batch_of(), fast_model())
+    full_kl = token_stats(model, batch, frozenset({"full_kl"}), 0.7, fast_model().head()).full_kl
+    assert full_kl.abs().max() < 1e-12
+
+
+def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
+    model = fast_model()
+    heads, kept = [], []
+    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
+
+    def keep(tensor):
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        stats = token_stats(model, batch_of(), frozenset({"entropy"}), chunk_tokens=4)
+    assert max(heads) == 4
+    assert not [shape for shape in kept if len(shape) == 2 and shape[1] == VOCABULARY and shape[0] == 4]
+    before = len(heads)
+    stats.logprobs.sum().backward()
+    assert len(heads) > before  # made again, chunk by chunk
+    assert max(heads) == 4
+
+
+def test_without_a_gradient_nothing_is_made_twice():
+    model, heads = fast_model(), []
+    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
+    with torch.no_grad():
+        stats = token_stats(model, batch_of(), chunk_tokens=4)
+    assert not stats.logprobs.requires_grad
+    assert sum(heads) == int(batch_of().lengths.sum())
+
+
+def test_an_observed_entropy_has_the_value_but_no_gradient():
+    model, alone = fast_model(), frozenset({"entropy"})
+    for chunk in (4, None):
+        observed = token_stats(model, batch_of(), temperature=0.7, chunk_tokens=chunk, observe=alone)
+        needed = token_stats(model, batch_of(), alone, 0.7, chunk_tokens=chunk, observe=alone)
+        assert not observed.entropy.requires_grad
+        assert needed.entropy.requires_grad
+        assert torch.allclose(observed.entropy, needed.entropy, rtol=1e-14)
+        assert torch.equal(observed.logprobs, needed.logprobs)
+
+
+def test_the_backward_keeps_one_table_of_the_vocabulary_whatever_is_observed():
+    model, batch, kept = fast_model(), batch_of(), []
+    tokens = int(batch.lengths.sum())
+    module_parameters = {parameter.data_ptr() for parameter in model.module.parameters()}
+
+    def keep(tensor):
+        if tensor.shape == (tokens, VOCABULARY) and tensor.data_ptr() not in module_parameters:
+            kept.append(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_stats(model, batch, temperature=0.7, observe=frozenset({"entropy"}))
+    assert len(set(kept)) == 1
+
+
+def test_a_batch_of_several_chunks_keeps_its_graph_where_all_logits_together_are_few(monkeypatch):
+    monkeypatch.setattr("oncurve.models.head.stats.CHUNK_BYTES", 5 * 4 * VOCABULARY)
+    model, heads, tokens = fast_model(), [], int(batch_of().lengths.sum())
+    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
+    for kept, made in ((tokens, 1), (tokens - 1, 2)):
+        monkeypatch.setattr("oncurve.models.head.stats.KEPT_BYTES", kept * 4 * VOCABULARY)
+        heads.clear()
+        token_stats(model, batch_of()).logprobs.sum().backward()
+        assert sum(rows for rows in heads if rows > 1) == made * tokens
+
+
+def test_a_reference_is_given_no_gradient():
+    model, reference = fast_model(), fast_model(seed=1)
+    batch = with_reference(batch_of(), reference)
+    token_stats(model, batch, frozenset({"full_kl"}), 1.0, reference.head()).full_kl.sum().backward()
+    assert all(parameter.grad is None for parameter in reference.module.parameters())
+    assert all(parameter.grad is not None for parameter in model.module.parameters())
+
+
+def test_bf16_weights_give_float32_streams():
+    stats = token_stats(fast_model(dtype=torch.bfloat16), batch_of(), frozenset({"entropy"}))
+    assert stats.logprobs.dtype == stats.entropy.dtype == torch.float32
+
+
+def test_a_batch_of_empty_completions_gives_empty_streams():
+    batch = batch_of().having(lengths=torch.zeros(6, dtype=torch.long))
+    stats = token_stats(fast_model(), batch, frozenset({"entropy"}))
+    assert (stats.logprobs == 0).all()
+    assert stats.entropy.shape == (6, 9)
+
+
+def test_an_unknown_stream_is_refused():
+    with pytest.raises(ValueError, match=r"no such token statistic: values; there are entropy, full_kl"):
+        token_stats(fast_model(), batch_of(), frozenset({"values"}))
+    with pytest.raises(ValueError, match=r"no such token statistic: full_kl; there are entropy"):
+        token_stats(fast_model(), batch_of(), observe=frozenset({"full_kl"}))
+
+
+def test_the_full_kl_without_a_reference_is_refused():
+    with pytest.raises(ValueError, match="ref_hidden and ref_head"):
+        token_stats(fast_model(), batch_of(), frozenset({"full_kl"}))
+
+
+def test_chunks_are_as_large_as_fits_whatever_the_vocabulary(monkeypatch):
+    monkeypatch.setattr("oncurve.models.head.stats.CHUNK_BYTES", 7 * 4 * VOCABULARY + 1)
+    model, heads = fast_model(), []
+    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
+    with torch.no_grad():
+        token_stats(model, batch_of())
+        token_stats(model, batch_of())
+    assert heads == [1, 7, 7, 7, 1, 7, 7, 7, 1]  # the vocabulary is asked for once

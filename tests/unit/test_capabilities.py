@@ -1,0 +1,239 @@
+"""What components say of themselves, and what is made of it: checked, explained, and assumed where nothing is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from fakes.learning import finished
+from fakes.tiny_policy import random_groups, tiny_model
+from oncurve.advantages import GroupAdvantage
+from oncurve.capabilities import Equation, Impossible, Inert, described, stated
+from oncurve.config import load_config
+from oncurve.config.equation import explain
+from oncurve.config.in_words import plan
+from oncurve.config.without_effect import inert
+from oncurve.data import DataSettings, Jsonl, Rows
+from oncurve.errors import ConfigError
+from oncurve.kl import Estimator, k2
+from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.losses import (
+    OBJECTIVE_KINDS,
+    Clipped,
+    KLPenalty,
+    Regularizer,
+    SeqMeanTokenSumNorm,
+    TokenSum,
+    has_importance_ratio,
+    reads_reference,
+    zero_gradient_at_zero_advantage,
+)
+from oncurve.rewards.settings import RewardSettings
+from oncurve.spec import Component
+from oncurve.types import TokenLoss, TokenStats, TrainBatch
+
+
+class Pulled(Clipped):
+    """The clipped surrogate and a term that has a gradient where the advantage is 0."""
+
+    def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
+        token = super().__call__(stats, batch)
+        return TokenLoss(token.loss + torch.where(batch.loss_mask, stats.logprobs.square(), 0.0), token.stats)
+
+
+class Described(Pulled):
+    """The same, which says what it is."""
+
+    reads_reference: ClassVar[bool] = False
+
+    def describe(self) -> Equation:
+        return Equation("X_i + π_old", {"X_i": "a value of G things"})
+
+
+def test_a_statement_is_inherited_with_the_formula_that_it_speaks_of() -> None:
+    for kind in OBJECTIVE_KINDS.values():
+        inherits = type("Inherits", (kind,), {})()
+        assert zero_gradient_at_zero_advantage(kind())
+        assert zero_gradient_at_zero_advantage(inherits)
+        assert not reads_reference(kind())
+        assert described(inherits) == kind().describe()
+    assert not zero_gradient_at_zero_advantage(Pulled())
+    assert reads_reference(Pulled())
+    assert not reads_reference(Described())
+    assert not has_importance_ratio(OBJECTIVE_KINDS["reinforce"]())
+    assert has_importance_ratio(OBJECTIVE_KINDS["clipped"]())
+    assert has_importance_ratio(Pulled())
+    assert stated(Described(), "importance_ratio", "nothing") == "nothing"
+
+
+def test_rows_of_advantage_0_are_computed_for_an_objective_that_does_not_state_their_gradient_to_be_0() -> None:
+    constant = random_groups(rewards=[[1.0] * 4] * 3)
+    norms = {}
+    for kind in (Clipped, Pulled):
+        model = tiny_model()
+        learner = LocalLearner(LearnerConfig(), model, kind(), Regularizer(KLPenalty(coef=0.0)))
+        norms[kind] = learner.update(finished(learner, constant)).metrics.result()["optim/grad_norm"]
+    assert norms[Clipped] == 0
+    assert norms[Pulled] > 0
+
+
+def config(**sections: Any) -> Any:
+    return load_config(None, settings=sections)[0]
+
+
+def test_an_outside_component_explains_itself_and_its_letters_are_explained() -> None:
+    lines = explain(config(objective=Described(), kl={"coef": 0})).splitlines()
+    assert lines[0] == "J(θ) = 1/N Σ_i Σ_t { X_i + π_old }"
+    said = dict(line.strip().split("   ", 1) for line in lines[2:])
+    assert {letter: said[letter].strip() for letter in ("X_i", "G")} == {
+        "X_i": "a value of G things",
+        "G": "8, the completions of a prompt",
+    }
+    assert "the policy that sampled" in said["π_old"]
+    assert "π_ref" not in said
+
+
+def test_a_component_that_does_not_describe_itself_is_named_and_said_to_be_described_nowhere() -> None:
+    text = explain(config(objective=Pulled(clip_high=0.3)))
+    assert "{ Pulled(clip_low=0.2, clip_high=0.3, dual_clip=None, delta=None) - 0.001 KL_it }" in text.splitlines()[0]
+    assert "Pulled   described nowhere: it has no describe() of its own" in text
+
+
+class Growing(TokenSum):
+    """An aggregation from elsewhere that takes a constant from elsewhere in the configuration."""
+
+    steps: int | None = None
+
+    def resolved(self, config: Any) -> Growing:
+        return self.model_copy(update={"steps": config.run.steps})
+
+
+class Halved(GroupAdvantage):
+    """An advantage from elsewhere, with rules of its own."""
+
+    share: float = 0.5
+
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        Impossible(lambda advantage: advantage.share > 1, "advantage.share: it must be 1 at most"),
+    )
+    inert: ClassVar[tuple[Inert, ...]] = (
+        Inert(("advantage.eps",), ("advantage.share",), lambda advantage: advantage.share == 0, "0 is 0"),
+    )
+
+
+def test_constants_and_rules_of_an_outside_component_count() -> None:
+    made = config(aggregation=Growing(), run={"steps": 7})
+    assert made.token_weights.steps == 7
+    assert any("has a gradient that grows with the batch" in line for line in plan(made))
+    assert config(aggregation=SeqMeanTokenSumNorm()).token_weights.max_length == 512
+    with pytest.raises(ConfigError, match=r"^advantage\.share: it must be 1 at most"):
+        config(advantage=Halved(share=2))
+    assert inert(config(advantage=Halved(share=0, eps=1e-3))) == ["advantage.eps has no effect: 0 is 0"]
+
+
+class Table(DataSettings):
+    """A data source whose columns are known before it is read."""
+
+    def columns(self) -> frozenset[str]:
+        return frozenset({"question", "answer"})
+
+    def read(self, base: Path | None) -> tuple[Rows, Rows]:
+        raise AssertionError("nothing is read at load")
+
+
+class Unread(DataSettings):
+    """A data source without rows."""
+
+
+class Unsure(Table):
+    holds_out: ClassVar[str] = "perhaps"  # type: ignore[assignment]
+
+
+class Idle(RewardSettings):
+    """A reward that does not say how it is run."""
+
+
+class NoSum(Component):
+    """An aggregation that is none."""
+
+
+class Boasting(Clipped):
+    zero_gradient_at_zero_advantage: ClassVar[str] = "yes"  # type: ignore[assignment]
+
+
+class Failing(Described):
+    def describe(self) -> Equation:
+        raise ValueError("no words")
+
+
+class Wordy(GroupAdvantage):
+    def describe(self) -> str:  # type: ignore[override]
+        return "Â"
+
+    def __call__(self, batch: TrainBatch) -> Tensor:
+        raise AssertionError
+
+
+chi2 = Estimator(lambda logprobs, ref_logprobs, _: k2(logprobs, ref_logprobs), "χ²")
+greedy = Estimator(lambda logprobs, ref_logprobs, _: logprobs, needs=frozenset({"everything"}))
+nothing = 3
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"data": {"kind": "list"}, "advantage": NoSum()}, "advantage.kind: NoSum lacks __call__ and min_valid"),
+        ({"aggregation": NoSum()}, "aggregation.kind: NoSum lacks __call__, so it is no aggregation"),
+        ({"objective": NoSum()}, "objective.kind: NoSum lacks __call__ and needs, so it is no objective"),
+        ({"critic": NoSum()}, "critic.kind: NoSum lacks build, so it is no critic"),
+        ({"data": NoSum()}, "data.kind: NoSum is no data source: derive it from oncurve.data.DataSettings"),
+        ({"data": Unread()}, r"data.kind: Unread lacks read(base)"),
+        ({"data": Unsure()}, "data.kind: Unsure.holds_out is 'perhaps'; it must be True or False"),
+        ({"data": Table()}, "data.prompt_column: there is no column 'prompt'; the columns are: answer, question"),
+        (
+            {"data": Table(template="{qestion}")},
+            "data.template: there is no column 'qestion'; did you mean 'question'?",
+        ),
+        ({"data": {"kind": "task", "template": "{a}"}}, "data.template: there is no column 'a'"),
+        ({"rewards": [NoSum()]}, "rewards.0.kind: NoSum is no reward: derive it from oncurve.rewards.RewardSettings"),
+        ({"rewards": [Idle()]}, "rewards.0.kind: Idle lacks start(base)"),
+        ({"objective": Boasting()}, "objective.kind: Boasting.zero_gradient_at_zero_advantage is 'yes'; it must be"),
+        ({"objective": Failing()}, "objective.kind: Failing.describe() failed: ValueError: no words"),
+        ({"advantage": Wordy()}, "advantage.kind: Wordy.describe() must return an oncurve.capabilities.Equation"),
+        ({"kl": {"estimator": f"{__name__}:greedy"}}, f"kl.estimator: {__name__}:greedy: needs must be a frozenset"),
+        ({"kl": {"estimator": f"{__name__}:nothing"}}, f"kl.estimator: {__name__}:nothing is not an oncurve.kl.Est"),
+        ({"kl": {"estimator": "k33"}}, "kl.estimator: expected one of k1, abs, k2, k3, full, k1+, abs+, k3+, ratio_k3"),
+    ],
+)
+def test_an_outside_component_is_checked_at_load(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**sections)
+    assert str(caught.value).startswith(said)
+
+
+def test_an_estimator_of_the_users_is_named_by_its_path() -> None:
+    made = config(kl={"estimator": f"{__name__}:chi2"})
+    assert made.kl.chosen is chi2
+    assert f"KL_it   {__name__}:chi2: χ²" in explain(made)
+    logprobs, reference = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
+    batch = TrainBatch(
+        completion_ids=torch.zeros(1, 2, dtype=torch.int64),
+        lengths=torch.tensor([2]),
+        loss_mask=torch.ones(1, 2, dtype=torch.bool),
+        valid=torch.tensor([True]),
+        group_ids=torch.tensor([0]),
+        prompts=(torch.tensor([1]),),
+        rewards=torch.zeros(1, dtype=torch.float64),
+        ref_logprobs=reference,
+    )
+    loss = Regularizer(KLPenalty(estimator=f"{__name__}:chi2", coef=2.0))(TokenStats(logprobs), batch).loss
+    assert loss.tolist() == [[2 * 0.5**2 / 2, 2 * 1.0**2 / 2]]
+
+
+def test_a_file_states_nothing_of_its_columns() -> None:
+    assert Jsonl(path="a").columns() is None
+    assert config(data={"path": "a", "template": "{anything}"}).data.unknown_column() is None

@@ -1,0 +1,90 @@
+"""What everything that computes does to its process: threads as the settings say, and a watch over the processors."""
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import oncurve
+from fakes.architectures import architecture
+from fakes.project import ROWS, lay_out, words_tokenizer
+from fakes.tiny_policy import TinyLM
+from oncurve import processors
+from oncurve.display import Progress
+from oncurve.process import prepare_process
+from oncurve.processors import NOTICE_WINDOWS, Reading, Watch
+from oncurve.run.evaluation import evaluate_target
+from oncurve.run.session import shown_by
+from oncurve.trainer import StepResult
+
+THREADS = 2
+SMALL: dict[str, Any] = {
+    "rollout": {"group_size": 4, "max_new_tokens": 3},
+    "data": {"prompts_per_step": 2},
+    "run": {"threads": THREADS},
+}
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    processors.stop()
+    yield
+    torch.set_num_threads(before)
+    processors.stop()
+
+
+def trained(_: Path) -> None:
+    reward = {"kind": "regex", "pattern": "w1"}
+    run = oncurve.train(
+        model=architecture("llama"), tokenizer=words_tokenizer(), data=ROWS, reward=reward, steps=1, settings=SMALL
+    )
+    run.close()
+    for line in run.metrics:
+        assert line.get("time/processor_wait", -1.0) >= 0 or not sys.platform.startswith("linux")
+
+
+def without_files(_: Path) -> None:
+    torch.set_num_threads(THREADS)  # the smallest API has no setting for it
+    oncurve.GRPO(TinyLM(), reward_fn=lambda completions, prompts: [0.0] * len(completions))
+
+
+def evaluated(folder: Path) -> None:
+    words = [f"run.threads={THREADS}", "eval.limit=2", f"model.path={folder / 'model'}"]
+    evaluate_target(str(folder / "model"), words, recipe=str(folder / "recipe.toml"), n=1)
+
+
+@pytest.mark.parametrize("compute", [trained, without_files, evaluated])
+def test_all_that_computes_takes_the_threads_of_its_settings_and_is_watched(compute: Any, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    compute(lay_out(tmp_path) if compute is evaluated else tmp_path)
+    assert torch.get_num_threads() == THREADS
+    assert processors._watch is not None
+    assert processors._watch.contention.threads == THREADS
+
+
+def test_without_a_setting_the_threads_stay_as_they_are() -> None:
+    torch.set_num_threads(2)
+    prepare_process(None)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_neighbour_that_stays_is_told_once_above_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Reading(0.0, {"1": 0.0}, 0.0, 0.0)
+    watch = Watch(2, 2, lambda: start)
+    monkeypatch.setattr(processors, "_watch", watch)
+    out = io.StringIO()
+    with Progress(100, Console(file=out, width=400)) as progress:
+        show = shown_by(progress)
+        show(StepResult(1, {"step": 1.0}, (), ()))
+        for window in range(1, 2 * NOTICE_WINDOWS):
+            watch.observe(Reading(0.25 * window, {"1": 0.25 * window}, 0.5 * window, 0.25 * window))
+        for step in (2, 3):
+            show(StepResult(step, {"step": float(step)}, (), ()))
+    assert out.getvalue().count("Other processes") == 1
+    assert out.getvalue().index("Other processes") > out.getvalue().index("step   1/100")
