@@ -1,0 +1,168 @@
+"""A linear layer with a low-rank product, and the products of layers with one input.
+
+    y = W x + b + s · B A x        W, b frozen;  A (r, H) and B (O, r) trained;  s = α / r        LoRA, arXiv:2106.09685
+
+PEFT puts the layers into a module. Here they get a class before PEFT's own with another forward, so that
+
+* which factors a layer adds (the trained ones, those of a frozen copy, or none) is one switch for the whole model;
+* layers with one input compute A x in one product, and add B to the base's output in place.
+
+The results are those of PEFT's forward up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+NAME = "default"
+"""PEFT's name of the adapter in a module."""
+
+
+_OWN_OUTPUT = ("Linear", "Conv1D")
+"""Layers whose output may be written to: a quantised layer's kernels need theirs as it is."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The factors of one layer: `scale · (x Aᵀ) Bᵀ`, `a (r, H)` and `b (O, r)`."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+class Switch:
+    """Which factors the layers of one model add.
+
+    chosen   None: the trained ones. Otherwise factors by the layers' names; a layer that is not there adds nothing
+    """
+
+    def __init__(self) -> None:
+        self.chosen: Mapping[str, LowRank] | None = None
+
+    @contextmanager
+    def choosing(self, chosen: Mapping[str, LowRank] | None) -> Iterator[None]:
+        """A context in which the layers add `chosen`."""
+        before, self.chosen = self.chosen, chosen
+        try:
+            yield
+        finally:
+            self.chosen = before
+
+
+class Adapted(nn.Module):
+    """The class that `adopt` puts before that of PEFT's layer.
+
+    path     the layer's name in its model
+    switch   the state that the layers of the model share
+    """
+
+    path: str
+    switch: Switch
+
+    @property
+    def base(self) -> Any:
+        """The frozen layer."""
+        return self._modules["base_layer"]
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the base has the transposed matrix, as GPT-2's `Conv1D`."""
+        return not hasattr(self.base, "in_features")
+
+    @property
+    def trained(self) -> LowRank:
+        """The factors that are trained."""
+        layer = cast(Any, self)
+        return LowRank(layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, layer.scaling[NAME])
+
+    @property
+    def low_rank(self) -> LowRank | None:
+        """The factors that the layer adds now; None: it adds nothing."""
+        chosen = self.switch.chosen
+        return self.trained if chosen is None else chosen.get(self.path)
+
+    def forward(self, x: Tensor, *inputs: Any, **others: Any) -> Tensor:
+        """`(..., H)` -> `(..., O)`."""
+        output = self.base(x, *inputs, **others)
+        own = type(self.base).__name__ in _OWN_OUTPUT
+        return _add_low_rank([output if own else output.clone()], [self.low_rank], x)[0]
+
+
+def adopt(layer: nn.Module, path: str, switch: Switch) -> Adapted:
+    """Put `Adapted` before the class of a layer of PEFT's, in place."""
+    kind = type(layer)
+    layer.__class__ = type(kind.__name__, (Adapted, kind), {"__module__": kind.__module__})
+    adapted = cast(Adapted, layer)
+    adapted.path, adapted.switch = path, switch
+    return adapted
+
+
+def base_of(layer: nn.Module) -> nn.Module:
+    """The frozen layer of an adapted one; any other layer itself."""
+    return cast(nn.Module, layer.base) if isinstance(layer, Adapted) else layer
+
+
+def low_rank_of(layer: nn.Module) -> LowRank | None:
+    """The factors that a layer adds now; None: it adds nothing."""
+    return layer.low_rank if isinstance(layer, Adapted) else None
+
+
+def factors_in_use(module: nn.Module) -> Iterator[Tensor]:
+    """The factors that the layers below `module` add now."""
+    for part in module.modules():
+        found = low_rank_of(part)
+        if found is not None:
+            yield from (found.a, found.b)
+
+
+def products(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """The outputs `(..., O)` of linear layers with one input `x (..., H)`."""
+    ranks = [low_rank_of(layer) for layer in layers]
+    return _add_low_rank([base_of(layer)(x) for layer in layers], ranks, x)
+
+
+def _add_low_rank(outputs: list[Tensor], ranks: Sequence[LowRank | None], x: Tensor) -> list[Tensor]:
+    """Each layer's base output, with its low-rank product of `x` added in place."""
+    present = [rank for rank in ranks if rank is not None]
+    if not present:
+        return outputs
+    joined = present[0].a if len(present) == 1 else torch.cat([rank.a for rank in present])
+    dtype = outputs[0].dtype
+    inner = nn.functional.linear(x.reshape(-1, x.shape[-1]).to(dtype), joined.to(dtype))
+    parts = iter(torch.split(inner, [len(rank.a) for rank in present], -1))
+    for output, rank in zip(outputs, ranks, strict=True):
+        if rank is not None:
+            output.view(-1, output.shape[-1]).addmm_(next(parts), rank.b.to(dtype).t(), alpha=rank.scale)
+    return outputs
+
+
+class PackedLowRank:
+    """The low-rank products of layers with one input, for decoding: `(n, H)` -> added to `(n, O)`, O all outputs.
+
+    `a (R, H)` joins the layers' A, R the sum of their ranks; `b (R, O)` has each layer's s Bᵀ on its diagonal.
+    """
+
+    def __init__(self, ranks: Sequence[LowRank | None], sizes: Sequence[int], dtype: torch.dtype) -> None:
+        """`sizes` are the layers' output features."""
+        present = [rank for rank in ranks if rank is not None]
+        self.a = torch.cat([rank.a for rank in present]).to(dtype)
+        self.b = self.a.new_zeros(len(self.a), sum(sizes))
+        row = column = 0
+        for rank, size in zip(ranks, sizes, strict=True):
+            if rank is not None:
+                self.b[row : row + len(rank.a), column : column + size] = (rank.b * rank.scale).t()
+                row += len(rank.a)
+            column += size
+
+    def add(self, output: Tensor, x: Tensor) -> Tensor:
+        """`output (..., O)` with the products of `x (..., H)` added in place."""
+        inner = nn.functional.linear(x.reshape(-1, x.shape[-1]), self.a)
+        output.view(-1, output.shape[-1]).addmm_(inner, self.b)
+        return output

@@ -1,0 +1,273 @@
+"""The adapter in a model: how it begins, what is trained, and switching it off, on and to frozen copies."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from fakes.adapted import NAMES, adapted, base, fill, trained_adapter
+from fakes.architectures import RAGGED, UNIFORM, architecture
+from fakes.decoding import request
+from fakes.recorder import record
+from fakes.tiny_policy import TinyLM
+from oncurve.config import load_config
+from oncurve.errors import ConfigError, ModelError
+from oncurve.learner.optim import MasterAdamW
+from oncurve.models import LoadedModel, LoraSettings, ModelConfig, adapted as with_adapter, tiny, wrap
+from oncurve.models.adapters import put_adapter
+from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, forced_logits
+from oncurve.randomness import row_keys
+
+
+def logits(model, rows=RAGGED):
+    with torch.no_grad():
+        hidden = model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths)
+        return model.logits(hidden)
+
+
+def decoded(model, rows=UNIFORM):
+    """Logits of the token loop that rollout runs."""
+    written = rows.completion_ids.view(3, 2, -1)
+    return forced_logits(model.token_loop(), list(rows.prompts), written, rows.lengths.view(3, 2))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_adapter_changes_nothing_and_off_is_the_base(name):
+    module = base(name, torch.float32)
+    plain = wrap(copy.deepcopy(module))
+    model = adapted(module, trained=False)
+    before, sampled = logits(plain), decoded(plain)
+    assert model.adapter.begins_as_base()
+    assert torch.equal(logits(model), before)
+    assert torch.equal(decoded(model), sampled)
+    fill(model.adapter.parameters)
+    assert not torch.allclose(logits(model), before, atol=1e-2)
+    assert not torch.allclose(decoded(model), sampled, atol=1e-2)
+    with model.adapter.off():
+        assert torch.equal(logits(model), before)
+        assert torch.equal(decoded(model), sampled)
+    assert not torch.allclose(logits(model), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("attention", ["auto", "generic"])
+def test_a_frozen_copy_stays_when_the_adapter_moves(attention):
+    model = adapted(architecture("qwen2"), attention)
+    frozen = model.adapter.copy_frozen()
+    then, sampled = logits(model), decoded(model)
+    with torch.no_grad():
+        for parameter in model.adapter.parameters.values():
+            parameter.add_(0.1)
+    moved = logits(model)
+    assert not torch.allclose(moved, then, atol=1e-2)
+    with model.adapter.using(frozen):
+        assert torch.equal(logits(model), then)
+        assert torch.equal(decoded(model), sampled)
+        with model.adapter.off():
+            assert not torch.allclose(logits(model), then, atol=1e-2)
+        assert torch.equal(logits(model), then)
+    assert torch.equal(logits(model), moved)
+    with torch.no_grad():
+        for name, tensor in frozen.items():
+            tensor.copy_(model.adapter.parameters[name])
+    with model.adapter.using(frozen):
+        assert torch.equal(logits(model), moved)
+
+
+def test_the_adapter_is_back_after_an_error():
+    model = adapted(architecture("llama"))
+    before = logits(model)
+    with pytest.raises(KeyError), model.adapter.off():
+        raise KeyError
+    assert torch.equal(logits(model), before)
+
+
+def test_steps_that_were_captured_are_captured_again_when_the_factors_change():
+    """What a graph replays are the factors that it read when it was captured: their values, while they stay in use."""
+    model = adapted(architecture("qwen2", torch.float64))
+    frozen, buffers = model.adapter.copy_frozen(), GraphBuffers(model._run, model.module, torch.device("cpu"), record)
+    asked = request(list(UNIFORM.prompts), row_keys(1, 2, torch.arange(6), torch.arange(6)), [], 8)
+    fill(model.adapter.parameters, 0.4)
+    found = []
+    for state in (nullcontext(), nullcontext(), model.adapter.off(), model.adapter.using(frozen), nullcontext()):
+        with state:
+            got = GraphLoop(buffers, model.raw_logits)(asked)
+            wanted = HostLoop(model.decoder, torch.device("cpu"))(asked)
+        for left, right in zip(got, wanted, strict=True):
+            assert left.ids == right.ids
+            assert left.logprobs == pytest.approx(right.logprobs, abs=1e-12)
+        found.append([row.logprobs for row in wanted])
+    assert found[0] == found[1] == found[4]
+    assert found[0] != found[2] != found[3] != found[0]
+    graphs = len(buffers.graphs)
+    fill(model.adapter.parameters, 0.1)
+    got, wanted = (loop(asked) for loop in (GraphLoop(buffers, model.raw_logits), HostLoop(model.decoder, "cpu")))
+    assert [row.ids for row in got] == [row.ids for row in wanted]
+    assert found[0] != [row.logprobs for row in wanted]
+    assert len(buffers.graphs) == graphs  # an update of the factors changes values, and no addresses
+
+
+def test_only_the_factors_are_trained_and_only_they_have_masters():
+    model = adapted(architecture("llama"), trained=False)
+    trained = {name for name, parameter in model.module.named_parameters() if parameter.requires_grad}
+    assert trained == model.adapter.parameters.keys()
+    assert len(trained) == 2 * 14
+    optimizer = MasterAdamW(model.module, torch.bfloat16)
+    assert set(optimizer.trained) == trained
+    assert all(parameter.dtype == torch.bfloat16 for parameter in model.module.parameters())
+    assert all(optimizer.masters[name].dtype == torch.float32 for name in trained)
+
+
+def test_the_first_factors_are_those_of_the_seed_and_within_the_bound():
+    state = torch.get_rng_state()
+    one, again, other = (trained_adapter(architecture("llama"), trained=False, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    for name, parameter in one.parameters.items():
+        assert torch.equal(parameter, again.parameters[name])
+        if ".lora_B." in name:
+            assert not parameter.any()
+        else:
+            bound = parameter.shape[1] ** -0.5
+            assert not torch.equal(parameter, other.parameters[name])
+            assert 0.9 * bound < float(parameter.detach().abs().max()) <= bound
+    a = [parameter for name, parameter in one.parameters.items() if ".lora_A." in name and parameter.shape[1] == 32]
+    assert len({float(tensor.detach().sum()) for tensor in a}) == len(a)
+    numbers = torch.cat([tensor.detach().flatten() for tensor in a]) * 32**0.5
+    assert abs(float(numbers.mean())) < 4 / (3 * len(numbers)) ** 0.5  # four standard errors of a uniform in ±1
+    assert abs(float(numbers.square().mean()) - 1 / 3) < 4 * (4 / 45 / len(numbers)) ** 0.5
+
+
+def test_the_factors_have_the_bits_that_they_had_before_the_probe():
+    module = architecture("qwen2", torch.bfloat16)
+    adapter = put_adapter(module, LoraSettings(rank=4), 0)
+    fill(adapter.parameters)
+    before = adapter.copy_frozen()
+    with adapter.perturbed():
+        changed = [name for name, value in adapter.parameters.items() if not torch.equal(value, before[name])]
+    assert changed == [name for name in before if ".lora_B." in name]
+    assert wrap(module, adapter=adapter).fast
+    assert all(torch.equal(value, before[name]) for name, value in adapter.parameters.items())
+
+
+def test_the_base_of_a_run_in_bfloat16_is_loaded_in_it_and_is_never_widened():
+    loaded = ModelConfig(path=str(tiny.path()), dtype="bfloat16").build(masters=True, lora=LoraSettings(rank=2))
+    base_dtypes = {p.dtype for name, p in loaded.model.module.named_parameters() if "lora_" not in name}
+    assert base_dtypes == {torch.bfloat16}
+    assert all(parameter.dtype == torch.float32 for parameter in loaded.model.adapter.parameters.values())
+
+
+def test_a_module_that_is_in_memory_gets_an_adapter():
+    module = TinyLM()
+    loaded = with_adapter(
+        LoadedModel(wrap(module), None, (), "tiny", torch.float32), LoraSettings(rank=2, targets=("mix",)), seed=1
+    )
+    assert loaded.model.module is module
+    assert loaded.model.adapter.paths == ("mix",)
+    assert with_adapter(loaded, LoraSettings()) is loaded
+    with pytest.raises(ModelError, match="has an adapter already"):
+        with_adapter(loaded, LoraSettings(rank=2))
+    with pytest.raises(ModelError, match="has an adapter already"):
+        wrap(module)  # its weights would be saved under the names of PEFT's layers
+
+
+def test_all_linear_leaves_out_the_head_and_what_is_tied():
+    tied = TinyLM(tied=True)
+    assert put_adapter(tied, LoraSettings(rank=1), 0).paths == ("mix",)
+    assert {path.rpartition(".")[2] for path in put_adapter(architecture("gpt2"), LoraSettings(rank=1), 0).paths} == {
+        "c_attn",
+        "c_proj",
+        "c_fc",
+    }
+    experts = put_adapter(base("qwen3-moe"), LoraSettings(rank=1), 0)
+    assert {path.rpartition(".")[2] for path in experts.paths} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "said"),
+    [
+        ("llama", ("q_prj",), "no layer 'q_prj'; did you mean 'q_proj'"),
+        ("llama", ("q_proj", "wte"), "no layer 'wte'; its linear layers: down_proj, gate_proj"),
+        ("llama", ("embed_tokens",), "embed_tokens is of the class Embedding"),
+        ("llama", ("self_attn",), "class LlamaAttention"),
+        ("qwen3", ("lm_head",), "lm_head shares its weight with another layer"),
+        ("qwen3", ("embed_tokens",), "embed_tokens shares its weight"),
+        ("qwen3-moe", ("experts",), "class Qwen3MoeExperts"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused_by_name(name, targets, said):
+    module = base(name)
+    before = {key: id(part) for key, part in module.named_modules()}
+    with pytest.raises(ModelError, match=said):
+        put_adapter(module, LoraSettings(rank=1, targets=targets), 0)
+    assert before == {key: id(part) for key, part in module.named_modules()}
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("target", ["q_proj", "k_proj"])
+def test_an_adapter_on_queries_or_keys_alone_has_an_effect(target):
+    module = base("llama")
+    adapter = put_adapter(module, LoraSettings(rank=1, targets=(target,)), 0)
+    assert wrap(module, adapter=adapter).adapter is adapter
+
+
+def test_layers_that_the_module_does_not_call_are_refused():
+    class Reads(TinyLM):
+        def forward(self, input_ids):
+            x = self.embedding(input_ids)
+            return self.out(torch.tanh(nn.functional.linear(x, self.mix.weight, self.mix.bias)))
+
+    module = Reads()
+    adapter = put_adapter(module, LoraSettings(rank=1, targets=("mix",)), 0)
+    with pytest.raises(ModelError, match="Reads does not call these layers"):
+        wrap(module, adapter=adapter)
+
+
+def test_the_output_of_a_layer_of_another_class_is_not_written_to():
+    class Linear4bit(nn.Linear):  # the class of bitsandbytes' layers, whose kernels need their outputs
+        def forward(self, x):
+            self.output = super().forward(x)
+            self.before = self.output.detach().clone()
+            return self.output
+
+    class Held(TinyLM):
+        def __init__(self):
+            super().__init__()
+            self.mix = Linear4bit(6, 6)
+
+    module = Held()
+    model = adapted(module, targets=("mix",))
+    rows = torch.arange(6)[None]
+    on = module(rows)
+    base = module.mix.base_layer
+    assert torch.equal(base.output, base.before)
+    with model.adapter.off():
+        assert not torch.allclose(module(rows), on, atol=1e-3)
+
+
+def test_a_module_without_linear_layers_is_refused():
+    with pytest.raises(ModelError, match="no linear layer to adapt"):
+        put_adapter(nn.Embedding(3, 3), LoraSettings(rank=1), 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["lora.rank=-1"], "lora.rank"),
+        (["lora.rank=4", "lora.alpha=0"], "lora.alpha"),
+        (["lora.rank=4", "lora.dropout=0.1"], "importance ratio is not 1"),
+        (["lora.rank=4", "lora.targets=[]"], "no layer is named"),
+        (["lora.rank=0", "lora.alpha=3"], "lora.rank = 0 means"),
+        (["lora.path=x", "lora.rank=3"], "has its own"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_at_load(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        load_config("grpo", settings)
+
+
+def test_settings_of_the_section():
+    config, _ = load_config("grpo", ["lora.rank=8", 'lora.targets=["q_proj", "v_proj"]'])
+    assert (config.lora.adapted, config.lora.scaled_by, config.lora.targets) == (True, 16.0, ("q_proj", "v_proj"))
+    assert not load_config("grpo")[0].lora.adapted
+    assert LoraSettings(path="somewhere").adapted
