@@ -1,0 +1,89 @@
+"""GDPO: several rewards, each normalised in its group by itself, so that none drowns the others.
+
+    z_ik = (r_ik - mean r_k) / (std r_k + eps)    over the completions of the group to which reward k applies
+    s_i  = Σ_k w_k z_ik
+    Â_it = s_i / (std_batch s + eps)
+
+The sum of weighted rewards, which GRPO normalises, gives completions with different rewards one advantage where their
+sums are equal. The paper subtracts the mean of s over the batch, too: it is 0 by construction, and not subtracting its
+rounding keeps constant groups at exactly 0.
+
+Source: Liu et al., "GDPO: Group reward-Decoupled Normalization Policy Optimization", arXiv:2601.05242.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor
+
+from oncurve.advantages.group import OutcomeAdvantage, group_advantages
+from oncurve.capabilities import Equation
+from oncurve.ops import segment_count
+from oncurve.types import TrainBatch
+
+
+def decoupled_sums(
+    components: Float[Tensor, "B K"],
+    weights: Float[Tensor, "B K"],
+    valid: Bool[Tensor, "B"],
+    group_ids: Int[Tensor, "B"],
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Float[Tensor, "B"]:
+    """`s_i = Σ_k w_k (r_ik - mean_group r_k) / (std_group r_k + eps)`, `(B,)` float64.
+
+    components (B, K)      the values of each reward; NaN: it does not apply to the completion, and adds 0
+    weights    (B, K)      w_k
+    valid (B,) bool        group_ids (B,) int64
+
+    A reward that is the same for all completions of a group adds exactly 0 there. Raises ValueError: shapes that
+    differ, and what `group_advantages` raises.
+    """
+    if components.shape != weights.shape or components.ndim != 2:
+        shapes = [tuple(x.shape) for x in (components, weights)]
+        raise ValueError(f"components and weights must be of one shape (B, K), got {shapes}")
+    total = torch.zeros(len(components), dtype=torch.float64, device=components.device)
+    for values, weight in zip(components.unbind(1), weights.unbind(1), strict=True):
+        applies = valid & ~values.isnan()
+        total = total + weight * group_advantages(values, applies, group_ids, "group", ddof, eps)
+    return total
+
+
+class GDPOAdvantage(OutcomeAdvantage):
+    """GDPO (`kind = "gdpo"`): every reward is normalised in its group by itself; their weighted sum, on the scale of
+    the batch, is the advantage."""
+
+    ddof: Literal[0, 1] = 1
+    """1: sample standard deviation (Bessel's correction); 0: population."""
+
+    eps: float = Field(default=1e-6, ge=0)
+    """Added to the standard deviations of the groups and of the batch."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"siblings", "components"})
+    """Other completions of the same prompt, and the values of the single rewards."""
+
+    def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
+        """The advantages `(B,)` float64, which scaling and shifting a reward do not change, up to `eps`.
+
+        Raises ValueError: the batch does not have the single rewards.
+        """
+        if batch.component_rewards is None or batch.component_weights is None:
+            raise ValueError("gdpo needs the values and weights of the single rewards, which their scores record")
+        sums = decoupled_sums(
+            batch.component_rewards, batch.component_weights, batch.valid, batch.group_ids, self.ddof, self.eps
+        )
+        siblings = segment_count(batch.valid, batch.group_ids, len(batch.prompts))[batch.group_ids]
+        count = int((batch.valid & (siblings > 1)).sum())  # a group of one valid completion is in no statistic
+        std = (sums.square().sum() / max(count - self.ddof, 1)).sqrt()
+        return sums / torch.where(sums != 0, std + self.eps, 1.0)
+
+    def describe(self) -> Equation:
+        """The weighted sum of normalised rewards."""
+        by = f"std + {self.eps:g}" if self.eps else "std"
+        z = f"(r_ik - mean r_k) / ({by}), mean and std of the values r_ik of reward k in its group (ddof {self.ddof})"
+        sums = "Σ_k w_k z_ik over the rewards k, w_k their weights; std s is over the batch"
+        return Equation(f"s_i / ({by.replace('std', 'std s')})", {"s_i": sums, "z_ik": z})
