@@ -1,0 +1,217 @@
+"""Distillation in whole runs of the shipped model: the KL to the teacher falls, a resume is exact."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from oncurve.advantages import TeacherSettings, teacher_of
+from oncurve.config import explain, load_config, missing, plan, to_toml
+from oncurve.errors import ConfigError, DataError
+from oncurve.forecast.unloaded import teacher_bytes
+from oncurve.models import tiny
+from oncurve.run.assembly import Run, assemble
+from oncurve.run.directory import RunDirectory
+from oncurve.run.session import create_directory
+from oncurve.trainer import StepResult
+
+SETTINGS = [
+    'data.kind="task"',
+    "model.dtype=float32",
+    "run.threads=1",
+    "run.steps=6",
+    "data.prompts_per_step=4",
+    "rollout.group_size=2",
+    "rollout.max_new_tokens=8",
+    "learner.learning_rate=1e-3",
+    "kl.coef=0",
+    "checkpoint.every=1",
+    "eval.every=0",
+    'advantage.kind="distill"',
+]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model with noise in its matrices: another distribution over the same tokens."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    shutil.copytree(tiny.path(), folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in weights.items():
+        if tensor.ndim == 2:
+            weights[name] = tensor + 0.6 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def settings(*more: str) -> list[str]:
+    return [*SETTINGS, f"model.path={tiny.path()}", *more]
+
+
+def put_together(*more: str) -> Run:
+    return assemble(*load_config(None, settings(*more)))
+
+
+def trained(run: Run) -> list[StepResult]:
+    results: list[StepResult] = []
+    with run:
+        run.train(results.append)
+    return results
+
+
+@pytest.mark.slow
+def test_the_kl_to_the_teacher_falls_without_any_reward(teacher: Path) -> None:
+    few = ("run.steps=25", "data.size=4", "data.eval_size=0", "rollout.group_size=4")
+    results = trained(put_together(f"advantage.teacher={teacher}", *few))
+    distances = [result.metrics["policy/teacher_kl"] for result in results]
+    assert sum(distances[-5:]) < 0.5 * sum(distances[:5])
+
+
+def test_no_reward_is_needed(teacher: Path) -> None:
+    results = trained(put_together(f"advantage.teacher={teacher}", "run.steps=1"))
+    assert results[0].metrics["advantage/abs_mean"] > 0
+    assert all(score.valid and score.reward == 0 for group in results[0].groups for score in group.scores)
+    assert not {"reward/mean", "reward/std", "groups/constant"} & results[0].metrics.keys()
+
+
+def test_a_group_of_one_and_several_updates(teacher: Path) -> None:
+    words = (f"advantage.teacher={teacher}", "rollout.group_size=1", "learner.minibatches=2", "run.steps=2")
+    assert len(trained(put_together(*words))) == 2
+
+
+def test_the_policy_teaches_itself_by_a_prompt_of_its_own() -> None:
+    results = trained(put_together("advantage.template={answer} {question}", "run.steps=2"))
+    assert results[0].metrics["policy/teacher_kl"] != 0
+    run = put_together("advantage.template={answer} {question}")
+    with run:
+        assert run.teacher is run.loaded
+        assert run.facts().teacher_bytes is None
+        prompt = run.prompts[0]
+        assert prompt.teacher_ids != prompt.ids
+        read = run.loaded.tokenizer.decode(prompt.teacher_ids, skip_special_tokens=True)
+        assert read.startswith(f"{prompt.columns['answer']} ")
+
+
+def test_a_teacher_with_the_policys_weights_is_at_distance_0() -> None:
+    (result,) = trained(put_together(f"advantage.teacher={tiny.path()}", "run.steps=1"))
+    assert abs(result.metrics["policy/teacher_kl"]) < 1e-5
+
+
+def test_the_teacher_stays_as_it_is(teacher: Path) -> None:
+    run = put_together(f"advantage.teacher={teacher}", "run.steps=2")
+    assert run.teacher is not None
+    before = {name: tensor.clone() for name, tensor in run.teacher.model.module.state_dict().items()}
+    trained(run)
+    after = run.teacher.model.module.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert not any(parameter.requires_grad for parameter in run.teacher.model.module.parameters())
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_unbroken_one(teacher: Path, tmp_path: Path) -> None:
+    words = settings(
+        f"advantage.teacher={teacher}", 'advantage.base="grpo"', 'rewards=[{kind="regex", pattern="1"}]', "run.steps=4"
+    )
+
+    def run_in(folder: Path, steps: int) -> dict[str, torch.Tensor]:
+        if folder.exists():
+            config, base = load_config(folder / "config.toml")
+        else:
+            config, base = load_config(None, words)
+        with assemble(config, base) as run:
+            if folder.exists():
+                run.open_directory(RunDirectory.open(folder))
+                run.restore()
+            else:
+                create_directory(run, folder)
+            while run.trainer.state.step < steps:
+                run.trainer.finish(run.trainer.step())
+            return {name: tensor.clone() for name, tensor in run.learner.optimizer.state().items()}
+
+    whole = run_in(tmp_path / "whole", 4)
+    run_in(tmp_path / "parts", 2)
+    parts = run_in(tmp_path / "parts", 4)
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+    lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]
+    found = [[json.loads(line)["policy/teacher_kl"] for line in each] for each in lines]
+    assert found[0] == found[1]
+
+
+def test_it_is_written_and_read_back(teacher: Path, tmp_path: Path) -> None:
+    config, _ = load_config(None, settings(f"advantage.teacher={teacher}", 'advantage.base={kind="grpo", ddof=0}'))
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert 'kind = "grpo"' in file.read_text()
+    assert load_config(file)[0] == config
+
+
+def test_a_relative_teacher_is_relative_to_the_recipe(teacher: Path) -> None:
+    recipe = teacher.parent / "recipe.toml"
+    recipe.write_text('[advantage]\nkind = "distill"\nteacher = "model"\n')
+    assert teacher_of(load_config(recipe)[0].advantage) == TeacherSettings(str(teacher))
+
+
+def test_the_plan_and_the_forecast_count_it(teacher: Path) -> None:
+    config, _ = load_config(None, settings(f"advantage.teacher={teacher}"))
+    assert "The teacher model scores every completion, after the policy's prompts; it takes memory" in "\n".join(
+        plan(config)
+    )
+    stored = sum(tensor.numel() for tensor in load_file(teacher / "model.safetensors").values())
+    assert teacher_bytes(config, "float32") == 4 * stored
+    assert missing(config) == []
+    lines = explain(config).splitlines()
+    assert any(line.split("Â_it  ")[-1].strip() == "(log π_T - log π_old) at the token" for line in lines)
+    assert any(line.endswith(f"the teacher: {teacher}") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["advantage.template=no columns"], r"advantage\.template: a template must name a column"),
+        (["advantage.template={solution}"], r"advantage\.template: there is no column 'solution'"),
+        (["advantage.template={answer}", 'advantage.base="grop"'], r"advantage\.base\.kind: unknown kind 'grop'"),
+        (["advantage.template={answer}", 'advantage.base={kind="grpo", dof=1}'], r"advantage\.base\.dof: unknown key"),
+        (["advantage.template={answer}", 'advantage.base={kind="distill", template="{x}"}'], "a run has one teacher"),
+        (["advantage.template={answer}", "kl.coef=0.1", "kl.where=reward"], r"kl\.where: the advantage reads no"),
+        (["advantage.template={answer}", "filter.dynamic_sampling=true"], r"filter\.dynamic_sampling: without a"),
+        (["advantage.template={answer}", "advantage.base=gae"], r"critic\.kind: the advantage needs a critic"),
+    ],
+)
+def test_settings_that_cannot_be(words: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        load_config(None, settings(*words))
+
+
+def test_a_teacher_is_missing_and_no_reward() -> None:
+    config, _ = load_config(None, settings())
+    (line,) = missing(config)
+    assert line.startswith("advantage.teacher: missing")
+    config, _ = load_config(None, settings("advantage.template={answer}", 'advantage.base="grpo"'))
+    (line,) = missing(config)
+    assert line.startswith("rewards: missing")
+
+
+def test_another_tokenizer_is_refused_by_the_token(teacher: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(teacher, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[5], vocabulary[6] = vocabulary[6], vocabulary[5]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"advantage\.teacher: other has another tokenizer than the policy: token"):
+        put_together(f"advantage.teacher={other}")
+
+
+def test_rows_that_make_no_prompt_for_the_teacher(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1+1=", "hint": "2"}\n{"prompt": "1+2="}\n')
+    words = ('data.kind="jsonl"', f"data.path={file}", "advantage.template={hint} {prompt}")
+    with pytest.raises(DataError, match=r"rows\.jsonl line 2: column 'hint' is missing; it has: prompt"):
+        put_together(*words)
+    file.write_text(json.dumps({"prompt": "1+1=", "hint": "1" * 5000}) + "\n")
+    with pytest.raises(DataError, match=r"line 1: the teacher's prompt .* has 5,00\d tokens"):
+        put_together(*words)
