@@ -1,0 +1,98 @@
+"""Dynamic sampling: which groups a step trains on, and the groups that it leaves to the next step.
+
+Yu et al., DAPO, arXiv:2503.14476, section 3.2: prompts are sampled until the batch is full of groups with
+
+    0 < |{o_i : o_i is right}| < G
+
+A group of which all or no completions are right has the same outcome for each: its advantages, and its gradient, are 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oncurve import durable
+from oncurve.types import Completion, Group, Score
+
+FILE = "surplus.jsonl"
+
+
+@dataclass
+class DynamicSampling:
+    """Which groups are kept, and how many rounds of sampling a step may take to find enough of them.
+
+    max_rounds      each draws `data.prompts_per_step` prompts, until as many groups are kept
+    correct         whether a completion is right, whatever its reward; None: a group is kept where its rewards differ
+    mask_truncated  truncated completions are not trained, so that a group without any other is not kept
+    announced       a step that ended at `max_rounds` has been announced
+    """
+
+    max_rounds: int
+    correct: Callable[[Score], bool] | None
+    mask_truncated: bool = False
+    announced: bool = False
+
+    def keeps(self, group: Group) -> bool:
+        """Whether a scored group has right and wrong valid completions, and one that is trained."""
+        pairs = [(c, s) for c, s in zip(group.completions, group.scores, strict=True) if s.valid]
+        outcomes = {score.reward if self.correct is None else self.correct(score) for _, score in pairs}
+        return len(outcomes) > 1 and any(self._is_trained(completion) for completion, _ in pairs)
+
+    def _is_trained(self, completion: Completion) -> bool:
+        masked = self.mask_truncated and completion.ended == "length"
+        return not masked and (completion.trained is None or any(completion.trained))
+
+
+@dataclass(frozen=True)
+class SurplusGroup:
+    """A scored group that was sampled and kept, and waits for the next step. It is a part of the trainer's state.
+
+    cursor       the position of its prompt in the order of prompts: the prompt itself is read there again
+    prompt_ids   the tokens that the completions follow
+    """
+
+    cursor: int
+    prompt_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    scores: tuple[Score, ...]
+    draw: int
+
+    @classmethod
+    def of(cls, cursor: int, group: Group) -> SurplusGroup:
+        """The group whose prompt is at `cursor`."""
+        return cls(cursor, group.prompt.ids, group.completions, group.scores, group.draw)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> SurplusGroup:
+        """The inverse of `asdict`, by way of JSON."""
+        return cls(
+            record["cursor"],
+            tuple(record["prompt_ids"]),
+            tuple(Completion(**_with_tuples(each)) for each in record["completions"]),
+            tuple(Score(**_with_tuples(each) | {"extras": each["extras"]}) for each in record["scores"]),
+            record["draw"],
+        )
+
+
+def _with_tuples(value: Any) -> Any:
+    """The value with tuples in place of the lists that JSON makes of them, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _with_tuples(inner) for key, inner in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def save_surplus(folder: Path, surplus: Sequence[SurplusGroup]) -> None:
+    """Write the groups into a checkpoint's folder, one per line; no file where there are none."""
+    if surplus:
+        lines = [json.dumps(asdict(group)) + "\n" for group in surplus]
+        durable.write_file(folder / FILE, "".join(lines).encode(), sync=False)
+
+
+def load_surplus(folder: Path) -> tuple[SurplusGroup, ...]:
+    """The groups in a checkpoint's folder, as they were, bit for bit. Raises CheckpointError: they cannot be read."""
+    path = folder / FILE
+    return tuple(map(SurplusGroup.from_json, durable.read_log(path))) if path.exists() else ()

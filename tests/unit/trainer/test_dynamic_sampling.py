@@ -1,0 +1,269 @@
+"""Dynamic sampling: which groups are trained on, in which order, and that none is lost or trained on twice."""
+
+import json
+import logging
+import shutil
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes.loops import PROMPTS, make_loop, resumed
+from fakes.tiny_policy import random_groups
+from oncurve import durable
+from oncurve.data import PromptOrder
+from oncurve.errors import TrainingError
+from oncurve.metrics import METRICS, Metrics
+from oncurve.trainer import Collected, DynamicSampling, TrainerState
+from oncurve.trainer.surplus import SurplusGroup, load_surplus, save_surplus
+from oncurve.types import Completion, Group, Prompt, Score
+
+TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
+
+
+def right(score: Score) -> bool:
+    return score.parts["truth"] == 1
+
+
+def group(*outcomes: str) -> Group:
+    """A completion per outcome: "right" or "wrong", with "cut" (truncated), "invalid", "read" (no token is trained)."""
+    completions, scores = [], []
+    for index, words in enumerate(outcome.split() for outcome in outcomes):
+        trained = (False, False) if "read" in words else None
+        ended = "length" if "cut" in words else "eos"
+        completions.append(Completion((4, 2), "", (-1.0, -1.0), ended, index, 0, trained))
+        truth = float("right" in words)
+        scores.append(Score(truth - 0.1 * index, valid="invalid" not in words, parts={"truth": truth}))
+    return Group(Prompt(0, "", (1,)), tuple(completions), tuple(scores))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "kept"),
+    [
+        (("right", "wrong", "wrong"), True),
+        (("right", "right", "right"), False),  # though their rewards differ
+        (("wrong", "wrong", "wrong"), False),
+        (("right", "wrong invalid", "right"), False),
+        (("right invalid", "wrong", "right"), True),
+        (("right cut", "wrong"), True),
+        (("right cut", "wrong read"), True),
+        (("right read", "wrong read"), False),
+    ],
+)
+def test_groups_with_right_and_wrong_completions_are_kept(outcomes: tuple[str, ...], kept: bool) -> None:
+    assert DynamicSampling(10, right).keeps(group(*outcomes)) == kept
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "kept"),
+    [(("right cut", "wrong"), True), (("right cut", "wrong cut"), False), (("right cut", "wrong read"), False)],
+)
+def test_a_group_without_a_trained_completion_is_not_kept(outcomes: tuple[str, ...], kept: bool) -> None:
+    assert DynamicSampling(10, right, mask_truncated=True).keeps(group(*outcomes)) == kept
+
+
+def test_without_a_verifier_groups_whose_rewards_differ_are_kept() -> None:
+    dynamic = DynamicSampling(10, None)
+    assert dynamic.keeps(group("right", "right"))
+    same = group("right", "right")
+    assert not dynamic.keeps(replace(same, scores=(Score(0.7), Score(0.7))))
+
+
+def collected_of(steps: int, *, dynamic: DynamicSampling | None = None, **settings) -> list[Collected]:
+    """What each of `steps` steps collects, with weights that stay."""
+    loop = make_loop(dynamic=dynamic or DynamicSampling(20, None), **settings)
+    loop.engine.follow(loop.learner.weights())
+    found = []
+    for _ in range(steps):
+        now = loop.collect(Metrics())
+        found.append(now)
+        loop.state = replace(
+            loop.state, step=loop.state.step + 1, cursor=now.cursor, draw=now.draw, surplus=now.surplus
+        )
+    return found
+
+
+def name(given: Group) -> tuple[int, int, int]:
+    return given.draw, given.prompt.id, given.completions[0].sample_index
+
+
+def test_every_group_is_trained_on_once_or_filtered_once_or_waiting() -> None:
+    found = collected_of(30)
+    assert any(now.surplus for now in found)
+    settled = Counter(name(each) for now in found for each in now.groups)
+    assert set(settled.values()) == {1}
+    assert not {name(each) for each in waiting(found[-1])} & set(settled)
+    assert len(settled) + len(found[-1].surplus) == 3 * found[-1].draw == found[-1].cursor
+    for now in found:
+        assert len(now.usable) == 3
+        assert len(now.surplus) < 3
+        assert all(len({score.reward for score in each.scores}) > 1 for each in now.usable)
+        left_out = [each for each in now.groups if not any(each is kept for kept in now.usable)]
+        assert all(len({score.reward for score in each.scores}) == 1 for each in left_out)
+
+
+def waiting(now: Collected) -> list[Group]:
+    prompts = {prompt.ids: prompt for prompt in PROMPTS}
+    return [Group(prompts[each.prompt_ids], each.completions, each.scores, each.draw) for each in now.surplus]
+
+
+def test_the_surplus_is_trained_on_first_and_everything_is_in_the_order_of_prompts() -> None:
+    found = collected_of(30)
+    for before, now in pairwise(found):
+        assert list(now.usable[: len(before.surplus)]) == waiting(before)
+    order = [place for now in found for place in _places(now)]
+    assert order == sorted(order)
+
+
+def _places(now: Collected) -> list[int]:
+    """The positions of the trained groups in the order of sampling: 3 prompts per draw, in the source's order."""
+    source = PromptOrder(PROMPTS, 5)
+    found = []
+    for each in now.usable:
+        same = [place for place, prompt in enumerate(source.take(3 * each.draw, 3)[0]) if prompt == each.prompt]
+        found.append(3 * each.draw + same[each.completions[0].sample_index // 4])
+    return found
+
+
+class Backwards:
+    """An engine whose groups are complete in the reverse order of the prompts."""
+
+    def __init__(self, inner) -> None:
+        self.inner, self.exact = inner, True
+
+    def follow(self, weights) -> None:
+        self.inner.follow(weights)
+
+    def generate(self, prompts, draw, sampling=None, on_group=None, first_samples=None):
+        groups = self.inner.generate(prompts, draw, sampling, None, first_samples)
+        for index in reversed(range(len(groups))):
+            on_group(index, groups[index])
+        return groups
+
+
+def test_arrival_does_not_decide(tmp_path: Path) -> None:
+    one, two = make_loop(dynamic=DynamicSampling(20, None)), make_loop(dynamic=DynamicSampling(20, None))
+    two.engine = Backwards(two.engine)
+    for _ in range(4):
+        assert one.step().groups == two.step().groups
+    assert without_times(one.state) == without_times(two.state)
+
+
+def without_times(state: TrainerState) -> TrainerState:
+    return replace(state, seconds=0.0, metrics_bytes=0)
+
+
+def test_the_counts_of_every_step_add_up_and_the_learner_trains_on_what_they_say() -> None:
+    loop, carried = make_loop(dynamic=DynamicSampling(20, None)), 0.0
+    for _ in range(8):
+        draw = loop.state.draw
+        result = loop.step()
+        of = {name.partition("/")[2]: value for name, value in result.metrics.items() if name.startswith("groups/")}
+        assert of["rounds"] == loop.state.draw - draw
+        assert of["sampled"] == 3 * of["rounds"]
+        assert of["sampled"] + carried == of["trained"] + of["filtered"] + of["dropped"] + of["surplus"]
+        assert of["trained"] == sum(rows is not None for rows in result.advantages) == 3
+        assert result.metrics["progress/prompts_seen"] == loop.state.cursor == 3 * loop.state.draw
+        carried = of["surplus"]
+        assert carried == len(loop.state.surplus)
+
+
+def test_the_old_log_probs_of_surplus_groups_are_the_samplers() -> None:
+    loop = make_loop(dynamic=DynamicSampling(20, None))
+    while not loop.state.surplus:
+        loop.step()
+    loop.engine.follow(loop.learner.weights())
+    carried = len(loop.state.surplus)
+    batch = loop.score(loop.collect(Metrics()).usable, Metrics())
+    stale = batch.group_ids < carried
+    assert torch.equal(batch.policy_versions == loop.learner.version - 1, stale)
+    assert torch.equal(batch.old_logprobs[stale], batch.rollout_logprobs[stale])
+    present = loop.learner.score(batch, frozenset({"old"})).old_logprobs
+    assert torch.equal(batch.old_logprobs[~stale], present[~stale].double())
+
+
+def test_at_the_bound_a_step_trains_on_what_there_is_and_announces_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    loop = make_loop(dynamic=DynamicSampling(1, None))
+    with caplog.at_level(logging.WARNING, "oncurve.trainer"):
+        trained = [loop.step().metrics["groups/trained"] for _ in range(4)]
+    assert min(trained) < 3
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "filter.max_rounds = 1" in said[0]
+
+
+def test_a_step_without_any_group_to_train_on_ends_the_run(tmp_path: Path) -> None:
+    loop = make_loop(tmp_path, DynamicSampling(2, None), reward=lambda completions, prompts: [0.5] * len(completions))
+    with pytest.raises(TrainingError, match=r"none of the 6 groups that were sampled in 2 rounds \(filter\.max_rounds"):
+        loop.train()
+    assert loop.state.step == 0
+    assert len((tmp_path / "rollouts" / "step-000001.jsonl").read_text().splitlines()) == 6
+
+
+def test_without_the_filter_a_step_is_one_round_of_all_groups() -> None:
+    loop = make_loop()
+    for step in range(1, 4):
+        result = loop.step()
+        assert len(result.groups) == 3
+        assert all(rows is not None for rows in result.advantages)
+        assert (loop.state.cursor, loop.state.draw, loop.state.surplus) == (3 * step, step, ())
+        assert "groups/rounds" not in result.metrics
+
+
+def test_surplus_groups_are_the_same_after_a_checkpoint(tmp_path: Path) -> None:
+    steps = {"step_ends": (0, 1), "step_rewards": (0.1, 1 / 3), "step_offsets": (2, 5)}
+    score = Score(1 / 3, True, {"a": None, "b": 0.1}, "none: é\ud800", extras={"a/x": [1, None]}, **steps)
+    score = replace(score, part_steps={"a": ((2, 0.1), (5, 1 / 3))}, weights=(0.1, 2.0))
+    completion = Completion((4, 2), "4\n", (-1 / 3, -1e-300), "stop", 7, 12, (True, False))
+    given = Group(PROMPTS[3], (completion, replace(completion, trained=None)), (score, Score(0.0, False)), draw=11)
+    surplus = (SurplusGroup.of(40, given), *(SurplusGroup.of(i, each) for i, each in enumerate(random_groups())))
+    save_surplus(tmp_path, surplus)
+    state = TrainerState(step=3, cursor=9, surplus=surplus)
+    assert TrainerState.from_json(json.loads(json.dumps(state.to_json())), load_surplus(tmp_path)) == state
+    assert load_surplus(tmp_path / "none") == ()
+
+
+def test_a_group_whose_prompt_has_changed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    loop = make_loop(dynamic=DynamicSampling(20, None))
+    while not loop.state.surplus:
+        loop.step()
+    (first, *_) = loop.state.surplus
+    loop.state = replace(loop.state, surplus=(replace(first, prompt_ids=(1, 2, 3)),))
+    with caplog.at_level(logging.WARNING, "oncurve.trainer"):
+        result = loop.step()
+    assert result.metrics["groups/sampled"] == len(result.groups) + len(loop.state.surplus)
+    assert "another prompt in its place" in caplog.text
+
+
+def test_a_run_resumed_where_groups_wait_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    dynamic = {"dynamic": DynamicSampling(20, None), "steps": 8}
+    make_loop(whole, **dynamic).train()
+    stops = [number for number, path in durable.numbered(whole / "checkpoints") if (path / "surplus.jsonl").exists()]
+    assert stops
+    for stop in stops[:2]:
+        shutil.copytree(whole, cut)
+        for number, path in durable.numbered(cut / "checkpoints"):
+            if number > stop:
+                shutil.rmtree(path)
+        resumed(make_loop(**dynamic), cut).train()
+        for step in range(1, 9):
+            assert files(whole, step) == files(cut, step)
+        assert metrics(whole) == metrics(cut)
+        shutil.rmtree(cut)
+
+
+def files(run: Path, step: int) -> dict[str, bytes]:
+    folder = run / "checkpoints" / f"step-{step:06d}"
+    kept = {name: folder / name for name in ("learner.safetensors", "surplus.jsonl") if (folder / name).exists()}
+    return {name: path.read_bytes() for name, path in kept.items()} | {
+        "rollouts": (run / "rollouts" / f"step-{step:06d}.jsonl").read_bytes()
+    }
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]

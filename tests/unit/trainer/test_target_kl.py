@@ -1,0 +1,106 @@
+"""The early stop of a step's updates: which update ends them, and that the others leave no trace."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fakes.loops import make_loop
+from oncurve.config.in_words import plan
+from oncurve.config.loading import load_config
+from oncurve.errors import ConfigError
+from oncurve.losses import OBJECTIVE_KINDS, Clipped, has_importance_ratio
+from oncurve.trainer import Trainer
+from oncurve.types import TokenLoss, TokenStats, TrainBatch
+
+
+def steps_of(loop: Trainer) -> list[float]:
+    """KL(π_old || π_θ) that each update of one step finds, by way of what it reports."""
+    found, update = [], loop.learner.update
+
+    def watched(minibatch):
+        result = update(minibatch)
+        found.append(result.metrics.result()["policy/kl_old"])
+        return result
+
+    loop.learner.update = watched
+    return found
+
+
+def weights(loop: Trainer) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in loop.learner.optimizer.masters.values()]
+
+
+def make(epochs: int, minibatches: int = 1, **config: object) -> Trainer:
+    return make_loop(config={"ppo_epochs": epochs, "minibatches": minibatches, **config}, learning_rate=0.02)
+
+
+def test_the_updates_after_one_that_is_too_far_are_left_out_and_nothing_else_changes() -> None:
+    free = make(6)
+    found = steps_of(free)
+    result = free.step()
+    assert "optim/updates_left_out" not in result.metrics
+    assert found[0] == 0
+    assert found == sorted(set(found))
+    for made in (2, 4):  # updates 1 to `made` are made: the last of them is the first to find a KL above the target
+        stopped, short = make(6, target_kl=(found[made - 2] + found[made - 1]) / 2), make(made)
+        metrics = stopped.step().metrics
+        short.step()
+        assert metrics["optim/updates"] == made
+        assert metrics["optim/updates_left_out"] == 6 - made
+        assert all(map(torch.equal, weights(stopped), weights(short)))
+        assert stopped.state.step == 1
+
+
+def test_minibatches_count_and_a_target_that_is_never_reached_leaves_none_out() -> None:
+    loop = make(2, minibatches=8, target_kl=1e9)  # three groups make three minibatches
+    metrics = loop.step().metrics
+    assert (metrics["optim/updates"], metrics["optim/updates_left_out"]) == (6, 0)
+
+
+class Silent(Clipped):
+    """An objective that reports no KL."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, stats, batch):
+        return TokenLoss(super().__call__(stats, batch).loss)
+
+
+def test_an_objective_that_reports_no_kl_is_refused() -> None:
+    loop = make(2, target_kl=0.1)
+    loop.learner.objective = Silent()
+    with pytest.raises(ConfigError, match=r"learner\.target_kl: the objective reports no policy/kl_old"):
+        loop.step()
+
+
+def test_what_it_goes_with() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.target_kl: the objective has no importance ratio"):
+        load_config(None, ["learner.target_kl=0.1", "objective.kind=reinforce"])
+    with pytest.raises(ConfigError, match=r"learner\.target_kl: set to no effect"):
+        load_config(None, ["learner.target_kl=0.1", "learner.ppo_epochs=1"])
+    config, _ = load_config(None, ["learner.target_kl=0.1", "learner.ppo_epochs=4", "learner.schedule=linear"])
+    text = " ".join(plan(config))
+    assert "4 updates, fewer where the KL to the old policy is above 0.1 per token" in text
+    assert "the learning rate may end above 0" in text
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in OBJECTIVE_KINDS.items() if has_importance_ratio(made())])
+def test_the_kl_of_every_objective_is_that_of_its_tokens(kind: str) -> None:
+    """A target in nats per token must mean the same where the ratio in the loss is that of a whole completion."""
+    ratios = torch.tensor([[1.5, 0.5, 1.25], [0.8, 2.0, 7.0]], dtype=torch.float64)
+    old = torch.full_like(ratios, -1.5)
+    batch = TrainBatch(
+        completion_ids=torch.zeros(2, 3, dtype=torch.int64),
+        lengths=torch.tensor([3, 3]),
+        loss_mask=torch.tensor([[True, True, True], [True, True, False]]),
+        valid=torch.tensor([True, True]),
+        group_ids=torch.tensor([0, 0]),
+        prompts=(torch.tensor([1]),),
+        rewards=torch.zeros(2),
+        old_logprobs=old,
+        rollout_logprobs=old,
+        advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
+    )
+    found = OBJECTIVE_KINDS[kind]()(TokenStats(old + ratios.log()), batch).stats["policy/kl_old"][batch.loss_mask]
+    torch.testing.assert_close(found, (ratios - 1 - ratios.log())[batch.loss_mask])
