@@ -1,0 +1,42 @@
+"""Each preset makes a tiny policy write what it is rewarded for."""
+
+import pytest
+import torch
+
+import oncurve
+from fakes.tiny_policy import VOCABULARY, TinyLM
+
+PRESETS = ["rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "maxrl", "opo", "passk", "dapo"]
+
+
+def echoed(completion_ids: list[int], target: int) -> float:
+    return float(target in completion_ids)
+
+
+def short(completion_ids: list[int]) -> float:
+    return float(len(completion_ids) <= 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_teaches_a_tiny_policy(preset: str) -> None:
+    model = TinyLM(width=24, seed=3)
+    for parameter in model.parameters():
+        parameter.data.mul_(0.4)  # near uniform: every token is tried
+    rewards: list[float] = []
+    run = oncurve.train(
+        model=model,
+        data=[{"prompt": [token], "target": token} for token in range(VOCABULARY)],
+        reward=[echoed, short],
+        preset=preset,
+        steps=25,
+        settings={
+            "rollout": {"group_size": 8, "max_new_tokens": 3},
+            "data": {"prompts_per_step": VOCABULARY},
+            "learner": {"learning_rate": 0.02},
+        },
+        on_step=lambda result: rewards.append(result.metrics["rewards/echoed"]),
+    )
+    run.close()
+    assert not torch.tensor(rewards).isnan().any()
+    assert sum(rewards[-3:]) > 1.5 * sum(rewards[:3]), rewards
