@@ -1,5 +1,5 @@
-# Two commands: `make demo` trains the shipped tiny model, `make test` runs the tests. Both set up .venv first.
-#   PYTHON=python3.12   another interpreter (>= 3.11)        VENV=dir   another place for the environment
+# `make demo` trains the shipped tiny model, `make test` runs the tests. Both set up .venv first.
+#   PYTHON=python3.12   another interpreter (>= 3.11)        VENV=dir   another folder for the environment
 #   TORCH=cpu|default   which build of torch to install (default: cpu where there is no NVIDIA GPU)
 
 PYTHON ?= python3
@@ -11,11 +11,11 @@ SETUP := PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" sh scripts/setup.sh
 BENCH_VENV ?= .venv-bench
 BENCH := $(BENCH_VENV)/bin/python -m bench
 
-.PHONY: demo test slow isa check format lint types layers ten-seeds bench bench-quick performance-doc clean help
+.PHONY: demo test slow isa check format lint types layers ten-seeds bench bench-quick performance-doc science clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | isa | format | ten-seeds | bench | bench-quick | performance-doc | clean"
+	@echo "make demo | test | check | slow | isa | format | ten-seeds | bench | bench-quick | performance-doc | science | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
@@ -32,7 +32,7 @@ test: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(PYTEST)
 
-# The tests whose numbers depend on the processor, under four other instruction sets; `make isa ISA=avx2` under one.
+# The tests whose numbers depend on the processor, under four instruction sets; `make isa ISA=avx2` runs one.
 isa: $(VENV)/.installed-dev
 	$(BIN)/python scripts/instruction_sets.py $(ISA)
 
@@ -59,18 +59,23 @@ ten-seeds: $(VENV)/.installed
 $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt scripts/setup.sh bench/requirements.txt bench/setup.sh
 	@PYTHON="$(PYTHON)" VENV="$(BENCH_VENV)" TORCH="$(TORCH)" sh bench/setup.sh
 
-# oncurve beside TRL and rlox: all parts, or `make bench PART=cells` (growth, advantages, learning); what is interrupted
-# goes on when it is called again. ARGS="--cell 6.5M" for some cells, ARGS=--anew to forget what there is.
+# The benchmark against TRL and rlox: all parts, or `make bench PART=cells` (growth, advantages, learning). It continues
+# where it was interrupted. ARGS="--cell 6.5M" selects cells; ARGS=--fresh discards earlier results.
 bench: $(BENCH_VENV)/.installed-bench
 	$(BENCH) $(PART) $(ARGS)
 
-# Under 8 minutes on 2 cores: 6.5M and 494M beside TRL's best setting.
+# Under 8 minutes on 2 cores: 6.5M and 494M, with TRL's best setting.
 bench-quick: $(BENCH_VENV)/.installed-bench
 	$(BENCH) --quick $(ARGS)
 
 # The tables and plots of docs/performance.md, from the committed results.
 performance-doc: $(BENCH_VENV)/.installed-bench
-	$(BENCH_VENV)/bin/python -m bench.document
+	$(BENCH_VENV)/bin/python -m bench.report.document
+
+# The study of docs/science.md (about 15 minutes of processor time; it continues where it was interrupted), and the page.
+science: $(BENCH_VENV)/.installed-bench
+	$(BENCH_VENV)/bin/python -m bench.science.off_policy $(ARGS)
+	$(BENCH_VENV)/bin/python -m bench.science.page
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

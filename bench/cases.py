@@ -1,7 +1,7 @@
-"""What is measured: a `Case` is one system on one model with one kind of step. It travels to a worker as JSON.
+"""What is measured: a `Case` is one system on one model with one kind of step. A worker gets it as JSON.
 
-Everything random about the work is drawn here, from the case alone, so every system does the same: which completions
-end where (`length`), and which groups get one reward for all (`is_constant`).
+Everything random about the work is drawn here, from the case alone, so that every system does the same: the lengths of
+completions (`length`), and which groups have constant rewards (`is_constant`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from typing import Any
 __all__ = ["CELLS", "SYSTEMS", "Case", "SystemInfo", "is_constant", "length", "pattern_constant"]
 
 
+RANK = 16
+"""Of the adapters, on every linear layer but the head, with α = 2 · rank."""
+
+
 @dataclass(frozen=True)
 class SystemInfo:
-    """A way of running a tool: `module` serves it, `settings` is what it is told beyond the case.
+    """A way of running a tool: `module` serves it, with `settings` beyond those of the case.
 
-    bytes_per_parameter   weights, gradient, two moments, reference: what it holds before the first activation
+    bytes_per_parameter   weights, gradient, two moments, reference: the memory before the first activation
     """
 
     module: str
@@ -40,6 +44,14 @@ SYSTEMS: dict[str, SystemInfo] = {
     "trl-continuous": SystemInfo(
         "bench.systems.trl", "TRL, continuous batching", {"weights": "bfloat16", "continuous": True}, 10
     ),
+    "oncurve-lora": SystemInfo("bench.systems.ours", "oncurve, LoRA", {"lora": RANK}, 4),
+    "trl-lora": SystemInfo("bench.systems.trl", "TRL, PEFT, bf16 weights", {"weights": "bfloat16", "lora": RANK}, 4),
+    "trl-lora-autocast": SystemInfo(
+        "bench.systems.trl",
+        "TRL, PEFT, bf16 weights, autocast",
+        {"weights": "bfloat16", "lora": RANK, "autocast": True},
+        4,
+    ),
     "rlox": SystemInfo("bench.systems.rlox", "rlox", {}, 20),
 }
 """Every system by its key, as results and the command line name it."""
@@ -51,15 +63,15 @@ class Case:
 
     system           a key of `SYSTEMS`
     model            a key of `models.SIZES`
-    prompts          M, prompts a step
-    group_size       G, completions a prompt
-    completion       C, the most tokens of a completion
-    prompt_tokens    P where all prompts have exactly so many tokens; None: questions as they are (about 90 tokens)
+    prompts          M, prompts per step
+    group_size       G, completions per prompt
+    completion       C, the largest number of tokens of a completion
+    prompt_tokens    P where all prompts have exactly P tokens; None: questions as they are (about 90 tokens)
     lengths          "fixed": every completion has C tokens; "natural": log-normal, see `length`
-    constant_groups  f0, the fraction of groups whose completions all get the same reward
+    constant_groups  f0, the fraction of groups whose completions all have the same reward
     kl_coef          β; 0: no reference model
-    vocabulary       another vocabulary than the model's own
-    settings         more for this system alone, over its `SystemInfo.settings`
+    vocabulary       a vocabulary size in place of the model's own
+    settings         further settings for this system, which override its `SystemInfo.settings`
     """
 
     system: str
@@ -77,12 +89,12 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """B = M · G, completions a step."""
+        """B = M · G, completions per step."""
         return self.prompts * self.group_size
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the system is told: its own settings and the case's."""
+    def options(self) -> dict[str, Any]:
+        """The system's own settings, and over them the case's."""
         return {**SYSTEMS[self.system].settings, **dict(self.settings)}
 
     def under(self, system: str) -> Case:
@@ -107,9 +119,9 @@ class Case:
 
 
 def length(case: Case, prompt: int, sample: int) -> int:
-    """How many tokens completion `sample` of the run's prompt number `prompt` has, in every system.
+    """The number of tokens of completion `sample` of the run's prompt number `prompt`, in every system.
 
-    Natural lengths are log-normal with median 0.35 C and σ = 0.6, rounded, held in 1..C: 4 % run into the limit.
+    Natural lengths are log-normal with median 0.35 C and σ = 0.6, rounded, clamped to 1..C: 4 % reach the limit.
     """
     if case.lengths == "fixed":
         return case.completion
@@ -118,20 +130,20 @@ def length(case: Case, prompt: int, sample: int) -> int:
 
 
 def pattern_constant(fraction: float, prompt: int) -> bool:
-    """Whether prompt number `prompt` is one of the fraction, spread as evenly as can be: of any 5 in a row 2 at 0.4."""
+    """Whether prompt number `prompt` is in the fraction, spread as evenly as possible: at 0.4, 2 of any 5 in a row."""
     return math.floor((prompt + 1) * fraction + 1e-9) > math.floor(prompt * fraction + 1e-9)
 
 
 def is_constant(case: Case, prompt: int) -> bool:
-    """Whether all completions of the run's prompt number `prompt` get the same reward."""
+    """Whether all completions of the run's prompt number `prompt` have the same reward."""
     return pattern_constant(case.constant_groups, prompt)
 
 
 _SIZES = {"6.5M": (4, 8, 128), "38M": (4, 8, 128), "494M": (2, 8, 64)}
 
 CELLS: dict[str, Case] = {
-    f"{model} {lengths}": Case("oncurve", model, *shape, lengths=lengths, constant_groups=dead, kl_coef=beta)
+    f"{model} {lengths}": Case("oncurve", model, *shape, lengths=lengths, constant_groups=constant, kl_coef=beta)
     for model, shape in _SIZES.items()
-    for lengths, dead, beta in (("fixed", 0.0, 0.04), ("natural", 0.4, 0.0))
+    for lengths, constant, beta in (("fixed", 0.0, 0.04), ("natural", 0.4, 0.0))
 }
-"""The cells of the table: model and kind of step. `under` puts each system to the same work."""
+"""The cells of the table: model and kind of step. `under` gives another system the same work."""

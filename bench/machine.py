@@ -1,4 +1,4 @@
-"""What ran the benchmark: processor, instruction set, memory, versions, commit, load."""
+"""The machine and the software of a run: processor, instruction set, memory, versions, commit, load."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "transformers", "trl", "rlox", "accelerate", "tokenizers", "numpy")
 SHARED = ("bench/cases.py", "bench/models.py", "bench/timing.py")
 OWN = {
-    "gate": ("bench/gate.py", "tests/oracles/plain_grpo.py"),
-    "cells": tuple(
-        f"bench/{name}.py" for name in ("cells", "probe", "process", "rewards", "roofline", "systems/*", "worker")
-    ),
-    "growth": ("bench/growth*.py",),
-    "advantages": ("bench/group_advantages.py",),
-    "learning": ("bench/learning*.py",),
+    "gate": ("bench/compare/gate.py", "tests/oracles/plain_grpo/*.py"),
+    "cells": ("bench/compare/cells.py", "bench/compare/roofline.py", "bench/systems/*.py"),
+    "growth": ("bench/growth/*.py",),
+    "advantages": ("bench/compare/group_advantages.py",),
+    "learning": ("bench/learning/*.py",),
 }
-"""What each part is measured with, beside the package; the page, which only reads results, is in none."""
+"""The files that each part is measured with, besides the package."""
 INSTRUCTION_SETS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
 
@@ -61,14 +59,14 @@ def _version(package: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit, and whether the tree differs from it."""
+    """The commit, and whether the working tree differs from it."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         changed = subprocess.run(["git", "status", "--porcelain", "src", "bench"], cwd=ROOT, capture_output=True)
     except OSError:
-        return "not known"
+        return "unknown"
     if head.returncode:
-        return "not known"
+        return "unknown"
     return head.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
 
 
@@ -92,12 +90,12 @@ def kind() -> str:
 
 
 def load() -> list[float]:
-    """Load averages over 1, 5 and 15 minutes: what else ran."""
+    """Load averages over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping (Linux), within the control group's limit; all of it elsewhere."""
+    """Memory available without swapping, within the control group's limit (Linux); elsewhere all memory."""
     file = Path("/proc/meminfo")
     if not file.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

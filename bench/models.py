@@ -1,8 +1,8 @@
 """The models, the tokenizer and the prompts, made once into `bench/.cache`.
 
-Weights are random: only shapes matter for speed. The tokenizer is byte-level BPE, trained on text at hand: the shared
-stories and GSM8K questions where their folder is there (`ONCURVE_TEST_DATA`, or `../shared/data` beside the project),
-the project's own pages otherwise.
+Weights are random: only shapes matter for speed. The tokenizer is byte-level BPE, trained on shared
+stories and GSM8K questions where `ONCURVE_TEST_DATA` names their folder (or `../shared/data` next to the project is
+one), and otherwise on the project's own pages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Size:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of one head."""
+        """Dimensions of one head."""
         return self.hidden // self.heads
 
     @property
@@ -59,11 +59,11 @@ SIZES: dict[str, Size] = {
     "38M": Size(512, 12, 8, 2, 1408),
     "494M": Size(896, 24, 14, 2, 4864, vocabulary=151936),
 }
-"""The models by the name that results use."""
+"""The models by their names in the results."""
 
 
 def data_folder() -> Path | None:
-    """Where real text is, if anywhere."""
+    """The folder of real text, if there is one."""
     named = os.environ.get("ONCURVE_TEST_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
     return folder if folder.is_dir() else None
@@ -83,9 +83,9 @@ def questions() -> list[str]:
 
 
 def _sentence(draw: random.Random, names: tuple[str, ...], things: tuple[str, ...]) -> str:
-    who, what = draw.choice(names), draw.choice(things)
+    name, thing = draw.choice(names), draw.choice(things)
     return (
-        f"{who} has {draw.randrange(2, 99)} {what} and gives {draw.randrange(2, 99)} of them to {draw.choice(names)}."
+        f"{name} has {draw.randrange(2, 99)} {thing} and gives {draw.randrange(2, 99)} of them to {draw.choice(names)}."
     )
 
 
@@ -130,12 +130,12 @@ def load_tokenizer() -> Any:
 
 
 def _make_whole(folder: Path, make: Any) -> None:
-    """Make a folder beside its place and move it there: an interrupted making leaves nothing half done."""
-    beside = folder.with_name(folder.name + ".part")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    make(beside)
-    beside.rename(folder)
+    """Make a folder under another name and rename it at the end, so that an interruption leaves no half of one."""
+    unfinished = folder.with_name(folder.name + ".part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    make(unfinished)
+    unfinished.rename(folder)
 
 
 def model_path(name: str, vocabulary: int | None = None) -> Path:
@@ -143,7 +143,7 @@ def model_path(name: str, vocabulary: int | None = None) -> Path:
     size = SIZES[name]
     folder = CACHE / (name if vocabulary in (None, size.vocabulary) else f"{name}-V{vocabulary}")
     if not folder.is_dir():
-        _make_whole(folder, lambda beside: _make_model(size, vocabulary or size.vocabulary, beside))
+        _make_whole(folder, lambda unfinished: _make_model(size, vocabulary or size.vocabulary, unfinished))
     return folder
 
 
@@ -172,14 +172,14 @@ def _make_model(size: Size, vocabulary: int, folder: Path) -> None:
 
 @cache
 def _encoded(question: int) -> tuple[int, ...]:
-    asked = questions()
-    return tuple(load_tokenizer().encode(PROMPT.format(question=asked[question % len(asked)])))
+    known = questions()
+    return tuple(load_tokenizer().encode(PROMPT.format(question=known[question % len(known)])))
 
 
 def prompt_ids(case: Case, prompt: int) -> list[int]:
     """The tokens of the run's prompt number `prompt`: a question, or `case.prompt_tokens` of several in a row.
 
-    Ids at or above a smaller vocabulary are folded into it.
+    Ids outside a smaller vocabulary are taken modulo its size.
     """
     ids = list(_encoded(prompt))
     if case.prompt_tokens is not None:

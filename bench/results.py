@@ -1,4 +1,4 @@
-"""The results: one JSON file that parts are put into as they are done, so an interrupted run goes on where it was."""
+"""The results: one JSON file. Each part is saved when it is done, so an interrupted run resumes there."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from bench import machine
 __all__ = ["MISMATCH_LIMITS", "Results", "default_path", "void_reasons"]
 
 MISMATCH_LIMITS = {"float32": 1e-5, "bfloat16": 2e-3}
-"""The most by which sampler and learner may differ, mean |log-prob - log-prob|."""
+"""The largest difference allowed between sampler and learner, mean |log-prob - log-prob|."""
 
 DEEP_LIMITS = {"38M": 3.0e-3, "494M": 7.6e-3}
-"""In bf16 with 12 and 24 layers: what transformers' own cached decoding and whole forward differ by
-(`bench.mismatch 494M`). The goal stays 2e-3 and is shown as missed; a run is void only where ours are further apart
-than the module's own."""
+"""In bf16 with 12 and 24 layers: the difference of transformers' own cached decoding and whole forward
+(`bench.single.mismatch 494M`). The goal stays 2e-3 and is shown as missed; a run is void only where ours are further
+apart than the module's own."""
 
 FOLDER = Path(__file__).parent / "results"
 
 
 def default_path(quick: bool) -> Path:
-    """Where a run on this machine is kept; a quick one, which is not committed, beside the whole."""
+    """The results file of this machine. A quick run has a file of its own, which is not committed."""
     return FOLDER / (machine.kind() + ("-quick" if quick else "") + ".json")
 
 
 def void_reasons(table: dict[str, Any]) -> list[str]:
-    """Why the run proves nothing: the gates that failed, and the timed runs whose log-probs do not match."""
+    """Why the run is void: the gates that failed, and the timed runs whose log-probs do not match."""
     reasons = [f"gate {name}: {g['value']:.3g}, not within {g['limit']:.3g}" for name, g in _failed_gates(table)]
     for name, cell in table.get("cells", {}).items():
         for pair, found in cell.items():
@@ -50,26 +50,25 @@ def _failed_gates(table: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 class Results:
-    """What has been measured, as a nested table; every change is on disk at once.
+    """What has been measured, as a nested table. Every change is written to disk at once.
 
-    `code` of an entry is the hash of what it was measured with: what the present code has
-    measured is not measured again.
+    The `code` of an entry is the hash of the code that measured it. Entries of the present code are not measured again.
     """
 
-    def __init__(self, path: Path, quick: bool, anew: bool = False) -> None:
+    def __init__(self, path: Path, quick: bool, fresh: bool = False) -> None:
         self.path = path
         self.codes: dict[str, str] = {}
-        self.table = {} if anew else self.read(path)
+        self.table = {} if fresh else self.read(path)
         self.table |= {"quick": quick, "machine": machine.describe()}
 
     @staticmethod
     def read(path: Path) -> dict[str, Any]:
-        """What a results' file holds; nothing where there is none."""
+        """The content of a results file; empty where there is none."""
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return table
 
     def code(self, part: str) -> str:
-        """The hash of what this part is measured with, as it was when it was first asked for."""
+        """The hash of the code that measures this part, computed once per process."""
         if part not in self.codes:
             self.codes[part] = machine.code_hash(part)
         return self.codes[part]
@@ -91,9 +90,9 @@ class Results:
         self.save()
 
     def save(self) -> None:
-        """Write the file in one go."""
+        """Replace the file as a whole."""
         self.table["void"] = void_reasons(self.table)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".part")
-        beside.write_text(json.dumps(self.table, indent=1) + "\n", encoding="utf-8")
-        beside.rename(self.path)
+        unfinished = self.path.with_suffix(".part")
+        unfinished.write_text(json.dumps(self.table, indent=1) + "\n", encoding="utf-8")
+        unfinished.rename(self.path)

@@ -1,4 +1,4 @@
-"""Times of several ways of doing a thing, taken in turn, and what can be said of them: ratios and slopes."""
+"""Timing several functions in turn, and what follows: ratios and slopes with their intervals."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ RESAMPLES = 2000
 def time_in_turn(
     ways: dict[str, Callable[[], Any]], repeats: int, at_least: float = 2e-4, budget: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each way, `repeats` times over: forwards, backwards, forwards, so all see the same noise.
+    """Seconds of one call of each function, in `repeats` rounds whose order alternates, so that all see the same noise.
 
-    A sample is the mean over as many calls as take `at_least` seconds: the clock's own cost does not count. After
-    `budget` seconds no further round begins; there is always one. Each way is called once before, unmeasured.
+    A sample is the mean over as many calls as take `at_least` seconds, so that the clock's own cost does not count. No
+    round begins after `budget` seconds, except the first. Each function is called once before, unmeasured.
     """
     until = time.perf_counter() + budget
     calls = {name: _calls(way, at_least) for name, way in ways.items()}

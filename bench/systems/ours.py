@@ -1,4 +1,4 @@
-"""oncurve, through the composition root that every run goes through; what is measured is wrapped from outside."""
+"""oncurve, assembled as every run is; what is measured is wrapped from outside."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from typing import Any
 
 from bench import models
 from bench.cases import Case, is_constant, length
-from bench.probe import Probe
-from bench.worker import Channel
+from bench.systems.probe import Probe
+from bench.systems.worker import Channel
 from oncurve import processors
 
-__all__ = ["STEPS", "put_together", "serve"]
+__all__ = ["STEPS", "build_run", "serve"]
 
 STEPS = 64
-"""Rows for so many steps: no prompt comes twice in a run."""
+"""Rows for so many steps, so that no prompt occurs twice in a run."""
 
 
 def settings(case: Case) -> dict[str, Any]:
-    """The recipe: the user's defaults, and what the case asks for."""
-    told = case.told
-    told.pop("watch", None)
+    """The recipe: the defaults, and the settings of the case."""
+    options = case.options
+    options.pop("watch", None)
+    adapter = {"lora": {"rank": options.pop("lora")}} if "lora" in options else {}
     rows = models.token_rows(case, STEPS)
     return {
         "run": {"threads": case.threads, "steps": STEPS},
-        "model": {"path": str(models.model_path(case.model, case.vocabulary)), "dtype": told.pop("dtype", "auto")},
+        "model": {"path": str(models.model_path(case.model, case.vocabulary)), "dtype": options.pop("dtype", "auto")},
         "data": {
             "kind": "list",
             "rows": tuple({"prompt": ids, "constant": is_constant(case, i)} for i, ids in enumerate(rows)),
@@ -32,17 +33,18 @@ def settings(case: Case) -> dict[str, Any]:
             "prompts_per_step": case.prompts,
         },
         "rollout": {"group_size": case.group_size, "max_new_tokens": case.completion},
-        "rewards": [{"kind": "python", "path": f"{models.ROOT / 'bench' / 'rewards.py'}:hashed"}],
+        "rewards": [{"kind": "python", "path": f"{models.ROOT / 'bench' / 'systems' / 'rewards.py'}:hashed"}],
         "kl": {"coef": case.kl_coef},
-        "learner": told,
+        "learner": options,
+        **adapter,
     }
 
 
-def put_together(case: Case) -> Any:
+def build_run(case: Case) -> Any:
     """The run of the case, its engine with the case's lengths and no end token."""
+    from oncurve.config.loading import load_config
     from oncurve.rollout import InProcessEngine
-    from oncurve.run.assemble import assemble
-    from oncurve.run.loading import load_config
+    from oncurve.run.assembly import assemble
 
     config, base = load_config("grpo", settings=settings(case))
     run = assemble(config, base)
@@ -61,21 +63,22 @@ def watch(run: Any) -> Probe:
     probe = Probe()
     probe.timed(run.trainer.engine, "generate", "decode")
     _watch_prefill(run.loaded.model, probe)
-    probe.timed(run.learner, "reference_streams", "reference")
+    probe.timed(run.learner, "score", "reference")
     probe.timed(run.learner, "update", "train")
     probe.timed(run.learner.optimizer, "gradient_norm", "optimizer")
     probe.timed(run.learner.optimizer, "step", "optimizer")
     probe.count_tokens(run.loaded.model.module)
-    if run.learner.reference is not None:
-        probe.count_tokens(run.learner.reference.model.module)
+    reference = run.learner.reference
+    if reference is not None and reference.model.module is not run.loaded.model.module:
+        probe.count_tokens(reference.model.module)
     return probe
 
 
 def _watch_prefill(model: Any, probe: Probe) -> None:
     """Prompts are prefilled when a decoder is made, and when further groups join it.
 
-    The decoder's class is watched and not the decoder: one that held a function of its own would live on, with its
-    weights packed for decoding, until the garbage collector comes by.
+    The decoder's class is watched and not the decoder: a decoder that held a function of its own would stay in memory,
+    with its weights packed for decoding, until the garbage collector runs.
     """
     make, watched = model.decoder, set[type]()
 
@@ -92,8 +95,8 @@ def _watch_prefill(model: Any, probe: Probe) -> None:
 
 def serve(case: Case, channel: Channel) -> None:
     """Take a training step per command."""
-    with put_together(case) as run:
-        if not case.told.get("watch", True):
+    with build_run(case) as run:
+        if not case.options.get("watch", True):
             processors.stop()
         probe = watch(run)
         channel.ready(path=run.loaded.model.path_reason, dtype=str(run.loaded.dtype))
@@ -102,6 +105,6 @@ def serve(case: Case, channel: Channel) -> None:
             result = run.trainer.step()
             seconds = time.perf_counter() - started
             lengths = [len(completion.ids) for group in result.groups for completion in group.completions]
-            report = probe.report(seconds, lengths, result.metrics.get("mismatch"))
-            report.phases["reward"] = result.metrics["seconds_reward"]  # waited for, after what was scored meanwhile
+            report = probe.report(seconds, lengths, result.metrics.get("policy/mismatch"))
+            report.phases["reward"] = result.metrics["time/reward"]  # the part of it that is not within the rollout
             channel.done(report)

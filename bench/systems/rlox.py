@@ -1,8 +1,8 @@
 """rlox's `GRPO`, around a transformers module in float32 whose `generate` has a cache.
 
-It can do the fixed cell only: its prompts are one tensor, so all have one length (`Case.prompt_tokens`), and it has no
-mask, so completions of other lengths would be trained on their padding. Its loss is the policy gradient with a k1 term,
-over prompt tokens too, its reference always runs. It multiplies in float32: its own code takes log-probs to NumPy.
+It supports the fixed cell only: its prompts are one tensor, so all have one length (`Case.prompt_tokens`), and it has
+no mask, so shorter completions would be trained on their padding. Its loss is the policy gradient with a k1 term, over
+prompt tokens as well, and its reference always runs. It computes in float32, because it converts log-probs to NumPy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from transformers import AutoModelForCausalLM
 
 from bench import models
 from bench.cases import Case, is_constant
-from bench.probe import Probe
-from bench.process import BenchError
-from bench.rewards import hashed
-from bench.worker import Channel
+from bench.systems.probe import Probe
+from bench.systems.process import BenchError
+from bench.systems.rewards import hashed
+from bench.systems.worker import Channel
 
 __all__ = ["serve"]
 
 
 class _Plain(nn.Module):
-    """What rlox asks of a model: `forward(ids) -> logits` and `generate(ids, max_new_tokens) -> ids`."""
+    """The model that rlox needs: `forward(ids) -> logits` and `generate(ids, max_new_tokens) -> ids`."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def _watch(trainer: Any) -> Probe:
 
 
 def serve(case: Case, channel: Channel) -> None:
-    """Take a training step per command. Raises BenchError for work that rlox cannot do."""
+    """Take a training step per command. Raises BenchError for work that rlox does not support."""
     if case.prompt_tokens is None or case.lengths != "fixed":
         raise BenchError("rlox takes prompts of one length and completions of one length only")
     trainer = _make(case)

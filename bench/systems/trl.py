@@ -1,8 +1,8 @@
-"""TRL's `GRPOTrainer`, whose own loop runs: a callback waits for each command before a step and answers after it.
+"""TRL's `GRPOTrainer`, in its own loop: a callback waits for a command before each step and answers after it.
 
-Prompts reach it as ready token ids (its tokenizing costs it nothing), completions end where the case says by a logits
-processor, or by each request's `max_new_tokens` under continuous batching. Gradient checkpointing, its default, is off:
-that is faster, and there is memory.
+Prompts are token ids already (tokenizing costs nothing). Completions end at the case's lengths by a logits processor,
+or by each request's `max_new_tokens` under continuous batching. Gradient checkpointing, its default, is off: that is
+faster, and there is memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transformers import LogitsProcessorList, TrainerCallback
 
 from bench import models
 from bench.cases import Case, is_constant
-from bench.probe import Probe
-from bench.rewards import hashed
-from bench.worker import Channel
+from bench.systems.probe import Probe
+from bench.systems.rewards import hashed
+from bench.systems.worker import Channel
 
 __all__ = ["make_trainer", "serve"]
 
@@ -28,11 +28,11 @@ STEPS = 64
 
 
 class _OverError(Exception):
-    """The parent has seen enough."""
+    """The parent has ended the run."""
 
 
 class _Forced:
-    """A logits processor: row r ends with EOS as token `lengths[r]`, and EOS comes nowhere else."""
+    """A logits processor: row r ends with EOS as token `lengths[r]`, and EOS occurs nowhere else."""
 
     def __init__(self, lengths: list[int], prompt_tokens: int, eos: int, longest: int) -> None:
         self._ends = {n: [r for r, own in enumerate(lengths) if own == n] for n in set(lengths) if n < longest}
@@ -53,16 +53,16 @@ def make_trainer(case: Case, reward: Callable[..., list[float]], callback: Train
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    told = case.told
+    options = case.options
     rows = models.token_rows(case, STEPS)
     arguments = GRPOConfig(
         output_dir=tempfile.mkdtemp(prefix="bench-trl-"),
         use_cpu=True,
-        bf16=bool(told.get("autocast")),
-        model_init_kwargs={"dtype": told["weights"]},
+        bf16=bool(options.get("autocast")),
+        model_init_kwargs={"dtype": options["weights"]},
         per_device_train_batch_size=case.rows,
         gradient_accumulation_steps=1,
-        gradient_checkpointing=bool(told.get("checkpointing")),
+        gradient_checkpointing=bool(options.get("checkpointing")),
         num_generations=case.group_size,
         max_completion_length=case.completion,
         temperature=1.0,
@@ -73,7 +73,7 @@ def make_trainer(case: Case, reward: Callable[..., list[float]], callback: Train
         lr_scheduler_type="constant",
         max_steps=STEPS,
         shuffle_dataset=False,
-        use_transformers_continuous_batching=bool(told.get("continuous")),
+        use_transformers_continuous_batching=bool(options.get("continuous")),
         save_strategy="no",
         report_to="none",
         logging_steps=STEPS,
@@ -88,12 +88,19 @@ def make_trainer(case: Case, reward: Callable[..., list[float]], callback: Train
         train_dataset=data,
         processing_class=models.load_tokenizer(),
         callbacks=[callback],
+        peft_config=_adapter(options["lora"]) if "lora" in options else None,
     )
     trainer._tokenize_prompts = lambda prompts: ([rows[int(prompt)] for prompt in prompts], None, {})
     return trainer
 
 
-class _Steps(TrainerCallback):  # type: ignore[misc]  # types of transformers are not looked into
+def _adapter(rank: int) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+class _Steps(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers
     """Waits before each step, answers after it."""
 
     def __init__(self, case: Case, channel: Channel, probe: Probe) -> None:
@@ -102,16 +109,16 @@ class _Steps(TrainerCallback):  # type: ignore[misc]  # types of transformers ar
         self.lengths: list[int] = []
 
     def reward(self, **batch: Any) -> list[float]:
-        """The reward, which also sees what was generated."""
+        """The reward, which also records the completions."""
         self.lengths = [len(ids) for ids in batch["completion_ids"]]
         return hashed(**batch)
 
-    def wanted_lengths(self) -> list[int]:
+    def lengths_of_step(self) -> list[int]:
         """The tokens of every row of this step."""
         return [n for group in self.case.lengths_of_step(self.step) for n in group]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """The optimizer is there: watch it, and say that a step could be taken."""
+        """The optimizer exists now: watch it, and report that the worker is ready."""
         self.probe.timed(parts["optimizer"], "step", "optimizer")
         self.channel.ready(dtype=str(next(parts["model"].parameters()).dtype))
 
@@ -128,11 +135,11 @@ class _Steps(TrainerCallback):  # type: ignore[misc]  # types of transformers ar
 
 
 def _force_lengths(model: Any, steps: _Steps, eos: int) -> None:
-    """`model.generate` ends every row where the case says."""
+    """`model.generate` ends every row at the case's length."""
     generate = model.generate
 
     def forced(input_ids: Tensor, **keywords: Any) -> Any:
-        processor = _Forced(steps.wanted_lengths(), input_ids.shape[1], eos, steps.case.completion)
+        processor = _Forced(steps.lengths_of_step(), input_ids.shape[1], eos, steps.case.completion)
         return generate(input_ids=input_ids, logits_processor=LogitsProcessorList([processor]), **keywords)
 
     model.generate = forced
@@ -143,22 +150,22 @@ def _force_lengths_of_requests(steps: _Steps) -> None:
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
     add_requests, add_request = ContinuousBatchingManager.add_requests, ContinuousBatchingManager.add_request
-    wanted: dict[str, int] = {}
+    lengths: dict[str, int] = {}
 
     def add_all(manager: Any, inputs: list[list[int]], **keywords: Any) -> Any:
         first = manager._request_counter
-        wanted.update({f"req_{first + row}": n for row, n in enumerate(steps.wanted_lengths())})
+        lengths.update({f"req_{first + row}": n for row, n in enumerate(steps.lengths_of_step())})
         return add_requests(manager, inputs, **keywords)
 
     def add_one(manager: Any, input_ids: list[int], request_id: str, **keywords: Any) -> Any:
-        keywords |= {"max_new_tokens": wanted.pop(request_id), "eos_token_id": -1}
+        keywords |= {"max_new_tokens": lengths.pop(request_id), "eos_token_id": -1}
         return add_request(manager, input_ids, request_id=request_id, **keywords)
 
     ContinuousBatchingManager.add_requests, ContinuousBatchingManager.add_request = add_all, add_one
 
 
 def _watch(trainer: Any, probe: Probe) -> None:
-    """Phases by TRL's own functions. Its `training_step` holds the rollout too, which is taken out of "train"."""
+    """Phases by TRL's own functions. Its `training_step` includes the rollout, which is subtracted from "train"."""
     probe.timed(trainer, "training_step", "train")
     probe.timed(trainer, "_prepare_inputs", "rest")
     probe.timed(trainer, "_calculate_rewards", "reward")
@@ -175,7 +182,7 @@ def serve(case: Case, channel: Channel) -> None:
     probe = Probe()
     steps = _Steps(case, channel, probe)
     trainer = make_trainer(case, steps.reward, steps)
-    if case.told.get("continuous"):
+    if case.options.get("continuous"):
         _force_lengths_of_requests(steps)
         probe.timed(trainer.model, "generate_batch", "decode")
     else:

@@ -1,13 +1,14 @@
 """The benchmark is project code: the same caps, and its page says what the committed results say."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
-from bench.document import BLOCK, PAGE, WRITERS, filled, results_of
+from bench.report.document import BLOCK, PAGE, WRITERS, filled, results_of
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "bench").glob("*.py")) + sorted((ROOT / "bench" / "systems").glob("*.py"))
+SOURCES = sorted((ROOT / "bench").rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -34,3 +35,14 @@ def test_every_part_that_was_measured_has_its_picture() -> None:
     for line in page.splitlines():
         if line.startswith("!["):
             assert (PAGE.parent / line.partition("(")[2].rstrip(")")).is_file(), line
+
+
+def test_the_files_that_the_benchmark_names_are_there() -> None:
+    named = [
+        re.findall(r"[\"']([\w.-]+)[\"']", chain)
+        for path in (ROOT / "bench").rglob("*.py")
+        for chain in re.findall(r"(?:ROOT|parents\[\d\])((?: / [\"'][\w.-]+[\"'])+)", path.read_text(encoding="utf-8"))
+    ]
+    made = {".cache", "results"}
+    assert ["bench", "systems", "rewards.py"] in named
+    assert [parts for parts in named if not made & set(parts) and not ROOT.joinpath(*parts).exists()] == []

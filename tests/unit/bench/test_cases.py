@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from bench.cases import CELLS, SYSTEMS, Case, is_constant, length
-from bench.rewards import hashed
+from bench.systems.rewards import hashed
 
 NATURAL = CELLS["6.5M natural"]
 
@@ -11,7 +11,7 @@ NATURAL = CELLS["6.5M natural"]
 def test_a_case_survives_json() -> None:
     case = replace(NATURAL, settings=(("moments", "bfloat16"),))
     assert Case.from_json(case.to_json()) == case
-    assert case.under("oncurve-lean").told == {"moments": "bfloat16", "masters": "split"}
+    assert case.under("oncurve-lean").options == {"moments": "bfloat16", "masters": "split"}
 
 
 def test_fixed_lengths_are_the_longest() -> None:

@@ -1,12 +1,20 @@
 import pytest
 from bench.cases import CELLS, Case
-from bench.counting import Work, decode_seconds, ideal_seconds, prefill_flops, reference_flops, tokens_of, train_flops
+from bench.compare.counting import (
+    Work,
+    decode_seconds,
+    ideal_seconds,
+    prefill_flops,
+    reference_flops,
+    tokens_of,
+    train_flops,
+)
 from bench.models import SIZES, Size
 
 # One layer, hidden 4, two heads of 2 sharing one key-value head, intermediate 6, vocabulary 10.
 TINY = Size(hidden=4, layers=1, heads=2, kv_heads=1, intermediate=6, vocabulary=10)
 # N_b = 2·4·4 + 2·4·2 + 3·4·6 = 120, N_h = 40, a = 4·1·2·2 = 16
-ONE_GROUP = Work(prompts=(3,), completions=((2, 1),), live=(True,), kl=True)
+ONE_GROUP = Work(prompts=(3,), completions=((2, 1),), trained=(True,), kl=True)
 
 
 def test_parameters_of_a_shape() -> None:
@@ -31,13 +39,13 @@ def test_training_counts_the_prompt_once_a_group() -> None:
 
 
 def test_a_dead_group_trains_nothing_and_no_kl_means_no_reference() -> None:
-    dead = Work((3, 3), ((2, 1), (2, 1)), (True, False), kl=False)
-    assert train_flops(TINY, dead) == train_flops(TINY, ONE_GROUP)
-    assert reference_flops(TINY, dead) == 0
+    constant = Work((3, 3), ((2, 1), (2, 1)), (True, False), kl=False)
+    assert train_flops(TINY, constant) == train_flops(TINY, ONE_GROUP)
+    assert reference_flops(TINY, constant) == 0
 
 
 def test_decode_is_bound_by_memory_or_by_arithmetic() -> None:
-    # One step: only the row of two tokens lives. Bytes 2·(120 + 40) + kv 2·1·1·2·2 = 8 a token · (3 + 1).
+    # One step: only the row of two tokens goes on. Bytes 2·(120 + 40) + kv 2·1·1·2·2 = 8 a token · (3 + 1).
     assert decode_seconds(TINY, ONE_GROUP, flops=1e30, bandwidth=1.0, weight_bytes=2) == 2 * 160 + 8 * 4
     assert decode_seconds(TINY, ONE_GROUP, flops=1.0, bandwidth=1e30, weight_bytes=2) == 2 * 160 + 16 * 4
 
@@ -49,7 +57,7 @@ def test_the_ideal_step_is_the_sum_of_its_phases() -> None:
 
 
 def test_tokens_are_useful_duplicated_or_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.counting.prompt_ids", lambda case, number: [0] * (5 + number % 2))
+    monkeypatch.setattr("bench.compare.counting.prompt_ids", lambda case, number: [0] * (5 + number % 2))
     case = Case("oncurve", "6.5M", prompts=2, group_size=3, completion=4, kl_coef=0.1)
     shared = {"prefill": 11, "decode": 6 * 3, "reference": 11 + 18, "train": 11 + 18}
     useful = sum(shared.values())
@@ -69,7 +77,7 @@ def test_natural_cells_have_no_kl_and_two_dead_groups_of_five() -> None:
 
 
 def test_rows_that_go_on_after_their_end_are_padding_not_prompts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.counting.prompt_ids", lambda case, number: [0] * 5)
+    monkeypatch.setattr("bench.compare.counting.prompt_ids", lambda case, number: [0] * 5)
     case = Case("oncurve", "6.5M", prompts=2, group_size=3, completion=4)
     found = tokens_of(case, 0, {"prefill": 10, "decode": 6 * 3 + 2, "train": 10 + 18})
     assert (found["duplicated"], found["padding"]) == (0, 2)

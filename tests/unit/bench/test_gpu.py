@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench import gpu
+from bench.gpu import measure as gpu
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from bench import group_advantages as part
+from bench.compare import group_advantages as part
 from bench.timing import exponent, line, ratio_interval, slope_ratio, time_in_turn
 
 

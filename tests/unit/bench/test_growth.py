@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 import torch
-from bench import growth
-from bench.growth_curves import CURVES, Curve, fits, memory_verdict, prompt_verdict, sampler_verdict
-from bench.growth_systems import Ours, Point, micro_batch_rows
-from bench.growth_worker import sampler
+from bench.growth import measure as growth
+from bench.growth.curves import CURVES, Curve, fits, memory_verdict, prompt_verdict, sampler_verdict
+from bench.growth.passes import Ours, Point, micro_batch_rows
+from bench.growth.worker import sampler
 
 X = [64, 128, 256]
 
@@ -80,8 +80,8 @@ def test_the_training_pass_of_ours_leaves_a_gradient() -> None:
 
 
 def test_the_sampler_is_timed_at_every_vocabulary() -> None:
-    told = {"vocabularies": [16, 32], "rows": 2, "repeats": 2, "seconds_a_point": 0.0, "threads": 1}
-    points = sampler(told)["points"]
+    settings = {"vocabularies": [16, 32], "rows": 2, "repeats": 2, "seconds_a_point": 0.0, "threads": 1}
+    points = sampler(settings)["points"]
     assert [sorted(point) for point in points] == [["oncurve", "trl"]] * 2
 
 

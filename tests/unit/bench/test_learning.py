@@ -2,9 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import learning
-from bench.learning_trl import arguments
-from bench.learning_worker import Job, RunOver, Watch
+from bench.learning import measure as learning
+from bench.learning.trl import arguments
+from bench.learning.watch import Job, RunOver, Watch
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,16 +63,16 @@ def test_the_median_curve_has_the_evaluations_that_all_runs_had() -> None:
 
 def test_the_recipe_in_trls_words() -> None:
     config, _ = Job("trl", 3, str(ROOT / learning.RECIPE), 10).config()
-    told = arguments(config, 3)
-    assert told["per_device_train_batch_size"] == config.data.prompts_per_step * config.rollout.group_size
-    assert (told["loss_type"], told["beta"], told["learning_rate"]) == ("dapo", config.kl.coef, 2e-4)
-    assert (told["max_steps"], told["seed"]) == (config.run.steps, 3)
+    found = arguments(config, 3)
+    assert found["per_device_train_batch_size"] == config.data.prompts_per_step * config.rollout.group_size
+    assert (found["loss_type"], found["beta"], found["learning_rate"]) == ("dapo", config.kl.coef, 2e-4)
+    assert (found["max_steps"], found["seed"]) == (config.run.steps, 3)
 
 
 def test_a_run_ends_a_margin_after_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[dict[str, Any]] = []
     watch = Watch(Job("oncurve", 0, str(ROOT / learning.RECIPE), 100, 0.9, every=2, margin=3, problems=8), said.append)
-    monkeypatch.setattr(watch, "_judge", lambda policy, reward: 0.5 if watch.step < 4 else 0.95)
+    monkeypatch.setattr(watch, "_evaluate", lambda policy, reward: 0.5 if watch.step < 4 else 0.95)
 
     def steps() -> None:
         while True:

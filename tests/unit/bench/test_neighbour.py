@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from bench.neighbour import CONDITIONS, SYSTEMS, case_of, cpu_seconds, neighbour, table, undisturbed
+from bench.single.neighbour import CONDITIONS, SYSTEMS, case_of, cpu_seconds, neighbour, table, undisturbed
 
 
 def steps(*pairs: tuple[float, float]) -> list[dict[str, float]]:
@@ -47,7 +47,7 @@ def test_a_neighbour_keeps_a_processor_busy_while_it_is_wanted(condition: str) -
 def test_a_neighbour_ends_when_its_parent_is_killed() -> None:
     code = f"""
 import os, signal
-from bench.neighbour import neighbour
+from bench.single.neighbour import neighbour
 with neighbour({CONDITIONS[2]!r}) as process:
     print(process, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

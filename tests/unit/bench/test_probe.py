@@ -3,7 +3,7 @@ import time
 from types import SimpleNamespace
 
 import torch
-from bench.probe import Probe
+from bench.systems.probe import Probe
 from torch import nn
 
 

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from bench.__main__ import PARTS, parse
 from bench.cases import CELLS, SYSTEMS
-from bench.cells import PAIRS, TRL, best_peer, in_rounds, needed_bytes
-from bench.goals import GOALS, goals_table
+from bench.compare.cells import PAIRS, TRL, best_peer, in_rounds, needed_bytes
+from bench.report.goals import GOALS, goals_table
+from bench.report.tables import best_pair, cells_table, efficiency_table, limits_table, phases_table, tokens_table
 from bench.results import Results, void_reasons
-from bench.tables import best_pair, cells_table, efficiency_table, limits_table, phases_table, tokens_table
 
 
 def figures(seconds: float, mismatch: float | None = 1e-3) -> dict:
@@ -81,7 +81,7 @@ def test_what_this_code_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert not again.has("growth")
     again.codes["cells"] = "other"
     assert not again.has("cells", "6.5M fixed", "rlox")
-    assert not Results(file, quick=False, anew=True).has("cells", "6.5M fixed", "rlox")
+    assert not Results(file, quick=False, fresh=True).has("cells", "6.5M fixed", "rlox")
 
 
 def test_the_quick_run_takes_the_setting_that_was_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

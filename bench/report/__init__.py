@@ -1,0 +1,1 @@
+"""`docs/performance.md` from the committed results."""

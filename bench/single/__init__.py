@@ -1,0 +1,1 @@
+"""Single measurements, each a command of its own."""

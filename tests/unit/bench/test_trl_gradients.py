@@ -1,0 +1,103 @@
+"""The comparison of gradients with TRL: which updates it has, and that oncurve's side is the formula's gradient."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from bench.compare import updates
+from bench.compare.trl_gradients import KNOWN, _read, known, known_table, name, planned, report, table
+from bench.compare.updates import KLS, LOSSES, Update, distance
+
+from fakes.architectures import architecture
+from oncurve.losses import OBJECTIVE_KINDS
+
+ROOT = Path(__file__).parents[3]
+
+
+def text(number: int, length: int) -> list[int]:
+    return [(7 * number + 3 * t) % 58 + 3 for t in range(length)]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A tiny model, and completions for it: what TRL would be given needs the benchmark's tokenizer."""
+    lengths = [[8, 3, 5, 1], [4, 6, 2, 7], [5, 5, 9, 3]]
+    rows = [[text(5 * g + i, n) for i, n in enumerate(group)] for g, group in enumerate(lengths)]
+    monkeypatch.setattr(updates, "prompts", lambda: [text(90 + g, 3 + g) for g in range(3)])
+    monkeypatch.setattr(updates, "completions", lambda: rows)
+    monkeypatch.setattr(
+        updates, "module", lambda dtype, disturbed=False: architecture("qwen2", dtype, seed=int(disturbed))
+    )
+    updates.old_logprobs.cache_clear()
+    yield
+    updates.old_logprobs.cache_clear()
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if LOSSES[loss].objective in OBJECTIVE_KINDS])
+@pytest.mark.parametrize(
+    "update",
+    [Update("", "k3", mask_truncated=True, micro_batches=3), Update("", "ratio k3"), Update("", off_policy=False)],
+    ids=["masked, k3, micro-batches", "ratio k3", "on-policy"],
+)
+def test_oncurves_side_is_the_gradient_of_the_formula(loss: str, update: Update) -> None:
+    own = Update(loss, update.kl, update.off_policy, update.micro_batches, update.mask_truncated)
+    assert distance(updates.gradient(own), updates.oracle(own)) <= 1e-5
+
+
+def test_clips_bind_on_both_sides_where_the_update_is_off_policy() -> None:
+    """With old log-probs up to 0.4 away, a clip of 0.2 matters, and so does every choice that is compared."""
+    own = updates.gradient(Update("grpo"))
+    for other in (Update("grpo", off_policy=False), Update("grpo", "k3"), Update("bnpo"), Update("dapo")):
+        assert distance(updates.gradient(other), own) > 1e-3
+
+
+def test_every_loss_meets_every_kl_on_and_off_policy_whole_and_in_micro_batches() -> None:
+    updates_of = [update for update in planned(LOSSES) if not update.mask_truncated]
+    assert len(updates_of) == len(set(updates_of)) == len(LOSSES) * len(KLS) * 4
+    assert {"grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"} <= set(LOSSES)
+
+
+def test_trl_is_expected_to_differ_in_the_known_cases_only() -> None:
+    differing = {(update.loss, known(update)) for update in planned(LOSSES) if known(update)}
+    means = {(loss, "masked row") for loss in ("grpo", "dr_grpo", "sapo", "gspo")}
+    assert differing == means | {
+        ("bnpo", "micro-batches"),
+        ("gspo", "sequence ratio in the KL"),
+    }
+    assert {reason for _, reason in differing} == set(KNOWN)
+
+
+def test_distance_is_relative_and_over_all_parameters() -> None:
+    right = {"a": torch.tensor([3.0]), "b": torch.tensor([0.0, 4.0])}
+    assert distance({"a": torch.tensor([3.0]), "b": torch.tensor([1.0, 4.0])}, right) == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="different parameters"):
+        distance({"a": torch.tensor([3.0])}, right)
+
+
+def test_the_tables_mark_known_differences_and_show_both_against_the_formula() -> None:
+    found = [
+        (Update("bnpo", off_policy=False), {"difference": 1e-7, "known": None}),
+        (
+            Update("bnpo", off_policy=False, micro_batches=3),
+            {"difference": 0.1, "known": "micro-batches", "trl_to_oracle": 0.1, "oncurve_to_oracle": 2e-7},
+        ),
+    ]
+    assert table(found).splitlines()[-1] == "| bnpo, KL none | 1.0e-07 | 1.0e-01* |  |  |"
+    assert known_table(found).splitlines()[-1] == "| bnpo, KL none | on | 3 | 1.0e-01 | 2.0e-07 | micro-batches |"
+    assert name(Update("dapo", mask_truncated=True)) == "dapo, KL none, a truncated row masked"
+
+
+def test_figures_survive_the_file() -> None:
+    update, figures = Update("cispo", mask_truncated=True), {"difference": 1e-7, "known": None, "passed": True}
+    assert _read(json.loads(json.dumps(vars(update) | figures))) == (update, figures)
+    assert "0.200 of the formula's gradient" in " ".join(report([(update, figures)], 0.2).split())
+
+
+def test_the_page_has_the_figures_of_the_results_and_all_are_within_the_limit() -> None:
+    record = json.loads((ROOT / "bench/results/trl_gradients.json").read_text(encoding="utf-8"))
+    found = [_read(entry) for entry in record["updates"]]
+    assert {update for update, _ in found} == set(planned(LOSSES))
+    assert all(figures["passed"] for _, figures in found)
+    assert report(found, record["cispo_at_default"]) in (ROOT / "docs/performance.md").read_text(encoding="utf-8")
