@@ -1,0 +1,1 @@
+"""Experiments about the algorithms, on the built-in task; `docs/science.md` is written from their results."""
