@@ -14,9 +14,9 @@ from oncurve.models.adapters.inject import (
     refuse_adapter as refuse_adapter,
 )
 from oncurve.models.adapters.layer import (
-    PackedLowRank as PackedLowRank,
     base_of as base_of,
     factors_in_use as factors_in_use,
+    joined_factors as joined_factors,
     low_rank_of as low_rank_of,
     products as products,
 )

@@ -90,9 +90,14 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor, *inputs: Any, **others: Any) -> Tensor:
         """`(..., H)` -> `(..., O)`."""
-        output = self.base(x, *inputs, **others)
+        rank = self.low_rank
+        if rank is None:
+            return cast(Tensor, self.base(x, *inputs, **others))
+        rows = x.reshape(-1, x.shape[-1])
+        output = self.base(rows, *inputs, **others)
         own = type(self.base).__name__ in _OWN_OUTPUT
-        return _add_low_rank([output if own else output.clone()], [self.low_rank], x)[0]
+        (added,) = _add_low_rank([output if own else output.clone()], [rank], rows)
+        return added.view(*x.shape[:-1], added.shape[-1])
 
 
 def adopt(layer: nn.Module, path: str, switch: Switch) -> Adapted:
@@ -125,44 +130,46 @@ def factors_in_use(module: nn.Module) -> Iterator[Tensor]:
 def products(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     """The outputs `(..., O)` of linear layers with one input `x (..., H)`."""
     ranks = [low_rank_of(layer) for layer in layers]
-    return _add_low_rank([base_of(layer)(x) for layer in layers], ranks, x)
+    if not any(ranks):
+        return [base_of(layer)(x) for layer in layers]
+    rows = x.reshape(-1, x.shape[-1])
+    added = _add_low_rank([base_of(layer)(rows) for layer in layers], ranks, rows)
+    return [output.view(*x.shape[:-1], output.shape[-1]) for output in added]
 
 
 def _add_low_rank(outputs: list[Tensor], ranks: Sequence[LowRank | None], x: Tensor) -> list[Tensor]:
-    """Each layer's base output, with its low-rank product of `x` added in place."""
+    """Each layer's base output `(N, O)`, with its low-rank product of `x (N, H)` added in place.
+
+    Rows, and no views of them: the backward pass of an addition in place to a view copies the gradient.
+    """
     present = [rank for rank in ranks if rank is not None]
-    if not present:
-        return outputs
     joined = present[0].a if len(present) == 1 else torch.cat([rank.a for rank in present])
     dtype = outputs[0].dtype
-    inner = nn.functional.linear(x.reshape(-1, x.shape[-1]).to(dtype), joined.to(dtype))
+    inner = nn.functional.linear(x.to(dtype), joined.to(dtype))
     parts = iter(torch.split(inner, [len(rank.a) for rank in present], -1))
     for output, rank in zip(outputs, ranks, strict=True):
         if rank is not None:
-            output.view(-1, output.shape[-1]).addmm_(next(parts), rank.b.to(dtype).t(), alpha=rank.scale)
+            output.addmm_(next(parts), rank.b.to(dtype).t(), alpha=rank.scale)
     return outputs
 
 
-class PackedLowRank:
-    """The low-rank products of layers with one input, for decoding: `(n, H)` -> added to `(n, O)`, O all outputs.
+def joined_factors(
+    ranks: Sequence[LowRank | None], sizes: Sequence[int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
+    """The factors of layers with one input as one pair `a (R, H)`, `b (O, R)`; None: no layer adds any.
 
-    `a (R, H)` joins the layers' A, R the sum of their ranks; `b (R, O)` has each layer's s Bᵀ on its diagonal.
+    `a` has the layers' A, R the sum of their ranks; `b` has each layer's s B on its diagonal, O the sum of `sizes`, the
+    layers' output features. So `b a x` is what all layers add to their outputs.
     """
-
-    def __init__(self, ranks: Sequence[LowRank | None], sizes: Sequence[int], dtype: torch.dtype) -> None:
-        """`sizes` are the layers' output features."""
-        present = [rank for rank in ranks if rank is not None]
-        self.a = torch.cat([rank.a for rank in present]).to(dtype)
-        self.b = self.a.new_zeros(len(self.a), sum(sizes))
-        row = column = 0
-        for rank, size in zip(ranks, sizes, strict=True):
-            if rank is not None:
-                self.b[row : row + len(rank.a), column : column + size] = (rank.b * rank.scale).t()
-                row += len(rank.a)
-            column += size
-
-    def add(self, output: Tensor, x: Tensor) -> Tensor:
-        """`output (..., O)` with the products of `x (..., H)` added in place."""
-        inner = nn.functional.linear(x.reshape(-1, x.shape[-1]), self.a)
-        output.view(-1, output.shape[-1]).addmm_(inner, self.b)
-        return output
+    present = [rank for rank in ranks if rank is not None]
+    if not present:
+        return None
+    a = torch.cat([rank.a for rank in present]).to(dtype)
+    b = a.new_zeros(sum(sizes), len(a))
+    row = column = 0
+    for rank, size in zip(ranks, sizes, strict=True):
+        if rank is not None:
+            b[row : row + size, column : column + len(rank.a)] = rank.b * rank.scale
+            column += len(rank.a)
+        row += size
+    return a, b

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from oncurve.models.adapters import PackedLowRank, base_of, low_rank_of
+from oncurve.models.adapters import base_of, joined_factors, low_rank_of
 
 MOST_PREPACKED_BYTES = 2 << 30
 """Above this many bytes of half-precision weights nothing is packed: the second copy would cost too much."""
@@ -29,41 +29,45 @@ PIECE_BYTES = 24 << 20
 class PrepackedLinear:
     """Linear layers with one input as one product: `(..., H)` -> `(..., O)`, O all outputs concatenated.
 
-    The low-rank products of an adapter, those that the layers add when they are packed, are added after it.
+    The factors of an adapter, those that the layers add when they are packed, are in the product:
+
+        y = W x + b + s · B A x = [W, s B] [x; A x] + b
     """
 
     def __init__(self, adapted: Sequence[nn.Module], rows: int) -> None:
         layers = [cast(nn.Linear, base_of(layer)) for layer in adapted]
-        ranks = [low_rank_of(layer) for layer in adapted]
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         bias: Tensor | None = None
         if any(one is not None for one in biases):
             each = zip(weights, biases, strict=True)
             bias = torch.cat([of.new_zeros(of.shape[0]) if one is None else one for of, one in each])
-        self._low_rank: PackedLowRank | None = None
-        if any(rank is not None for rank in ranks):
-            self._low_rank = PackedLowRank(ranks, [layer.out_features for layer in layers], weight.dtype)
+        ranks = [low_rank_of(layer) for layer in adapted]
+        factors = joined_factors(ranks, [layer.out_features for layer in layers], weight.dtype)
+        if factors is not None:
+            weight = torch.cat([weight, factors[1]], 1)
         self._blocked = _half(weight)
         self._pieces = [(weight, bias)]
+        self._first = None if factors is None else factors[0]
         if self._blocked:
             count = -(-weight.nbytes // PIECE_BYTES)
             parts = weight.chunk(count)
             some = [None] * len(parts) if bias is None else bias.chunk(count)
             reorder = torch.ops.mkldnn._reorder_linear_weight
             self._pieces = [(reorder(part, rows), its) for part, its in zip(parts, some, strict=True)]
+            self._first = None if self._first is None else reorder(self._first, rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """All layers' outputs of `x`, concatenated."""
-        output = self._base(x)
-        return output if self._low_rank is None else self._low_rank.add(output, x)
-
-    def _base(self, x: Tensor) -> Tensor:
-        if not self._blocked:
-            return nn.functional.linear(x, *self._pieces[0])
-        product = torch.ops.mkldnn._linear_pointwise
-        outputs: list[Tensor] = [product(x, weight, bias, "none", [], "") for weight, bias in self._pieces]
+        if self._first is not None:
+            x = torch.cat([x, self._product(x, self._first, None)], -1)
+        outputs = [self._product(x, weight, bias) for weight, bias in self._pieces]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not self._blocked:
+            return nn.functional.linear(x, weight, bias)
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
 
 PrepackedWeights = Mapping[nn.Module, Sequence[PrepackedLinear]]
