@@ -1,4 +1,4 @@
-"""Caps that keep a file readable: a file of at most 350 lines, a function of at most 60, trainer.py of at most 250."""
+"""Caps that keep a file readable: a file of at most 400 lines, a function of at most 60, trainer.py of at most 250."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-FILE_CAP, FUNCTION_CAP, TRAINER_CAP = 350, 60, 250
+FILE_CAP, FUNCTION_CAP, TRAINER_CAP = 400, 60, 250
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
