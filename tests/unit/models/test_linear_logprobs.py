@@ -69,6 +69,25 @@ def test_bf16_is_as_close_as_bf16_logits_allow(kept, device):
         assert torch.nn.functional.cosine_similarity(left.double().flatten(), right.flatten(), dim=0) > 0.9999
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("workspace", [ONE_AT_A_TIME, SOME, ALL])
+def test_kept_logits_change_no_bit(workspace, dtype):
+    """So the KL of a policy to itself is 0, though its reference is scored without a gradient."""
+
+    def found(kept):
+        hidden, weight, ids = inputs(dtype)
+        logprobs, entropy = linear_logprobs(
+            hidden, weight, ids, with_entropy=True, kept_bytes=kept, workspace_bytes=workspace
+        )
+        return [logprobs, entropy, *torch.autograd.grad(weighted(logprobs, entropy, 0.3), (hidden, weight))]
+
+    with torch.no_grad():
+        scored = linear_logprobs(*inputs(dtype), with_entropy=True, workspace_bytes=workspace)
+    kept, again = found(ALL), found(0)
+    assert all(torch.equal(left, right) for left, right in zip(kept, again, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(kept, scored, strict=False))
+
+
 def test_a_token_that_is_nearly_certain_keeps_its_small_gradient():
     weight = torch.tensor([[9.0], [0.0]], dtype=torch.bfloat16).requires_grad_()
     hidden = torch.ones(1, 1, dtype=torch.bfloat16)

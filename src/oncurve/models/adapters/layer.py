@@ -90,13 +90,10 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor, *inputs: Any, **others: Any) -> Tensor:
         """`(..., H)` -> `(..., O)`."""
-        rank = self.low_rank
-        if rank is None:
-            return cast(Tensor, self.base(x, *inputs, **others))
         rows = x.reshape(-1, x.shape[-1])
         output = self.base(rows, *inputs, **others)
         own = type(self.base).__name__ in _OWN_OUTPUT
-        (added,) = _add_low_rank([output if own else output.clone()], [rank], rows)
+        (added,) = _add_low_rank([output if own else output.clone()], [self.low_rank], rows)
         return added.view(*x.shape[:-1], added.shape[-1])
 
 
@@ -129,11 +126,8 @@ def factors_in_use(module: nn.Module) -> Iterator[Tensor]:
 
 def products(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     """The outputs `(..., O)` of linear layers with one input `x (..., H)`."""
-    ranks = [low_rank_of(layer) for layer in layers]
-    if not any(ranks):
-        return [base_of(layer)(x) for layer in layers]
     rows = x.reshape(-1, x.shape[-1])
-    added = _add_low_rank([base_of(layer)(rows) for layer in layers], ranks, rows)
+    added = _add_low_rank([base_of(layer)(rows) for layer in layers], [low_rank_of(layer) for layer in layers], rows)
     return [output.view(*x.shape[:-1], output.shape[-1]) for output in added]
 
 
@@ -143,6 +137,8 @@ def _add_low_rank(outputs: list[Tensor], ranks: Sequence[LowRank | None], x: Ten
     Rows, and no views of them: the backward pass of an addition in place to a view copies the gradient.
     """
     present = [rank for rank in ranks if rank is not None]
+    if not present:
+        return outputs
     joined = present[0].a if len(present) == 1 else torch.cat([rank.a for rank in present])
     dtype = outputs[0].dtype
     inner = nn.functional.linear(x.to(dtype), joined.to(dtype))

@@ -12,7 +12,7 @@ costs more than the products. Products run in the weights' precision, sums over 
 ∂h is summed over the blocks in float32 at least.
 
 Where all logits fit into `kept_bytes` they are kept, in the weights' precision, and the backward saves one product of
-four, or of three where W is frozen.
+four, or of three where W is frozen. No result depends on that: a score without a gradient has the bits of one with it.
 
 Covered: a head that is one matrix; bf16, float32, float64; CPU and CUDA, the same operations. No step waits for the
 device. Not covered: biases, soft caps, second derivatives, logits of -inf (a matrix makes none).
@@ -120,14 +120,17 @@ class _LinearLogprobs(torch.autograd.Function):
         keep: bool,
         workspace_bytes: int,
     ) -> tuple[Tensor, Tensor | None]:
-        tokens, vocabulary = len(ids), weight.shape[0]
-        blocks = [(0, vocabulary)] if keep else _blocks(tokens, weight, workspace_bytes)
-        work = weight.new_empty(tokens * blocks[0][1])
+        tokens = len(ids)
+        blocks = _blocks(tokens, weight, workspace_bytes)
+        size, kept = tokens * blocks[0][1], []
+        work = weight.new_empty(0 if keep else size)
         chosen = torch.zeros(tokens, dtype=_exact(weight), device=weight.device)
         sums = chosen.new_empty(len(blocks), tokens)
         means = torch.empty_like(sums)
         for number, (first, last) in enumerate(blocks):
-            logits = _product(hidden, weight[first:last], work)
+            logits = _product(hidden, weight[first:last], weight.new_empty(size) if keep else work)
+            if keep:
+                kept.append(logits)
             place, inside = _place(ids, first, last)
             chosen += torch.where(inside, logits.gather(1, place), 0.0).squeeze(1)
             for rows in _slices(logits):
@@ -137,13 +140,13 @@ class _LinearLogprobs(torch.autograd.Function):
         entropy = total - ((sums - total).exp() * means).sum(0) if with_entropy else None
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.workspace_bytes = temperature, workspace_bytes
-        ctx.save_for_backward(hidden, weight, ids, total, logprobs, entropy, logits if keep else None)
+        ctx.save_for_backward(hidden, weight, ids, total, logprobs, entropy, *kept)
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, ids, total, logprobs, entropy, kept = ctx.saved_tensors
+        hidden, weight, ids, total, logprobs, entropy, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         # A token's row of the gradient is its factor times `π - onehot`. The factor is left out of the blocks and
         # multiplied into what they meet, which is smaller; unless the entropy has a gradient, which has none in common.
@@ -159,9 +162,9 @@ class _LinearLogprobs(torch.autograd.Function):
         by_weight = GradientByRows(weight) if wants_weight else None
         blocks = _blocks(len(ids), weight, ctx.workspace_bytes)
         work = weight.new_empty(len(ids) * blocks[0][1])
-        for first, last in blocks:
+        for number, (first, last) in enumerate(blocks):
             matrix = weight[first:last]
-            logits = _product(hidden, matrix, work) if kept is None else kept[:, first:last]
+            logits = kept[number] if kept else _product(hidden, matrix, work)
             gradient = work[: logits.numel()].view(logits.shape)
             for rows in _slices(logits):
                 terms = None if slopes is None else slopes[rows]
