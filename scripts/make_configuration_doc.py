@@ -55,9 +55,11 @@ kind = "math"
 Later layers win: class defaults, then what the recipe extends (of a list, `["dr_grpo", "lora"]`, the later ones), then
 the recipe, then the command line. There
 `section.key=value` takes a TOML value (`learner.learning_rate=2e-6`, `rollout.stop=["\\n\\n"]`, `rewards.0.weight=2`,
-`extends=dr_grpo`), `null` for none, and anything else as a string. A `kind` that holds a colon is a class of yours:
-`"my_lab.credit:MedianBaseline"`, or `"credit.py:MedianBaseline"` relative to the recipe. When a layer changes a
-section's `kind`, values of lower layers are kept for those keys that the new kind has with the same type.
+`extends=dr_grpo`, `extends=[dr_grpo,lora]`), `null` for none, and anything else as a string. `extends` on the command
+line takes the place of the presets that the recipe extends; a recipe that it extends stays. A `kind` that holds a colon
+is a class of yours: `"my_lab.credit:MedianBaseline"`, or `"credit.py:MedianBaseline"` relative to the recipe. When a
+layer changes a section's `kind`, values of lower layers are kept for those keys that the new kind has with the same
+type.
 
 An unknown key is an error that names the nearest one. `oncurve config show RECIPE` prints the resolved file,
 `oncurve config explain RECIPE` prints the objective as an equation with its numbers filled in.

@@ -21,7 +21,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -300,7 +300,16 @@ def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] 
         names += [str(last)] if detail["loc"] and (typed or not _is_union_branch(last)) else []
         place = ".".join(([where] if where else []) + names) or "settings"
         lines.setdefault(place, []).append(_complaint(detail, names, cls, place))
-    return "\n".join(f"{place}: {' or '.join(dict.fromkeys(said))}" for place, said in lines.items())
+    return "\n".join(f"{place}: {_either(said)}" for place, said in lines.items())
+
+
+def _either(complaints: Sequence[str]) -> str:
+    """The complaints about one value, of each branch of its type: `expected A or a list, got 1`."""
+    *others, last = dict.fromkeys(complaints)
+    got = last[last.rfind(", got ") :] if ", got " in last else ""
+    if not others or not got or not all(one.endswith(got) for one in others):
+        return " or ".join([*others, last])
+    return " or ".join([*(one.removesuffix(got) for one in others), last.removeprefix("expected ")])
 
 
 _SUBJECT = re.compile(r"^(Input|String|Tuple|List|Dictionary|Value|Data) (?=should)")
@@ -324,6 +333,9 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None, place
         choices = str(context["expected"])
         options = [word.strip("' ") for word in choices.replace(" or ", ", ").split(",")]
         return f"expected {choices}, got {shown(given)}{suggest(given, options) if isinstance(given, str) else ''}"
+    if kind in ("tuple_type", "list_type"):
+        quoted = "" if not isinstance(given, str) else f' (in a shell, with quotes: \'{place}=["…", "…"]\')'
+        return f"expected a list{quoted}, got {shown(given)}"
     message = str(context["error"]) if "error" in context else _SUBJECT.sub("", detail["msg"])
     if isinstance(given, Mapping) and kind == "value_error":
         return message  # a whole table's check: its message names the keys

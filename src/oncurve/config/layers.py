@@ -50,8 +50,8 @@ def read_layers(recipe: str | Path | None, extends: Any = None) -> tuple[list[La
     """The layers of a recipe, lowest first, and the folder it is in; of no recipe, those of `extends`.
 
     `recipe` is a file, a run directory (its `config.toml`), or the name of a preset or a recipe of the package.
-    `extends`, a name or a list of names, replaces what the recipe says it extends. Of several the later ones win; a
-    file that is reached twice counts where it is reached first.
+    `extends`, a name or a list of names, replaces the presets that the recipe says it extends; recipes that it extends
+    stay below. Of several the later ones win; a file that is reached twice counts where it is reached first.
 
     Raises ConfigError: no such recipe, it cannot be parsed, a circle of `extends`.
     """
@@ -75,8 +75,12 @@ def _add(file: Path, extends: Any, above: tuple[Path, ...], layers: dict[Path, L
     table = _read_table(file)
     said = table.pop("extends", None)
     where = f"{file}: extends"
-    for name in _names(said if extends is None else extends, where):
-        _add(_find(name, file.parent, f"{where}: "), None, (*above, file), layers)
+    files = [_find(name, file.parent, f"{where}: ") for name in _names(said, where)]
+    if extends is not None:
+        given = [_find(name, file.parent, f"{where}: ") for name in _names(extends, where)]
+        files = [*(found for found in files if found.parent != PRESETS), *given]
+    for found in files:
+        _add(found, None, (*above, file), layers)
     complete = table.pop("resolved", False) is True
     layers[file] = from_mapping(table, _called(file), file.parent, complete)
 
@@ -203,14 +207,16 @@ def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bo
     return Layer(name, tuple(_absolute(assignments, folder)), complete)
 
 
-def from_overrides(overrides: Iterable[str], folder: Path, name: str = "the command line") -> tuple[Layer, Any]:
-    """The layer of `section.key=value` words, and what `extends=` among them says.
+def from_overrides(
+    overrides: Iterable[str], folder: Path, name: str = "the command line"
+) -> tuple[Layer, list[Any] | None]:
+    """The layer of `section.key=value` words, and what `extends=` among them says: several add up, the later ones win.
 
     A value is read as TOML (`1e-6`, `true`, `[1, 2]`, `"5"`, `{kind="math"}`), `null` as none; else it is a string.
     Raises ConfigError: no `=`, or a key that is not `section.key` or `rewards.0.key`.
     """
     assignments: list[Assignment] = []
-    extends: Any = None
+    extends: list[Any] | None = None
     for word in overrides:
         key, equals, text = word.partition("=")
         parts = tuple(int(part) if INDEX.fullmatch(part) else part for part in key.strip().split("."))
@@ -218,7 +224,9 @@ def from_overrides(overrides: Iterable[str], folder: Path, name: str = "the comm
             raise ConfigError(f"{shown(word)}: expected section.key=value, like learner.learning_rate=2e-6")
         value = _parse_value(text)
         if parts == ("extends",):
-            extends = value if isinstance(value, list) else str(value)
+            bare = re.fullmatch(r"\[([^\[\]\"']*)\]", text.strip())  # a shell takes the quotes of ["a", "b"]
+            named = [name.strip() for name in bare[1].split(",") if name.strip()] if bare is not None else value
+            extends = [*(extends or []), *(named if isinstance(named, list) else [str(named)])]
         elif isinstance(value, Mapping) and len(parts) == 1:
             assignments += [((*parts, inner), each) for inner, each in value.items()]
         else:

@@ -66,4 +66,7 @@ def _from_config(config: Any) -> nn.Module:
     except Exception as error:  # transformers' errors have no common base
         raise ConfigError(f"transformers makes no model of this configuration{said_by(error)}") from error
     result: nn.Module = module
+    for name, parameter in result.named_parameters():
+        if not parameter.numel():
+            raise ConfigError(f"the model of this configuration has an empty weight: {name} {tuple(parameter.shape)}")
     return result

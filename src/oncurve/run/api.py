@@ -131,7 +131,7 @@ def train(
     Args:
         recipe: a recipe's file; the other arguments change it.
         preset: a name, or several, of which the later ones win: `["dr_grpo", "lora"]`. "grpo" if neither it nor a
-            recipe is given; with a recipe, what that extends, in place of what it says.
+            recipe is given; with a recipe, in place of the presets that it extends.
         model: a directory or hub id in Hugging Face form, or a module (with `tokenizer`, unless prompts are token ids).
         reference: the reference of the KL term; None: a frozen copy of the policy as given.
         data: a JSONL file; or rows in memory, mappings of columns or prompts alone: a list, a Hugging Face `Dataset`, a

@@ -54,7 +54,7 @@ def test_overrides_name_a_key_an_item_or_a_whole_section():
         (("rewards",), [{"kind": "math"}]),
         (("kl", "coef"), 1),
     )
-    assert extends == "rlox"
+    assert extends == ["rlox"]
 
 
 @pytest.mark.parametrize("word", ["kl.coef", "--steps", "=5", ".coef=1", "kl.=1"])
@@ -106,10 +106,8 @@ def test_a_chain_of_extends_is_read_from_the_bottom_up(tmp_path: Path):
     assert layers[1].assignments == ((("data", "path"), str(tmp_path / "base" / "d.jsonl")),)
     assert layers[2].assignments == ((("learner", "learning_rate"), "1e-6"),)  # YAML's trap; the field mends it
     assert folder == tmp_path
-    assert [layer.name for layer in read_layers(tmp_path / "top.yaml", "rlox")[0]] == [
-        "preset rlox",
-        str(tmp_path / "top.yaml"),
-    ]
+    above = [layer.name for layer in read_layers(tmp_path / "top.yaml", "rlox")[0]]
+    assert above == ["preset dr_grpo", base, "preset rlox", str(tmp_path / "top.yaml")]
 
 
 def test_a_preset_and_a_run_directory_are_recipes(tmp_path: Path):
@@ -156,7 +154,17 @@ def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: 
     layer, extends = from_overrides(['extends=["rlox", "dr_grpo"]'], tmp_path)
     assert (layer.assignments, extends) == ((), ["rlox", "dr_grpo"])
     assert [layer.name for layer in read_layers(None, extends)[0]] == ["preset rlox", "preset dr_grpo"]
-    assert read_layers(tmp_path / "one.toml", ["rlox"])[0][0].name == "preset rlox"
+    above = [Path(layer.name).stem for layer in read_layers(tmp_path / "one.toml", ["rlox"])[0]]
+    assert above == ["base", "preset rlox", "one"]  # a recipe that is extended stays, presets give way
+    (tmp_path / "preset.toml").write_text('extends = ["dr_grpo", "base.toml"]\n[run]\nsteps = 3\n')
+    above = [Path(layer.name).stem for layer in read_layers(tmp_path / "preset.toml", ["rlox"])[0]]
+    assert above == ["base", "preset rlox", "preset"]
+    for words in (
+        ["extends=rlox", "extends=dr_grpo"],
+        ["extends=[rlox, dr_grpo]"],
+        ["extends=[rlox]", "extends=dr_grpo"],
+    ):
+        assert from_overrides(words, tmp_path)[1] == ["rlox", "dr_grpo"]
 
 
 def test_a_circle_of_extends_is_refused(tmp_path: Path):
