@@ -86,6 +86,10 @@ def train(
 @app.command()
 def resume(
     directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings from now on, like run.steps=500.", metavar="SECTION.KEY=VALUE"),
+    ] = None,
     changed: Annotated[
         bool, typer.Option("--changed", help="Accept changed settings or data; the resume is then not exact.")
     ] = False,
@@ -93,7 +97,7 @@ def resume(
     """Continue a stopped or killed run, exactly where it was."""
     from oncurve.run import resume_any
 
-    _exit_with(resume_any(directory, changed))
+    _exit_with(resume_any(directory, overrides or [], changed))
 
 
 @app.command("eval")

@@ -20,9 +20,9 @@ from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.assembly import Overrides, Run, assemble
+from oncurve.run.continuing import open_to_resume, restore, resumed_config
 from oncurve.run.directory import RunDirectory
-from oncurve.run.identity import take_up
-from oncurve.run.session import create_directory, finish, identity_of, restore
+from oncurve.run.session import create_directory, finish
 from oncurve.spec import Component
 from oncurve.trainer import StepResult
 
@@ -174,6 +174,7 @@ def resume(
     tokenizer: Any = None,
     reference: nn.Module | None = None,
     reward: Reward | Sequence[Reward] | None = None,
+    settings: Mapping[str, Any] | None = None,
     on_step: Callable[[StepResult], None] | None = None,
     changed: bool = False,
 ) -> TrainedRun:
@@ -184,31 +185,29 @@ def resume(
     Objects that `train` was given (a module, a reward function) are in no file, so they must be given again. The
     weights come from the checkpoint, not from the module. `metrics` of the result are those of the whole run.
 
-    `changed`: continue although settings or data have changed since the run began, which is not exact.
+    `settings`: nested tables of settings that change from now on, `{"run": {"steps": 500}}`; the directory keeps them.
+    `changed`: continue although other settings or data have changed since the run began, which is not exact.
 
     Raises RunDirectoryError: it is not a run, another run uses it, or it has changed. CheckpointError: no checkpoint
-    verifies. ConfigError: an object is missing.
+    verifies. ConfigError: an object is missing, or a setting cannot change.
     """
     path = Path(directory)
-    RunDirectory.check_run(path)
-    config, base = load_config(path / "config.toml", settings=tables_of(_of_reward(reward), None))
+    before, config, base = resumed_config(path, (), tables_of([], settings), tables_of(_of_reward(reward), None))
     loaded = loaded_from(model, tokenizer) if model is not None else None
     check_complete(config, model_given=loaded is not None)
-    held = RunDirectory.open(path)
+    resumption = open_to_resume(path, before, config, base, changed)
     given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
     console = Screen()
     try:
-        finished = config.run.epochs is None and held.is_finished(config.run.steps)
-        identity, lines = (held.identity() or {}, []) if finished else take_up(held, identity_of(config, base), changed)
-        say(console, *lines)
+        say(console, *resumption.taken_up.lines)
         trained = TrainedRun(assemble(config, base, given))
     except BaseException:
-        held.close()
+        resumption.held.close()
         raise
     try:
-        restore(trained.run, held, identity, console)
+        restore(trained.run, resumption, console)
         trained.metrics.extend(read_log(path / "metrics.jsonl", damaged=True))
-        if not finished:
+        if not resumption.finished:
             trained.stopped_by = finish(trained.run, console, *_observers(trained, on_step))
         trained.run.let_go()
     except BaseException:

@@ -7,6 +7,8 @@ model/adapter/     the adapter alone in PEFT's form, where one was trained
 report.html        the run on one page                    incidents/         batches of skipped updates
 replay.jsonl       the reward model's examples from iterations    reward_model/      after the last iteration
 run.json           the run's id, settings and files    data.jsonl         rows that were given in memory
+history/           config-000120.toml, the settings until step 120, where a resume changed them
+model-000100/      the model after 100 steps, of a run that went on after its end
 
 `config.toml` is written last: a folder without it holds the beginning of a killed run, which `create` replaces.
 """
@@ -42,7 +44,8 @@ LOCK, CONFIG, ENVIRONMENT, IDENTITY, ROWS = ".lock", "config.toml", "environment
 MARK = b"oncurve run\n"
 BEGINNING = (ENVIRONMENT, IDENTITY, ROWS)
 FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
-FOLDERS = ("checkpoints", "checkpoints/frozen", "rollouts", "incidents", "model", "model/adapter", "reward_model")
+HISTORY, PRODUCTS = "history", ("model", "reward_model")
+FOLDERS = ("checkpoints", "checkpoints/frozen", "rollouts", "incidents", HISTORY, "model/adapter", *PRODUCTS)
 
 
 class RunDirectory(Closing):
@@ -129,7 +132,7 @@ class RunDirectory(Closing):
                     "\n".join(wrong) + f"\nA run writes and removes only its own files: put the real files and "
                     f"folders into {path}, or let {path} itself be the link. Nothing was changed."
                 )
-            for folder in (path.resolve(), *(path / name for name in FOLDERS[:4])):
+            for folder in (path.resolve(), *(path / name for name in FOLDERS[:5])):
                 durable.sweep(folder)
         except BaseException:
             run.close()
@@ -177,11 +180,36 @@ class RunDirectory(Closing):
         noted = [*(earlier if isinstance(earlier, list) else []), {"after_step": step, "what": list(changes)}]
         durable.write_file(self.path / ENVIRONMENT, durable.to_json({**known, "changed": noted}))
 
+    def change(self, step: int, config_toml: str, identity: Mapping[str, Any], changes: Sequence[str]) -> None:
+        """Continue after `step` with other settings: the earlier ones stay in `history/`, the changes are noted."""
+        earlier = (self.path / CONFIG).read_bytes()
+        kept = self.path / HISTORY / f"config-{step:06d}.toml"
+        if not kept.exists() or kept.read_bytes() != earlier:
+            durable.write_file(_free(kept), earlier)
+        self.note(step, changes)
+        self.keep_config(config_toml)
+        self.keep_identity(identity)
+
+    def set_products_aside(self, step: int) -> None:
+        """Rename `model/` and `reward_model/` of a run that goes on after its end: nothing of it is overwritten."""
+        for name in PRODUCTS:
+            if (self.path / name).is_dir():
+                (self.path / name).rename(_free(self.path / f"{name}-{step:06d}"))
+
     def close(self) -> None:
         """Release the lock. Twice is allowed."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _free(path: Path) -> Path:
+    """The first of `name.toml`, `name-2.toml` and so on that does not exist."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return found
 
 
 def _is_beginning(path: Path) -> bool:

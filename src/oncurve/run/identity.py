@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -56,10 +56,26 @@ LONGEST_SHOWN = 80
 
 @dataclass(frozen=True)
 class Differences:
-    """The changes that a resume finds: `refused` ones need `--changed`, `reported` ones do not."""
+    """The changes that a resume finds: `refused` ones need `--changed`, `reported` ones do not, `wanted` ones are its
+    own."""
 
     refused: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TakenUp:
+    """How a run continues.
+
+    identity   the run's identity from now on
+    lines      what is printed
+    inexact    whether it was asked for a setting that decides the numbers
+    """
+
+    identity: dict[str, Any]
+    lines: list[str]
+    inexact: bool = False
 
 
 def identify(config: Component, schema: Schema[Any], base: Path, counts: Collection[str] = ()) -> dict[str, Any]:
@@ -72,7 +88,7 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
     """
     settings: dict[str, Any] = {}
     files: dict[str, Any] = {}
-    for key, value in _flat(to_tables(config, schema)):
+    for key, value in flat(to_tables(config, schema)):
         if key not in counts and any(fnmatchcase(key, pattern) for pattern in FREE):
             continue
         found = _file_of(key, value, base)
@@ -86,10 +102,14 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
     return {"id": secrets.token_hex(8), "settings": settings, "files": files}
 
 
-def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Differences:
-    """The differences, one line each: `key: was, is`, `file: was, is`. The id is not compared."""
+def compare(before: Mapping[str, Any], now: Mapping[str, Any], wanted: Collection[str] = ()) -> Differences:
+    """The differences, one line each: `key: was, is`, `file: was, is`. The id is not compared.
+
+    `wanted`: the keys that the resume itself changes.
+    """
     refused: list[str] = []
     reported: list[str] = []
+    asked: list[str] = []
     was, is_now = before.get("settings", {}), now["settings"]
     for key in sorted({*was, *is_now}):
         if was.get(key) == is_now.get(key):
@@ -98,22 +118,25 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Differences:
             was = {**was, key: before["files"][key]["path"]}
             if was[key] == is_now.get(key):
                 continue  # its file is missing, which its reader reports
-        line = f"{key}: was {_shown(was.get(key))}, is {_shown(is_now.get(key))}"
+        line = f"{key}: was {shown_value(was.get(key))}, is {shown_value(is_now.get(key))}"
         values = [value for value in (was.get(key), is_now.get(key)) if value is not None]
         code = key.startswith("rewards.") and all(_is_code(value) for value in values)
-        (reported if code or key in ("run.steps", "run.epochs") else refused).append(line)
+        (asked if key in wanted else reported if code or key in ("run.steps", "run.epochs") else refused).append(line)
     for key in sorted({*before.get("files", {}), *now["files"]}):
         lines = _file_lines(key, before.get("files", {}).get(key), now["files"].get(key))
         for is_code, line in lines:
-            (reported if is_code else refused).append(line)
-    return Differences(tuple(refused), tuple(reported))
+            (asked if key in wanted else reported if is_code else refused).append(line)
+    return Differences(tuple(refused), tuple(reported), tuple(asked))
 
 
-def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dict[str, Any], list[str]]:
-    """The identity with which the run in `held` continues, and lines to print; `run.json` is updated if necessary.
+def take_up(held: RunDirectory, now: dict[str, Any], changed: bool, wanted: Collection[str] = ()) -> TakenUp:
+    """How the run in `held` continues as `now`; `run.json` is updated if necessary.
 
-    Raises RunDirectoryError with every change, unless there is none or `changed` allows them; CheckpointError: the
-    checkpoints have another format than this version's.
+    `wanted`: the keys that this resume changes itself. With any, `run.json` stays as it is until the caller has the
+    run ready and records them.
+
+    Raises RunDirectoryError with every other change, unless there is none or `changed` allows them; CheckpointError:
+    the checkpoints have another format than this version's.
     """
     records = _records(held.checkpoints)
     record = next(iter(records.values()), None)
@@ -129,25 +152,34 @@ def take_up(held: RunDirectory, now: dict[str, Any], changed: bool) -> tuple[dic
         notes = ["run.json is missing or damaged" + (": the newest checkpoint stands in for it" if before else "")]
     if before is None:
         held.keep_identity(now)
-        return now, [*notes, "not exact, perhaps: nothing says whether settings or data have changed"]
-    found = compare(before, now)
+        return TakenUp(now, [*notes, "not exact, perhaps: nothing says whether settings or data have changed"])
+    found = compare(before, now, wanted)
     strange = [name for name, each in records.items() if each.get("run", {}).get("id") != before["id"]]
     refused = [*found.refused, *(f"checkpoints/{name} is a checkpoint of another run" for name in strange)]
     if refused and not changed:
-        lines = "\n  ".join(refused)
-        raise RunDirectoryError(
-            f"{held.path} cannot be resumed exactly, because what it depends on has changed:\n  {lines}\n"
-            "Undo the change, or accept a resume that is not exact (in Python: changed=True):\n"
-            f"{command('resume', held.path, '--changed')}"
-        )
+        raise RunDirectoryError(_cannot_be_exact(held.path, refused))
     kept = {**now, "id": before["id"]}
     differences = [*refused, *found.reported]
-    if differences or notes:
+    if (differences or notes) and not wanted:
         held.keep_identity(kept)
     if differences:
         held.note(_step(record), differences)
         notes.append("not exact: the run goes on, but not to the same numbers, because " + "; ".join(differences))
-    return kept, notes
+    return TakenUp(kept, notes, bool(found.wanted))
+
+
+def _cannot_be_exact(path: Path, refused: Sequence[str]) -> str:
+    lines = "\n  ".join(refused)
+    return (
+        f"{path} cannot be resumed exactly, because what it depends on has changed:\n  {lines}\n"
+        "Undo the change, or accept a resume that is not exact (in Python: changed=True):\n"
+        f"{command('resume', path, '--changed')}"
+    )
+
+
+def steps_done(held: RunDirectory) -> int:
+    """The step of the newest checkpoint whose record verifies; 0 without one."""
+    return _step(next(iter(_records(held.checkpoints).values()), None))
 
 
 def _records(checkpoints: Path) -> dict[str, dict[str, Any]]:
@@ -165,7 +197,8 @@ def _step(record: Mapping[str, Any] | None) -> int:
     return int(record.get("done", 0) or record.get("trainer", {}).get("step", 0))
 
 
-def _flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of nested tables by dotted key (`rewards.0.weight`), with values that JSON can hold."""
     for section, table in tables.items():
         items = enumerate(table) if isinstance(table, list) else [(None, table)]
         for index, item in items:
@@ -250,6 +283,7 @@ def _content(part: list[Any] | None) -> str:
     return f"{size:,} bytes" + (f" (sha256 {digest[:12]}…)" if digest else "")
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """A setting's value for a message, cut where it is long."""
     text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from oncurve.errors import ConfigError
 from oncurve.run.directory import RunDirectory
 
 
-def resume_any(directory: Path, changed: bool = False) -> str | None:
+def resume_any(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
     """Continue a run of `oncurve train` or `oncurve reward-model train`; returns the signal that stopped it, or None.
 
-    `changed`: continue although settings or data have changed, which is not exact.
+    `overrides`: settings that change from now on; `changed`: continue although others or data have changed, which is
+    not exact. Raises UserError for what the user can fix.
     """
     RunDirectory.check_run(directory)
     sections: set[str] = set()
@@ -21,7 +24,10 @@ def resume_any(directory: Path, changed: bool = False) -> str | None:
     if "reward_model" in sections and "rewards" not in sections:
         from oncurve.run.reward_models import resume_reward_model
 
+        if overrides:
+            key = overrides[0].partition("=")[0]
+            raise ConfigError(f"{key}: the training of a reward model resumes with the settings that it began with")
         return resume_reward_model(directory, changed)
     from oncurve.run.session import resume_run
 
-    return resume_run(directory, changed)
+    return resume_run(directory, overrides, changed)

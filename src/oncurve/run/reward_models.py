@@ -199,11 +199,11 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
     config, base = load_reward_recipe(directory / "config.toml")
     console = Screen()
     with RunDirectory.open(directory) as held:
-        identity, said = take_up(held, identify(config, REWARD_MODEL, base), changed)
-        say(console, *said)
+        taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed)
+        say(console, *taken_up.lines)
         prepared = _prepare(config, base)
         training = prepared.training
-        training.identity = identity
+        training.identity = taken_up.identity
         training.folder = directory
         try:
             lines = training.restore()

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from oncurve import processors
-from oncurve.config import IN_MEMORY, RUN, RunConfig, check_complete, load_config, plan, to_tables, to_toml
+from oncurve.config import IN_MEMORY, RunConfig, check_complete, plan, to_tables, to_toml
 from oncurve.display import Progress, Screen, say
-from oncurve.errors import CheckpointError, command
+from oncurve.errors import command
 from oncurve.forecast import check_memory
 from oncurve.models.loading import ADAPTER
 from oncurve.paths import usable_path
 from oncurve.report import write_report
 from oncurve.run.assembly import Run, assemble
+from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
 from oncurve.run.directory import ROWS, RunDirectory
-from oncurve.run.identity import identify, take_up
 from oncurve.trainer import StepResult
 
 
@@ -37,41 +36,29 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
         return finish(run, console)
 
 
-def resume_run(directory: Path, changed: bool = False) -> str | None:
+def resume_run(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
     """Continue the run in `directory` from its newest valid checkpoint; returns the signal that stopped it, or None.
 
-    `changed`: continue although settings or data have changed; the output and the directory say that it is not exact.
-    Raises RunDirectoryError: it is not a run, another run holds it, or it has changed. CheckpointError: no checkpoint
-    verifies.
+    `overrides`: settings from now on, which the directory keeps; `changed`: continue although other settings or data
+    have changed. The output and the directory say what is not exact.
+    Raises RunDirectoryError: it is not a run, another run holds it, or it has changed. ConfigError: a setting that
+    cannot change. CheckpointError: no checkpoint verifies.
     """
-    RunDirectory.check_run(directory)
-    config, base = load_config(directory / "config.toml")
+    return go_on(directory, *resumed_config(directory, overrides), changed)
+
+
+def go_on(directory: Path, before: RunConfig, now: RunConfig, base: Path, changed: bool = False) -> str | None:
+    """Continue the run in `directory`, which has the settings `before`, with those of `now`."""
     console = Screen()
-    with RunDirectory.open(directory) as held:
-        if config.run.epochs is None and held.is_finished(config.run.steps):
-            say(console, f"{directory} is finished: all {config.run.steps} steps are done", *_products(directory))
+    resumption = open_to_resume(directory, before, now, base, changed)
+    with resumption.held:
+        if resumption.finished:
+            say(console, f"{directory} is finished: all {now.run.steps} steps are done", *_products(directory))
             return None
-        identity, lines = take_up(held, identity_of(config, base), changed)
-        say(console, *lines)
-        with assemble(config, base) as run:
-            restore(run, held, identity, console)
+        say(console, *resumption.taken_up.lines)
+        with assemble(now, base) as run:
+            restore(run, resumption, console)
             return finish(run, console)
-
-
-def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:
-    """The identity of a run. How long it is belongs to it where the learning rate's schedule depends on that."""
-    return identify(config, RUN, base, counts=("run.steps", "run.epochs") if config.learner.depends_on_length else ())
-
-
-def restore(run: Run, held: RunDirectory, identity: Mapping[str, Any], console: Console) -> None:
-    """Restore `run` from the directory `held`, and print its step. Raises CheckpointError: no checkpoint verifies."""
-    run.open_directory(held, identity)
-    try:
-        lines = run.restore()
-    except CheckpointError as error:
-        again = command("train", held.path / "config.toml", "--out", "ANOTHER")
-        raise CheckpointError(f"{error}\nPut back what is missing, or train again: {again}") from error
-    say(console, *lines, f"{held.path}: {run.trainer.state.step} of {run.config.run.steps} steps are done")
 
 
 def create_directory(run: Run, out: Path) -> None:

@@ -1,0 +1,97 @@
+"""A run continues: what has changed since is refused or taken, said, and kept in its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from oncurve.config import RUN, RunConfig, load_config, to_toml
+from oncurve.display import say
+from oncurve.errors import CheckpointError, command
+from oncurve.run.assembly import Run
+from oncurve.run.changes import Change, changes_between, check_changes
+from oncurve.run.directory import CONFIG, RunDirectory
+from oncurve.run.identity import TakenUp, identify, steps_done, take_up
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run's directory, held, and how the run continues in it.
+
+    finished   all steps are done, and model and report are written
+    changes    the settings that this resume changes
+    """
+
+    held: RunDirectory
+    taken_up: TakenUp
+    changes: tuple[Change, ...]
+    finished: bool
+
+
+def resumed_config(
+    directory: Path, overrides: Iterable[str] = (), settings: Any = None, given: Any = None
+) -> tuple[RunConfig, RunConfig, Path]:
+    """A run's configuration as its directory has it, the same with what a resume changes, and the folder.
+
+    `given` are settings for objects that no file holds. Raises RunDirectoryError: it is no run. ConfigError.
+    """
+    RunDirectory.check_run(directory)
+    before, base = load_config(directory / CONFIG, settings=given)
+    words = list(overrides)
+    if not words and not settings:
+        return before, before, base
+    now, _ = load_config(directory / CONFIG, words, settings={**(given or {}), **(settings or {})})
+    return before, now, base
+
+
+def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Path, changed: bool = False) -> Resumption:
+    """Hold the directory of a run that continues with `now`; it has `before`.
+
+    Raises RunDirectoryError: another run holds it, or it has changed. ConfigError: a setting cannot change.
+    """
+    held = RunDirectory.open(directory)
+    try:
+        changes = changes_between(before, now)
+        check_changes(before, now, changes, steps_done(held))
+        finished = now.run.epochs is None and held.is_finished(now.run.steps)
+        if finished:
+            return Resumption(held, TakenUp(held.identity() or {}, []), (), finished)
+        wanted = {change.key for change in changes}
+        return Resumption(held, take_up(held, identity_of(now, base), changed, wanted), changes, finished)
+    except BaseException:
+        held.close()
+        raise
+
+
+def restore(run: Run, resumption: Resumption, console: Console) -> None:
+    """Restore `run` from its directory, keep what changes, and print its step.
+
+    Raises CheckpointError: no checkpoint verifies.
+    """
+    held, identity = resumption.held, resumption.taken_up.identity
+    run.open_directory(held, identity)
+    try:
+        lines = run.restore()
+    except CheckpointError as error:
+        again = command("train", held.path / CONFIG, "--out", "ANOTHER")
+        raise CheckpointError(f"{error}\nPut back what is missing, or train again: {again}") from error
+    step = run.trainer.state.step
+    if resumption.changes:
+        words = [str(change) for change in resumption.changes]
+        held.change(step, to_toml(run.config), identity, words)
+        if resumption.taken_up.inexact:
+            lines.append(f"exact up to step {step}; from step {step + 1} on with {', '.join(words)}")
+        elif not any(line.startswith("not exact") for line in lines):
+            lines.append(f"exact: the run goes on to the same numbers, with {', '.join(words)}")
+    if not resumption.finished and step < run.config.run.steps:
+        held.set_products_aside(step)
+    say(console, *lines, f"{held.path}: {step} of {run.config.run.steps} steps are done")
+
+
+def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:
+    """The identity of a run. How long it is belongs to it where the learning rate's schedule depends on that."""
+    return identify(config, RUN, base, counts=("run.steps", "run.epochs") if config.learner.depends_on_length else ())

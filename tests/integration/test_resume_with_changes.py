@@ -1,0 +1,127 @@
+"""`oncurve resume DIR section.key=value`: changes are said and kept, what came before stays, the rest is refused."""
+
+import json
+import os
+import shutil
+import signal
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import oncurve
+from fakes.killed_runs import KILLER, command as process
+from fakes.project import Said, lay_out, oncurve as run_command
+from oncurve.run import resume_any
+
+Command = Callable[..., Said]
+RATE = "learner.learning_rate=0.01"
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a finished run of two steps in `short`."""
+    folder = lay_out(tmp_path_factory.mktemp("project"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        oncurve.train("recipe.toml", out="short", steps=2).close()
+    return folder
+
+
+@pytest.fixture
+def command(laid_out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """The command, in the project; `run` is a copy of `short`."""
+    monkeypatch.chdir(laid_out)
+    for name in ("run", "other"):
+        shutil.rmtree(name, ignore_errors=True)
+    shutil.copytree("short", "run")
+    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
+
+
+def weights(out: str, step: int) -> bytes:
+    return Path(out, f"checkpoints/step-{step:06d}/learner.safetensors").read_bytes()
+
+
+def settings(path: str) -> tuple[int, float]:
+    table = tomllib.loads(Path(path).read_text())
+    return table["run"]["steps"], table["learner"]["learning_rate"]
+
+
+def test_more_steps_go_on_exactly_and_nothing_of_the_first_run_is_overwritten(command: Command) -> None:
+    before = {name: Path("run", name).read_bytes() for name in ("config.toml", "metrics.jsonl")}
+    model = Path("run/model/model.safetensors").read_bytes()
+    said = command("resume", "run", "run.steps=4")
+    assert said.code == 0, said.err
+    assert "exact: the run goes on to the same numbers, with run.steps = 4 (was 2)" in said.out
+    assert command("train", "recipe.toml", "run.steps=4", "--out", "other").code == 0
+    assert weights("run", 4) == weights("other", 4)
+    assert Path("run/history/config-000002.toml").read_bytes() == before["config.toml"]
+    assert Path("run/metrics.jsonl").read_bytes().startswith(before["metrics.jsonl"])
+    assert Path("run/model-000002/model.safetensors").read_bytes() == model
+    assert Path("run/model/model.safetensors").read_bytes() != model
+    assert command("resume", "run").out.startswith("run is finished: all 4 steps are done")
+
+
+def test_a_rate_that_changes_is_exact_up_to_its_step_and_stays(command: Command) -> None:
+    said = command("resume", "run", "run.steps=4", RATE)
+    assert "exact up to step 2; from step 3 on with learner.learning_rate = 0.01 (was 0.001), run.steps" in said.out
+    assert (settings("run/history/config-000002.toml"), settings("run/config.toml")) == ((2, 0.001), (4, 0.01))
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [line["optim/learning_rate"] for line in lines] == [0.001, 0.001, 0.01, 0.01]
+    (note,) = json.loads(Path("run/environment.json").read_text())["changed"]
+    assert note == {"after_step": 2, "what": ["learner.learning_rate = 0.01 (was 0.001)", "run.steps = 4 (was 2)"]}
+    assert command("resume", "run", "run.steps=5").code == 0  # nothing is refused as a change later
+    assert sorted(path.name for path in Path("run/history").iterdir()) == ["config-000002.toml", "config-000004.toml"]
+
+
+def test_a_changed_run_that_is_stopped_goes_on_to_the_same_bits(command: Command) -> None:
+    assert command("resume", "run", "run.steps=4", RATE).code == 0
+    shutil.copytree("short", "other")
+    table = {"run": {"steps": 4}, "learner": {"learning_rate": 0.01}}
+    with oncurve.resume("other", settings=table, on_step=lambda _: os.kill(os.getpid(), signal.SIGTERM)) as stopped:
+        assert (stopped.stopped_by, len(stopped.metrics)) == ("SIGTERM", 3)
+    assert not Path("other/model").exists()  # that of step 2 is not the run's
+    assert resume_any(Path("other")) is None
+    assert weights("run", 4) == weights("other", 4)
+
+
+@pytest.mark.slow
+def test_a_changed_run_that_is_killed_goes_on_to_the_same_bits(command: Command) -> None:
+    assert command("resume", "run", "run.steps=5", RATE, "checkpoint.every=1").code == 0
+    shutil.copytree("short", "other")
+    arguments = ["resume", "other", "run.steps=5", RATE, "checkpoint.every=1"]
+    place = ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", "2")
+    assert process([*place, *arguments], "-c", KILLER).returncode == -signal.SIGKILL
+    assert process(["resume", "other"]).returncode == 0
+    assert weights("run", 5) == weights("other", 5)
+
+
+REFUSED = {
+    "run.seed=5": "run.seed: cannot change in a resume: every random number of the run follows from it",
+    "run.steps=1": "run.steps: 1 is less than the 2 steps that are done",
+    "model.path=other": "model.path: cannot change in a resume: the checkpoints hold the weights",
+    "data.shuffle=false": "data.shuffle: cannot change in a resume: the run counts its position in the rows",
+    "learner.moments=bfloat16": "learner.moments: cannot change in a resume",
+    "kl.coef=0": "kl.coef: cannot become 0 in a resume: the checkpoints hold the reference",
+    "learner.learning_rat=1": "did you mean 'learning_rate'?",
+    "run.steps=many": "run.steps: ",
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_cannot_change_is_refused_by_name_before_anything_is_loaded(
+    command: Command, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    monkeypatch.setattr("oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("loaded"))
+    said = command("resume", "run", word)
+    assert (said.code, REFUSED[word] in said.err, "Traceback" in said.err) == (2, True, False), said.err
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_change_that_cannot_be_begun_leaves_the_run_as_it_was(command: Command) -> None:
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    said = command("resume", "run", "run.steps=4", "rollout.max_new_tokens=100000", RATE)
+    assert (said.code, "rollout.max_new_tokens" in said.err) == (2, True), said.err
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
