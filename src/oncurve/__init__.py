@@ -10,6 +10,7 @@ Names are imported on first use: `import oncurve` alone imports nothing heavy.
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 from oncurve.lazy import lazily
@@ -39,6 +40,9 @@ __version__ = "0.1.0"
 # By default MKL chooses kernels, and so roundings, by the memory addresses of its operands. Conditional numerical
 # reproducibility prevents that, at no measurable cost. MKL reads the variable at the first product of the process.
 os.environ.setdefault("MKL_CBWR", "AUTO")
+
+# In a notebook without ipywidgets tqdm, which transformers imports, advises to install it; oncurve shows no such bars.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 __getattr__, _names = lazily(__name__)
 __all__ = [*_names, "__version__"]

@@ -8,10 +8,17 @@ escapes is a defect of oncurve and keeps its traceback.
 from __future__ import annotations
 
 import shlex
+from typing import TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class OncurveError(Exception):
     """Base of every error oncurve raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython's hook for the lines that a cell shows: the message, as on the command line, without frames."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class UserError(OncurveError):
@@ -44,6 +51,12 @@ class CheckpointError(OncurveError):
 
 class TrainingError(OncurveError):
     """Training cannot continue: consecutive non-finite updates, or a whole step without a valid reward."""
+
+
+def without_frames(error: Raised) -> Raised:
+    """`error`, of which a notebook's cell shows the message alone, as of an `OncurveError`."""
+    vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {error}"]
+    return error
 
 
 def command(*words: object) -> str:

@@ -403,3 +403,41 @@ def test_the_smallest_api_as_design_has_it() -> None:
     assert first["policy/kl"] == 0
     assert metrics["policy/kl"] > 0
     assert metrics["mean_reward"] > first["mean_reward"]
+
+
+def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(model_folder: Path, tmp_path: Path) -> None:
+    with train(model=model_folder, reward=closure(3), steps=2, out=tmp_path / "run") as run:
+        assert "2 steps" in run._repr_html_()
+        assert "w3" not in run._repr_html_()  # no rows
+        table = run.metrics.to_pandas()
+        assert list(table.index) == [1, 2]
+        assert table["reward/mean"].tolist() == [line["reward/mean"] for line in run.metrics]
+        last, first = run.groups(), run.groups(1)
+        assert (last.step, first.step) == (2, 1)
+        assert [len(group["completions"]) for group in first] == [4, 4]
+        with pytest.raises(ConfigError, match="no groups of step 3; it has those of 2 steps, the last is 2"):
+            run.groups(3)
+        sampled, again = run.sample(3), run.sample(3)
+        assert [group["completions"][0]["reward"] is None for group in sampled] == [False] * 3
+        assert [g["completions"][0]["ids"] for g in sampled] != [g["completions"][0]["ids"] for g in again]
+        (greedy,) = run.sample(2, "w3 w4", temperature=0)
+        assert greedy["completions"][0]["ids"] == greedy["completions"][1]["ids"]
+        assert run.report().path == tmp_path / "run" / "report.html"
+        assert "reward/mean" in run.plot("reward/mean").html
+        with pytest.raises(ConfigError, match="at least 1"):
+            run.sample(0)
+        with pytest.raises(DataError, match="prompt: "):
+            run.sample(1, 5)
+    resumed = oncurve.resume(tmp_path / "run", reward=closure(3))
+    resumed.close()
+    kept = resumed.groups()
+    assert kept.step == 2
+    assert kept == last
+
+
+def test_a_run_without_a_directory_has_the_groups_of_its_last_step() -> None:
+    with train(reward=closure(3), steps=2) as run:
+        assert run.groups().step == run.groups(2).step == 2
+        assert "run without a directory" in repr(run.report())
+        with pytest.raises(ConfigError, match=r"step 1 are not kept.*known: those of step 2"):
+            run.groups(1)

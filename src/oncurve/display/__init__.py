@@ -1,6 +1,7 @@
 """A run in a terminal: its progress, advice, a group that explains GRPO, completions before and after."""
 
 from oncurve.display.advice import Advice as Advice, advise as advise
+from oncurve.display.card import run_card as run_card
 from oncurve.display.lesson import (
     BeforeAfter as BeforeAfter,
     ScoredCompletion as ScoredCompletion,
@@ -9,6 +10,7 @@ from oncurve.display.lesson import (
     show_before_after as show_before_after,
     show_group as show_group,
 )
+from oncurve.display.notebook import in_notebook as in_notebook
 from oncurve.display.progress import Progress as Progress
 from oncurve.display.screen import Screen as Screen, say as say
 from oncurve.display.text import is_plain as is_plain, sparkline as sparkline

@@ -1,12 +1,12 @@
-"""The progress of a run: one live line on a terminal, plain lines everywhere else."""
+"""The progress of a run: one live line on a terminal, one output of a notebook's cell, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from types import TracebackType
 
 from rich.console import Console, RenderableType
@@ -15,30 +15,18 @@ from rich.text import Text
 
 from oncurve import output
 from oncurve.display.advice import WINDOW, advise
+from oncurve.display.card import FIELDS, TROUBLE, run_card
+from oncurve.display.notebook import Cell, in_notebook
 from oncurve.display.screen import Screen
 from oncurve.display.text import clock, is_plain, printable, sparkline, wrapped
 from oncurve.metrics import share, short
 
 PLAIN_LINES = 60  # a longer run prints every second, third, ... step
+REDRAW_SECONDS = 0.25  # between two updates of a notebook's output
 _BAR = 22
 _SPARK = 14
 _BOLD = frozenset({"reward", "accuracy", "no gradient:"})
 _RECENT = 20  # steps from which the time left is told
-
-FIELDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("completions/length", "length", partial(short, zeros=True)),
-    ("policy/kl", "KL", partial(short, zeros=True)),
-    ("policy/entropy", "entropy", partial(short, zeros=True)),
-    ("groups/constant", "constant groups", share),
-    ("tokens/per_second", "tokens/s", short),
-    ("completions/truncated", "cut off", share),
-    ("completions/invalid", "invalid", short),
-    ("optim/updates_skipped", "updates skipped", short),
-)
-"""What the line of a step shows after the reward: a metric, its label, how its value is written."""
-
-TROUBLE = frozenset({"completions/truncated", "completions/invalid", "optim/updates_skipped"})
-"""Those that are shown only above 0."""
 
 
 class Progress:
@@ -48,8 +36,9 @@ class Progress:
             trainer.observers = (lambda result: progress.step(result.metrics),)
 
     On a terminal with colours one line is redrawn; otherwise (a pipe, `NO_COLOR`, a terminal without UTF-8) plain
-    ASCII lines are printed, all steps or, in a long run, some of them. Other output goes through `say` or the same
-    `console`, and stands above the live line. `clock_seconds` is a monotonic clock (for tests).
+    ASCII lines are printed, all steps or, in a long run, some of them. In a notebook one output of the cell is updated.
+    Other output goes through `say` or the same `console`, and stands above the live line. `clock_seconds` is a
+    monotonic clock (for tests).
     """
 
     def __init__(
@@ -66,12 +55,19 @@ class Progress:
         self._told: set[str] = set()
         self._begun = False
         self._live: Live | None = None
+        self._cell: Cell | None = None
+        self._all: list[Mapping[str, float]] = []
+        self._drawn = -math.inf
         self._notices: list[str] = []
         self._open = ExitStack()
 
     def __enter__(self) -> Progress:
         self._started = self._now()
-        if not self._plain:
+        if in_notebook():
+            self._cell = Cell()
+            self._draw()
+            self._open.enter_context(output.live(self._notify))
+        elif not self._plain:
             self._live = Live(
                 get_renderable=self._render, console=self.console, refresh_per_second=2, vertical_overflow="visible"
             )
@@ -85,6 +81,7 @@ class Progress:
         self._open.close()
         if self._live is not None:
             self._live.stop()
+        self._draw()
 
     def say(self, text: str) -> None:
         """Print a sentence above the live line. The text is taken as it is: no markup."""
@@ -103,7 +100,11 @@ class Progress:
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         self._accuracy = metrics.get("eval/accuracy", self._accuracy)
-        if self._plain and self._due(step):
+        if self._cell is not None:
+            self._all.append(metrics)
+            if self._now() - self._drawn >= REDRAW_SECONDS:
+                self._draw()
+        elif self._plain and self._due(step):
             self.console.print(Text(self.line()), soft_wrap=True)
         elif self._live is not None:
             self._live.refresh()
@@ -111,6 +112,22 @@ class Progress:
         if found is not None:
             self._told.add(found.name)
             self.say(f"\n{wrapped(found.text, min(100, self.console.width))}\n")
+
+    def _draw(self) -> None:
+        """Show all that is known in the cell of a notebook, if there is one."""
+        if self._cell is None:
+            return
+        self._drawn = self._now()
+        step = int(self._all[-1]["step"]) if self._all else 0
+        left = f"{clock(self.seconds_left())} left" if step else "the first step is under way"
+        title = f"step {step}/{self.steps}" + (f" · {left}" if step < self.steps else "")
+        text = self.line() if self._all else title
+        self._cell.show(run_card(title, self._all, self._notices, done=step / max(1, self.steps)), text)
+
+    def _notify(self, text: str) -> None:
+        """Show what a signal handler says below the table."""
+        self._notices.append(text)
+        self._draw()
 
     def _due(self, step: int) -> bool:
         every = -(-self.steps // PLAIN_LINES)

@@ -15,11 +15,11 @@ from oncurve.output import Terminal, visible
 class Screen(Console):
     """rich's console on standard output: control characters in texts are written as escapes, and writes do not fail.
 
-    The console itself still sets colours and moves the cursor.
+    The console itself still sets colours and moves the cursor. In a notebook it prints plain lines, as `print` does.
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"file": Terminal(), "highlight": False, **options})
+        super().__init__(**{"file": Terminal(), "highlight": False, "force_jupyter": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of `renderable`, with control characters in texts as escapes."""

@@ -53,17 +53,22 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def piece_means(values: Sequence[float], most: int) -> list[float]:
+    """The finite values in at most `most` pieces of about equal size, each as its mean."""
+    known = [value for value in values if math.isfinite(value)]
+    pieces = min(most, len(known))
+    ends = [len(known) * piece // pieces for piece in range(pieces + 1)] if pieces else []
+    return [math.fsum(known[a:b]) / (b - a) for a, b in pairwise(ends)]
+
+
 def sparkline(values: Sequence[float], width: int = 16, ascii_only: bool = False) -> str:
     """A curve of `values` in at most `width` characters, each the mean of a piece.
 
     Values that are all the same are drawn at the bottom; values that are not finite are left out.
     """
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
+    means = piece_means(values, width)
+    if not means:
         return ""
-    cells = min(width, len(known))
-    ends = [len(known) * cell // cells for cell in range(cells + 1)]
-    means = [math.fsum(known[a:b]) / (b - a) for a, b in pairwise(ends)]
     low, high = min(means), max(means)
     marks = _ASCII_BLOCKS if ascii_only else _BLOCKS
     scale = (len(marks) - 1) / (high - low) if high > low else 0.0

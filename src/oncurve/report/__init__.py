@@ -2,3 +2,9 @@
 
 from oncurve.report.page import render_report as render_report, write_report as write_report
 from oncurve.report.records import RunRecord as RunRecord, group_record as group_record, read_run as read_run
+from oncurve.report.shown import (
+    Groups as Groups,
+    Page as Page,
+    charts_page as charts_page,
+    report_page as report_page,
+)

@@ -52,7 +52,7 @@ class ShownCompletion:
 class ShownGroup:
     """One group as the page shows it."""
 
-    step: int
+    step: int | None
     prompt: str
     summary: str
     completions: tuple[ShownCompletion, ...]
@@ -64,7 +64,7 @@ def shown_groups(run: RunRecord, steps: Sequence[int]) -> list[ShownGroup]:
     for step in steps:
         groups = run.groups(step)
         ranked = sorted(range(len(groups)), key=lambda index: (-_spread(groups[index]), index))
-        shown += [_shown_group(step, groups[index]) for index in sorted(ranked[:GROUPS_SHOWN])]
+        shown += [shown_group(step, groups[index]) for index in sorted(ranked[:GROUPS_SHOWN])]
     return shown
 
 
@@ -78,17 +78,24 @@ def _spread(group: Mapping[str, Any]) -> float:
     return math.hypot(*(reward - mean for reward in rewards))
 
 
-def _shown_group(step: int, group: Mapping[str, Any]) -> ShownGroup:
+def shown_group(step: int | None, group: Mapping[str, Any]) -> ShownGroup:
+    """One group as the page shows it; `step` None: it is of no step."""
     completions = sorted(group["completions"], key=lambda item: -(item.get("advantage") or 0.0))
     total = len(completions)
     if total > COMPLETIONS_SHOWN:  # evenly over the ranks, the best and the worst among them
         last = COMPLETIONS_SHOWN - 1
         completions = [completions[round(rank * (total - 1) / last)] for rank in range(COMPLETIONS_SHOWN)]
     largest = max((abs(item.get("advantage") or 0.0) for item in completions), default=0.0) or 1.0
+    rewards = _rewards(group)
+    if step is None:  # sampled to look at, and not trained on
+        summary = f"Mean reward {short(math.fsum(rewards) / len(rewards))}." if rewards else ""
+    else:
+        signal = any(item.get("advantage") for item in completions)
+        summary = _summary(rewards, signal, len(completions), total)
     return ShownGroup(
         step=step,
         prompt=visible(group["prompt"]["text"][:LONGEST_TEXT]),
-        summary=_summary(_rewards(group), any(item.get("advantage") for item in completions), len(completions), total),
+        summary=summary,
         completions=tuple(_shown_completion(item, largest) for item in completions),
     )
 

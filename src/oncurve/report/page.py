@@ -70,33 +70,41 @@ def write_report(directory: Path, notices: Sequence[str] = ()) -> Path:
     return path
 
 
-def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
-    """The page's HTML: self-contained, no script, no request to anywhere; every text from the run is escaped."""
-    environment = jinja2.Environment(
+def environment_of_templates() -> jinja2.Environment:
+    """The templates of the pages, which escape every text."""
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("oncurve", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
+    """The page's HTML: self-contained, no script, no request to anywhere; every text from the run is escaped."""
     metrics = _with_evaluation(run)
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
     featured = _featured(list(keys))
     settings = [str(_at(run.config or {}, "advantage", key)) for key in ("kind", "scale")]
-    return environment.get_template("report.html.j2").render(
-        name=visible(str(_at(run.config or {}, "run", "name") or run.directory.resolve().name)),
-        facts=[visible(fact) for fact in _facts(run)],
-        tiles=_tiles(run),
-        notices=[visible(notice) for notice in (*notices, *run.damage)],
-        charts=_charts(featured, metrics),
-        more_charts=_charts([key for key in keys if key not in featured], metrics),
-        begin=shown_groups(run, run.steps[:1]),
-        end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
-        config=visible(run.config_text),
-        environment=[(visible(key), visible(str(value))) for key, value in (run.environment or {}).items()],
-        advantage=next((ADVANTAGES[word] for word in settings if word in ADVANTAGES), ADVANTAGES["group"]),
-        width=WIDTH,
-        height=HEIGHT,
+    return (
+        environment_of_templates()
+        .get_template("report.html.j2")
+        .render(
+            name=visible(str(_at(run.config or {}, "run", "name") or run.directory.resolve().name)),
+            facts=[visible(fact) for fact in _facts(run)],
+            tiles=_tiles(run),
+            notices=[visible(notice) for notice in (*notices, *run.damage)],
+            charts=_charts(featured, metrics),
+            more_charts=_charts([key for key in keys if key not in featured], metrics),
+            begin=shown_groups(run, run.steps[:1]),
+            end=shown_groups(run, run.steps[-1:] if len(run.steps) > 1 else ()),
+            config=visible(run.config_text),
+            environment=[(visible(key), visible(str(value))) for key, value in (run.environment or {}).items()],
+            advantage=next((ADVANTAGES[word] for word in settings if word in ADVANTAGES), ADVANTAGES["group"]),
+            width=WIDTH,
+            height=HEIGHT,
+        )
     )
 
 

@@ -12,7 +12,7 @@ import numpy  # noqa: F401 - before torch, whose C code imports it and would swa
 from oncurve.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.run.api import TrainedRun as TrainedRun, resume as resume, train as train
+    from oncurve.run.api import resume as resume, train as train
     from oncurve.run.assembly import Run as Run, assemble as assemble
     from oncurve.run.directory import RunDirectory as RunDirectory
     from oncurve.run.evaluation import evaluate_target as evaluate_target
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         stopped_at as stopped_at,
         train_recipe as train_recipe,
     )
+    from oncurve.run.trained import TrainedRun as TrainedRun
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -4,80 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from oncurve.closing import Closing
 from oncurve.config import Argument, check_complete, explains_arguments, load_config, tables_of
 from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.errors import ConfigError
-from oncurve.evaluate import Evaluation
 from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
 from oncurve.rewards import REWARD_KINDS
-from oncurve.run.assembly import Overrides, Run, assemble
+from oncurve.run.assembly import Overrides, assemble
 from oncurve.run.continuing import open_to_resume, restore, resumed_config
 from oncurve.run.directory import RunDirectory
 from oncurve.run.session import create_directory, finish
+from oncurve.run.trained import TrainedRun
 from oncurve.spec import Component
 from oncurve.trainer import StepResult
 
 Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
-
-
-@dataclass
-class TrainedRun(Closing):
-    """The result of `train`: every step's metrics, the trained model, and the run.
-
-    The run has released its directory, so `resume` may continue it. The end of a `with` block ends the reward workers.
-
-    metrics     one dict a step, by declared key
-    directory   the run directory; None where `out` was not given
-    stopped_by  the name of the signal that ended the run early, or None
-    """
-
-    run: Run
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    stopped_by: str | None = None
-
-    def __repr__(self) -> str:
-        """One line: a notebook prints it where a cell ends with `oncurve.train(...)`; rows and model are left out."""
-        where = None if self.directory is None else str(self.directory)
-        return f"TrainedRun(steps={len(self.metrics)}, directory={where!r}, stopped_by={self.stopped_by!r})"
-
-    @property
-    def model(self) -> nn.Module:
-        """The policy's module, trained in place."""
-        return self.run.loaded.model.module
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        return self.run.loaded.tokenizer
-
-    @property
-    def directory(self) -> Path | None:
-        """The run directory."""
-        return self.run.directory.path if self.run.directory is not None else None
-
-    def evaluate(self, n: int = 0) -> Evaluation:
-        """The policy on the held-out prompts: greedy, and n samples a prompt where n > 0.
-
-        Where no rows are held out, on the training prompts, as `oncurve eval` does; the result's `held_out` says it.
-        """
-        return self.run.evaluate(n)
-
-    def save(self, path: str | Path) -> None:
-        """The policy in Hugging Face form, from the full-precision masters."""
-        self.run.save_model(Path(path))
-
-    def close(self) -> None:
-        """End the reward workers. `evaluate` cannot be called after it. Twice is allowed."""
-        self.run.close()
 
 
 ARGUMENT_OF = {
@@ -231,11 +178,7 @@ def _run(trained: TrainedRun, out: str | Path | None, on_step: Callable[[StepRes
 
 def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None) -> list[Callable[[StepResult], None]]:
     """The observers of every step of `train` and `resume`."""
-
-    def keep(result: StepResult) -> None:
-        trained.metrics.append(result.metrics)
-
-    return [keep, *([on_step] if on_step is not None else [])]
+    return [trained.keep, *([on_step] if on_step is not None else [])]
 
 
 def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:

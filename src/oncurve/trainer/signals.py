@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 from oncurve import output
+from oncurve.errors import without_frames
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -95,7 +96,7 @@ class StopSignals:
             output.urgent("oncurve: ended at once; checkpoints are whole", last=True)
             os._exit(128 + number)
         if number is signal.SIGINT:
-            raise KeyboardInterrupt
+            raise without_frames(KeyboardInterrupt("the run ended at once; its checkpoints are whole"))
         raise SystemExit(128 + number)
 
     def _abandon(self, number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,115 @@
+"""Charts, groups and whole reports as values that a notebook's cell shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from oncurve import durable
+from oncurve.errors import ConfigError
+from oncurve.output import visible
+from oncurve.report.charts import HEIGHT, WIDTH, Chart, chart_of
+from oncurve.report.groups import ShownGroup, shown_group
+from oncurve.report.page import FEATURED, environment_of_templates, write_report
+from oncurve.spec import suggest
+
+_CHART_PIXELS, _MOST_PIXELS = 330, 900
+
+
+class Page:
+    """A page of HTML. A notebook's cell shows it in a frame of its own, so its style and the notebook's do not mix.
+
+    html     the whole page, which needs nothing else
+    title    what is on it, for `repr`
+    pixels   the height of the frame
+    path     the file that it was read from, or None
+    """
+
+    def __init__(self, html: str, title: str, pixels: int, path: Path | None = None) -> None:
+        self.html, self.title, self.path, self._pixels = html, title, path, pixels
+
+    def __repr__(self) -> str:
+        """What is on the page, and how to see it where no HTML is shown."""
+        where = "page.save('page.html') writes it" if self.path is None else f"open {self.path} in a browser"
+        return f"<{self.title}: {where}>"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame."""
+        style = f"width:100%;height:{self._pixels}px;border:0"
+        return f'<iframe srcdoc="{escape(self.html)}" title="{escape(self.title)}" style="{style}"></iframe>'
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file that does not exist yet. Raises ConfigError: it does. StorageError."""
+        file = Path(path)
+        if file.exists():
+            raise ConfigError(f"{file} exists already; name another file")
+        durable.write_file(file, self.html.encode("utf-8", "replace"))
+        return file
+
+
+class Groups(list[dict[str, Any]]):
+    """Groups as `group_record` writes them: plain values. A notebook's cell shows texts, rewards and advantages."""
+
+    def __init__(self, records: Iterable[dict[str, Any]], step: int | None = None) -> None:
+        super().__init__(records)
+        self.step = step
+
+    def __repr__(self) -> str:
+        """How many there are; `list(groups)` has the values."""
+        completions = sum(len(record["completions"]) for record in self)
+        at = "" if self.step is None else f" of step {self.step}"
+        return f"<{_counted(len(self), 'group')}{at}, {_counted(completions, 'completion')}>"
+
+    def page(self) -> Page:
+        """The groups on a page, all of them."""
+        shown = [shown_group(self.step, record) for record in self]
+        return Page(_rendered(repr(self), (), shown), repr(self).strip("<>"), min(_MOST_PIXELS, 120 + 320 * len(self)))
+
+    def _repr_html_(self) -> str:
+        return self.page()._repr_html_()
+
+
+def report_page(directory: Path | None, metrics: Sequence[Mapping[str, float]], groups: Groups) -> Page:
+    """The report of a run's directory, which is written again; without one a page of `metrics` and `groups`.
+
+    Raises what `write_report` raises; ConfigError: there is no directory, and no step.
+    """
+    if directory is None:
+        charts = _charts((), metrics)
+        shown = [shown_group(groups.step, record) for record in groups]
+        title = "report of a run without a directory"
+        return Page(_rendered(title, charts, shown), title, _MOST_PIXELS)
+    path = write_report(directory)
+    return Page(path.read_text(encoding="utf-8"), f"report of {directory}", _MOST_PIXELS, path)
+
+
+def charts_page(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> Page:
+    """The curves of these metrics, of those on the report's top if none is named.
+
+    Raises ConfigError: no step has such a metric (with the nearest name), or there is no step.
+    """
+    charts = _charts(keys, metrics)
+    title = f"curves of {', '.join(chart.key for chart in charts)}"
+    return Page(_rendered(title, charts, ()), title, min(_MOST_PIXELS, 40 + _CHART_PIXELS * -(-len(charts) // 3)))
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list[Chart]:
+    known = dict.fromkeys(key for line in metrics for key in line if key != "step")
+    if not known:
+        raise ConfigError("there is no step to draw yet")
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"no step has the metric {key!r}{suggest(key, known)}")
+    wanted = list(keys) or [key for key in FEATURED if key in known]
+    return [chart for key in wanted if (chart := chart_of(key, metrics)) is not None]
+
+
+def _rendered(title: str, charts: Sequence[Chart], groups: Sequence[ShownGroup]) -> str:
+    template = environment_of_templates().get_template("cell.html.j2")
+    return template.render(title=visible(title), charts=charts, groups=groups, width=WIDTH, height=HEIGHT)
