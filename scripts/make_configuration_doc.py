@@ -73,9 +73,10 @@ def page() -> str:
     for name in RunConfig.model_fields:
         parts.append(_rewards() if name == "rewards" else _section(name))
     own = [cls for section in SECTIONS.values() for cls in section.kinds.values()]
+    of_rewards = [rule.message for cls in REWARD_KINDS.values() for rule in cls.impossible]
     forbidden = dict.fromkeys([*IMPOSSIBLE, *(rule for cls in own for rule in rules_of(cls, "impossible"))])
     meaningless = dict.fromkeys([*INERT, *(rule for cls in own for rule in rules_of(cls, "inert"))])
-    impossible = [f"* {rule.message}." for rule in forbidden]
+    impossible = [f"* {rule.message}." for rule in forbidden] + [f"* rewards.N.{said}." for said in of_rewards]
     inert = [f"* {', '.join(f'`{key}`' for key in rule.keys)}: {rule.reason}." for rule in meaningless]
     parts.append("## Combinations that are refused\n\n" + "\n".join(impossible) + "\n")
     parts.append(

@@ -47,7 +47,7 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'kl.where: the advantage needs rewards of steps, or single rewards, which hold no KL; set it to "loss"',
     ),
     Impossible(
-        lambda c: _needs(c, "nonnegative") and (c.kl.in_reward or any(r.weight < 0 or r.shapes for r in c.rewards)),
+        lambda c: _needs(c, "nonnegative") and (c.kl.in_reward or any(r.weight < 0 or r.below_zero for r in c.rewards)),
         "advantage.kind: the advantage needs rewards of 0 or more, and a KL in the reward (kl.where), a punishment or "
         'a reward of negative weight makes them negative; change that, or set advantage.kind to "grpo"',
     ),
@@ -287,6 +287,12 @@ def check_config(config: RunConfig) -> None:
     broken = [re.sub(r"\badvantage\.kind(?=:| to )", reads, message) for message in messages]
     column = config.data.unknown_column()
     broken += [] if column is None else [column]
+    broken += [
+        f"rewards.{index}.{rule.message}"
+        for index, reward in enumerate(config.rewards)
+        for rule in rules_of(reward, "impossible")
+        if rule.holds(reward)
+    ]
     broken += filter(None, (_unfit(index, reward, config) for index, reward in enumerate(config.rewards)))
     broken += wrong_template(config)
     if broken:

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 
 from oncurve.lazy import lazily
 from oncurve.rewards.answers import final_answer as final_answer
+from oncurve.rewards.choice import Choice as Choice
+from oncurve.rewards.cosine import Cosine as Cosine
+from oncurve.rewards.format import Format as Format
 from oncurve.rewards.kinds import REWARD_KINDS as REWARD_KINDS
+from oncurve.rewards.length_cap import LengthCap as LengthCap
 from oncurve.rewards.math import Math as Math
 from oncurve.rewards.model import ModelReward as ModelReward, ProcessModelReward as ProcessModelReward
 from oncurve.rewards.overlong import Overlong as Overlong
 from oncurve.rewards.python import Python as Python
+from oncurve.rewards.repetition import Repetition as Repetition
 from oncurve.rewards.settings import (
     Accepts as Accepts,
     InProcess as InProcess,

@@ -22,6 +22,7 @@ _HASHES = re.compile(r"####[ \t]*+:?[ \t]*+(.*)")
 _SAID = re.compile(
     r"(?:^[ \t*_]*+A:|\b(?:[Aa]nswer|ANSWER)(?:[*_ \t]*+[:=]|[ \t]++(?:is|IS)\b[ \t]*+:?))[ \t*_]*+(.*)", re.MULTILINE
 )
+_OPENING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>")
 _NEXT_LINE = re.compile(r"\s*+([^\n]*)")
 
 _BLANKS = re.compile("[ \t\u00a0\u2009\u202f]+")
@@ -89,11 +90,17 @@ class Number(NamedTuple):
 
 
 def text_after(text: str, marker: str | None) -> str | None:
-    """The text after the last `marker` (such as `</think>`); without a marker all of it; None if it never occurs."""
+    """The text after the last `marker` (such as `</think>`); without a marker all of it; None if it never occurs.
+
+    After an opening tag (`<answer>`) only the text up to its closing tag counts, if there is one.
+    """
     if marker is None:
         return text
     _, found, rest = text.rpartition(marker)
-    return rest if found else None
+    if not found:
+        return None
+    tag = _OPENING_TAG.fullmatch(marker)
+    return rest.partition(f"</{tag[1]}>")[0] if tag else rest
 
 
 def boxed(text: str) -> str | None:

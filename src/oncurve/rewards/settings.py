@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
-from oncurve.capabilities import unflagged
+from oncurve.capabilities import Impossible, unflagged
 from oncurve.errors import ConfigError
 from oncurve.paths import path_component
 from oncurve.spec import Component
@@ -83,11 +83,19 @@ class RewardSettings(Component):
     known; evaluation assumes it where this is the only reward that counts."""
 
     shapes: ClassVar[bool] = False
-    """Whether it is a punishment, of values below 0, that only shapes other rewards: it says nothing about what is
-    right, and evaluation looks for the verifier among the others."""
+    """Whether it only shapes other rewards, by form or length: it says nothing about what is right, and evaluation
+    looks for the verifier among the others."""
+
+    impossible: ClassVar[tuple[Impossible, ...]] = ()
+    """Settings of the reward that cannot be together; a message begins with the key."""
 
     default: ClassVar[str | None] = None
     """The name of a reward of this kind without a `name`; None: the name of the class in lower case."""
+
+    @property
+    def below_zero(self) -> bool:
+        """Whether its values may be below 0, which some advantages cannot use; so are punishments (`shapes`)."""
+        return self.shapes
 
     @property
     def own_model(self) -> Literal["outcome", "process"] | None:

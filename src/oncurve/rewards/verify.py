@@ -5,13 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import field_validator
+from pydantic import AfterValidator
 
 from oncurve.rewards.answers import final_answer, marked_number, text_after
 from oncurve.rewards.settings import Accepts, AnswerReward, InProcess, RewardSettings, Runner, WorkerSettings
 from oncurve.tasks import check_steps, is_correct, read_question
+
+
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiled)]
+"""A setting that is a regular expression of Python's `re`."""
 
 
 class Checked(AnswerReward):
@@ -115,20 +127,11 @@ class Regex(WorkerSettings):
     """1 if `pattern` matches, 0 if not. In a worker under a deadline: backtracking on model text can take forever."""
 
     scores_steps: ClassVar[bool] = False
-    pattern: str
+    pattern: Pattern
     """A pattern of Python's `re`; flags inside it, such as `(?s)`."""
 
     mode: Literal["search", "full"] = "search"
     """Where it must match. "search": somewhere in the completion; "full": the whole completion."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"not a regular expression: {error}") from error
-        return pattern
 
     def start(self, base: Path | None) -> Runner:
         """Runs in workers."""
