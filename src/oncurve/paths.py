@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from oncurve.errors import ConfigError, shown
 
 LONGEST_PATH, LONGEST_NAME = 4000, 255
 """Bytes of a path and of one name in it; file systems refuse longer ones."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
+_FILE_OF_ROWS = re.compile(r".*\.(jsonl?|parquet|csv|tsv|txt|gz|zst|zip|xlsx|arrow)", re.IGNORECASE)
 
 
 def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
@@ -84,3 +88,8 @@ def path_component(name: str) -> str:
     if len(name.encode("utf-8", "replace")) > 100:
         raise ValueError("a name has at most 100 bytes")
     return name
+
+
+def is_data_set_id(path: str) -> bool:
+    """Whether a path that does not exist may be a data set's id on the hub: `owner/name`, without a file's suffix."""
+    return _HUB_ID.fullmatch(path) is not None and _FILE_OF_ROWS.fullmatch(path) is None

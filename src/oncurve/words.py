@@ -21,7 +21,7 @@ class Word(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        """For example: `data.path (a JSONL file)`."""
+        """For example: `kl.where ("loss" or "reward")`."""
         keys = " and ".join(self.keys)
         return f"{keys} ({self.note})" if keys and self.note else keys or self.note
 
@@ -136,13 +136,19 @@ _MEANINGS: dict[str, Word] = {
     "random_seed data_seed data_loader_seed": Word(("run.seed",)),
     "shuffle_dataset": Word(("data.shuffle",)),
     "train_files train_file train_path train_data dataset dataset_name dataset_path train_dataset prompt_data": Word(
-        ("data.path",), "a JSONL file"
+        ("data.path",), "a file (JSONL, parquet, CSV), a folder, or a data set's id on the hub"
     ),
     "val_files val_file test_files eval_dataset eval_data eval_file validation_file": Word(
-        ("data.eval_path",), "a JSONL file"
+        ("data.eval_path",), "named like data.path; of the same data set: data.eval_split"
     ),
+    "dataset_config dataset_config_name": Word(("data.subset",)),
+    "dataset_train_split dataset_split": Word(("data.split",)),
+    "dataset_test_split eval_split": Word(("data.eval_split",)),
+    "dataset_revision": Word(("data.revision",)),
+    "column_mapping rename_columns": Word(("data.columns",)),
+    "prompt_data_probs dataset_weights interleave_probs": Word(("data.weights",)),
     "prompt_key input_key prompt_field": Word(("data.prompt_column",)),
-    "filter_overlong_prompts truncation": Word(("data.overlong",), '"error" or "drop"; nothing is cut'),
+    "filter_overlong_prompts truncation": Word(("data.overlong",), '"error", "drop" or "truncate_left"'),
     "chat_template_kwargs apply_chat_template_kwargs": Word(("data.chat_template_kwargs",)),
     "enable_thinking": Word(("data.chat_template_kwargs",), "{enable_thinking=false}"),
     "system_prompt": Word(("data.system",)),
@@ -187,6 +193,7 @@ _KIND_MEANINGS: dict[str, dict[str, str]] = {
         "grpo sapo": "seq-mean-token-mean",
         "dr_grpo": "seq-mean-token-sum-norm",
     },
+    "data": {"jsonl json csv parquet file hub hf": "files"},
     "kl": {"kl": "k1", "mse": "k2", "low_var_kl": "k3"},
 }
 

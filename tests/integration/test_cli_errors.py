@@ -47,7 +47,7 @@ SETTINGS = {
     "rollout.max_new_tokens=128": ("data.jsonl line 1: the prompt has", "lower rollout.max_new_tokens"),
     "data.max_prompt_tokens=1": ("data.jsonl line 1: the prompt has", "raise the limit (data.max_prompt_tokens=2)"),
     "data.path=date.jsonl": ("data.path: there is no file", "did you mean 'data.jsonl'?"),
-    "data.path=model": ("data.path:", "is a directory; name one file"),
+    "data.path=model": ("data.path:", "has no file of rows", "it has: config.json"),
     "data.prompt_column=question": ("data.jsonl line 1: column 'question' is missing; it has: prompt, answer",),
     "data.template={promt}": ("data.jsonl line 1: column 'promt' is missing", "did you mean 'prompt'?"),
     "data.template={prompt": ("data.template: expected '}'", "{{ or }} for a brace"),

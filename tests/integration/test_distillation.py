@@ -209,7 +209,7 @@ def test_another_tokenizer_is_refused_by_the_token(teacher: Path, tmp_path: Path
 def test_rows_that_make_no_prompt_for_the_teacher(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "1+1=", "hint": "2"}\n{"prompt": "1+2="}\n')
-    words = ('data.kind="jsonl"', f"data.path={file}", "advantage.template={hint} {prompt}")
+    words = ('data.kind="files"', f"data.path={file}", "advantage.template={hint} {prompt}")
     with pytest.raises(DataError, match=r"rows\.jsonl line 2: column 'hint' is missing; it has: prompt"):
         put_together(*words)
     file.write_text(json.dumps({"prompt": "1+1=", "hint": "1" * 5000}) + "\n")

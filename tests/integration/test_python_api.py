@@ -340,7 +340,7 @@ WRONG = {
     "steps twice": ({"reward": by_columns, "settings": {"run": {"steps": 3}}}, ConfigError, "run.steps: given twice"),
     "the reward twice": ({"reward": by_columns, "settings": {"rewards": []}}, ConfigError, "rewards: given twice"),
     "data twice": (
-        {"reward": by_columns, "settings": {"data": {"path": "a.jsonl", "kind": "jsonl"}}},
+        {"reward": by_columns, "settings": {"data": {"path": "a.jsonl", "kind": "files"}}},
         ConfigError,
         "data.kind: given twice",
     ),

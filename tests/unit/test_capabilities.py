@@ -17,7 +17,7 @@ from oncurve.config import load_config
 from oncurve.config.equation import explain
 from oncurve.config.in_words import plan
 from oncurve.config.without_effect import inert
-from oncurve.data import DataSettings, Jsonl, Rows
+from oncurve.data import DataSettings, Files, Rows
 from oncurve.errors import ConfigError
 from oncurve.kl import Estimator, k2
 from oncurve.learner import LearnerConfig, LocalLearner
@@ -138,7 +138,7 @@ def test_constants_and_rules_of_an_outside_component_count() -> None:
 class Table(DataSettings):
     """A data source whose columns are known before it is read."""
 
-    def columns(self) -> frozenset[str]:
+    def column_names(self) -> frozenset[str]:
         return frozenset({"question", "answer"})
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
@@ -235,5 +235,5 @@ def test_an_estimator_of_the_users_is_named_by_its_path() -> None:
 
 
 def test_a_file_states_nothing_of_its_columns() -> None:
-    assert Jsonl(path="a").columns() is None
+    assert Files(path="a").column_names() is None
     assert config(data={"path": "a", "template": "{anything}"}).data.unknown_column() is None

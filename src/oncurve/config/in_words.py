@@ -181,6 +181,7 @@ def _steps(config: RunConfig, facts: RunFacts) -> str:
     if facts.rows is None:
         return f"{head}."
     dropped = f"; {_count(facts.dropped, 'prompt')} too long, dropped" if facts.dropped else ""
+    dropped += f"; {_count(facts.truncated, 'prompt')} too long, cut on the left" if facts.truncated else ""
     return f"{head}: {_epochs(taken / facts.rows)} of {_count(facts.rows, 'row')}{dropped}."
 
 

@@ -19,12 +19,13 @@ from typing import Any
 import yaml
 
 from oncurve.errors import ConfigError, shown
-from oncurve.paths import not_a_file, usable_path, working_directory
+from oncurve.paths import is_data_set_id, not_a_file, usable_path, working_directory
 from oncurve.spec import suggest
 
 PRESETS = Path(__file__).parent.parent / "presets"
 RECIPES = Path(__file__).parent.parent / "recipes"
-FILE_KEYS = {("data", "path"), ("data", "eval_path"), ("iterative", "history")}
+DATA_KEYS = {("data", "path"), ("data", "eval_path")}
+FILE_KEYS = {*DATA_KEYS, ("iterative", "history")}
 MODEL_KEYS = {("model", "path"), ("advantage", "teacher"), ("reward_model", "path"), ("rewards", "path")}
 SUFFIXES = (".toml", ".yaml", ".yml")
 INDEX = re.compile(r"[0-9]{1,9}")
@@ -251,11 +252,13 @@ def _absolute(assignments: Sequence[Assignment], folder: Path) -> list[Assignmen
 
 
 def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> Any:
-    """`value` with the files that it names made absolute; a model that is no folder here may be a hub id, and stays."""
+    """`value` with the files that it names made absolute; what is not here and may be a hub id stays."""
     if path[0] == "rewards" and isinstance(value, Sequence) and not isinstance(value, str):
         return [_absolute_value(("rewards",), item, folder) for item in value]
     if path == ("rewards",) and isinstance(value, Mapping):
         return {key: _absolute_value(("rewards", key), inner, folder) for key, inner in value.items()}
+    if path in DATA_KEYS and isinstance(value, list | tuple):
+        return [_absolute_value(path, item, folder) for item in value]
     if not isinstance(value, str) or not value:
         return value
     where = ".".join(map(str, path))
@@ -264,6 +267,8 @@ def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> An
         return f"{_join(folder, code[1], where)}:{code[2]}"
     is_model = (path[0], path[-1]) in MODEL_KEYS
     is_folder = is_model and (value.startswith((".", "~")) or (folder / usable_path(value, where, folder)).exists())
+    if path in DATA_KEYS and is_data_set_id(value) and not (folder / usable_path(value, where, folder)).exists():
+        return value
     return _join(folder, value, where) if path in FILE_KEYS or is_folder else value
 
 

@@ -110,7 +110,7 @@ def merge(layers: Sequence[Layer], schema: Schema[Any] = RUN) -> dict[str, Any]:
     return tables
 
 
-TABLES = {("data", "chat_template_kwargs"), ("advantage", "base"), ("rewards", "kwargs")}
+TABLES = {("data", "chat_template_kwargs"), ("data", "columns"), ("advantage", "base"), ("rewards", "kwargs")}
 """Settings that are tables, so that a third part of a key changes one entry: `data.chat_template_kwargs.x=1`."""
 
 RIVALS = (("run.steps", "run.epochs"), ("learner.warmup_steps", "learner.warmup_ratio"))

@@ -25,6 +25,7 @@ class RunFacts:
     """Facts of the loaded data and model; None: not loaded yet. Example: `RunFacts(rows=7473, device="cpu")`.
 
     rows, eval_rows, dropped   training prompts, held-out prompts, prompts left out as too long
+    truncated                  prompts of which the last tokens are kept, as too long
     parameters                 of the model
     reference_bytes            what the frozen reference takes
     reference_given            whether it is a model of its own, not a copy of the policy
@@ -38,6 +39,7 @@ class RunFacts:
     rows: int | None = None
     eval_rows: int | None = None
     dropped: int = 0
+    truncated: int = 0
     parameters: int | None = None
     reference_bytes: int | None = None
     reference_given: bool = False

@@ -149,7 +149,8 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
     ),
     Impossible(
         lambda c: c.eval.every > 0 and not c.data.holds_out,
-        "eval.every: there are no held-out prompts to evaluate on; set data.eval_path or data.eval_fraction",
+        "eval.every: there are no held-out prompts to evaluate on; set data.eval_path, data.eval_split or "
+        "data.eval_fraction",
     ),
     *policy_term.IMPOSSIBLE,
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, check_advantage
 from oncurve.capabilities import Inert, check_of
 from oncurve.config.schema import Schema, Section, fixed
-from oncurve.data import DATA_KINDS, DataSettings, Jsonl, check_data
+from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
 from oncurve.learner import (
     CRITIC_KINDS,
     LEARNER_KINDS,
@@ -166,7 +166,7 @@ class RunConfig(Component):
     run: RunSettings = RunSettings()
     model: ModelConfig = ModelConfig()
     lora: LoraSettings = LoraSettings()
-    data: SerializeAsAny[DataSettings] = Jsonl()
+    data: SerializeAsAny[DataSettings] = Files()
     rollout: Sampling = Sampling.model_validate({})
     engine: Annotated[EngineConfig, SkipValidation] = LocalEngine()
     rewards: tuple[SerializeAsAny[RewardSettings], ...] = ()
@@ -271,7 +271,7 @@ SECTIONS: dict[str, Section] = {
     "run": fixed(RunSettings),
     "model": fixed(ModelConfig),
     "lora": fixed(LoraSettings),
-    "data": Section(DATA_KINDS, "jsonl", check_data),
+    "data": Section(DATA_KINDS, "files", check_data),
     "rollout": fixed(Sampling),
     "engine": Section(ENGINE_KINDS, "local", check_of("engine", ("build", "exact"), ("exact",))),
     "advantage": Section(ADVANTAGE_KINDS, "grpo", check_advantage),

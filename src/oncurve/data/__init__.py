@@ -1,5 +1,6 @@
 """Prompts: rows from a source, each made into a prompt, in an order that is a function of seed and cursor."""
 
+from oncurve.data.files import Files as Files
 from oncurve.data.order import PromptOrder as PromptOrder
 from oncurve.data.prompts import (
     Prompts as Prompts,
@@ -15,11 +16,15 @@ from oncurve.data.reward_examples import (
     example_from_json as example_from_json,
     example_to_json as example_to_json,
 )
-from oncurve.data.settings import DataSettings as DataSettings, Rows as Rows, check_data as check_data
+from oncurve.data.settings import (
+    Content as Content,
+    DataSettings as DataSettings,
+    Rows as Rows,
+    check_data as check_data,
+)
 from oncurve.data.sources import (
     DATA_KINDS as DATA_KINDS,
     InMemory as InMemory,
-    Jsonl as Jsonl,
     Task as Task,
     load_eval_rows as load_eval_rows,
     load_rows as load_rows,

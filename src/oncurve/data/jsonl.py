@@ -20,9 +20,11 @@ def read_jsonl(file: Path, key: str = "data.path") -> tuple[list[dict[str, Any]]
     `key` is the setting that named the file. Raises DataError: no such file, a directory, a pipe or a device, not
     readable, another format, not UTF-8, not JSON, not an object, a column twice, no rows.
     """
+    if file.suffix.lower() in OTHER_FORMATS and file.is_file():
+        raise DataError(f"{key}: {file.name} is not JSONL; write one JSON object a line, UTF-8, and name it .jsonl")
     rows: list[dict[str, Any]] = []
     lines = array("q")
-    for number, line in enumerate(_content(file, key).split(b"\n"), start=1):
+    for number, line in enumerate(content(file, key).removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
             rows.append(_row(line, f"{file} line {number}"))
             lines.append(number)
@@ -31,23 +33,21 @@ def read_jsonl(file: Path, key: str = "data.path") -> tuple[list[dict[str, Any]]
     return rows, lines
 
 
-def _content(file: Path, key: str) -> bytes:
+def content(file: Path, key: str) -> bytes:
+    """The bytes of a data file. Raises DataError: no such file, a directory, a pipe or a device, not readable."""
     if file.is_dir():
         inside = ", ".join(sorted(entry.name for entry in file.glob("*.json*"))[:8]) or "no .jsonl file"
         raise DataError(f"{key}: {file} is a directory; name one file (it has: {inside})")
     special = not_a_file(file)
     if special is not None:
         raise DataError(f"{key}: {file} is {special}, which cannot be read a second time; write the rows to a file")
-    if file.suffix.lower() in OTHER_FORMATS:
-        raise DataError(f"{key}: {file.name} is not JSONL; write one JSON object a line, UTF-8, and name it .jsonl")
     try:
-        content = file.read_bytes()
+        return file.read_bytes()
     except FileNotFoundError:
         near = suggest(file.name, [entry.name for entry in file.parent.glob("*")]) if file.parent.is_dir() else ""
         raise DataError(f"{key}: there is no file {file}{near}") from None
     except OSError as error:
         raise DataError(f"{key}: {file} cannot be read: {error.strerror}") from error
-    return content.removeprefix(b"\xef\xbb\xbf")
 
 
 def _row(line: bytes, place: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -23,15 +23,31 @@ class PromptOrder:
     Epoch e has the order `permutation(seed, e, n)`, or that of `prompts` without `shuffle`. A batch may span epochs (no
     remainder is dropped), so a prompt occurs twice in a batch only across such a boundary, or where the batch is larger
     than the data.
+
+    With a `mixture`, `(indices of prompts, weight)` of each source, an epoch has n prompts too, of which each source
+    gives its share, rounded to whole prompts. A source goes through its own prompts in epochs of its own.
     """
 
-    def __init__(self, prompts: _PromptSequence, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        prompts: _PromptSequence,
+        seed: int,
+        shuffle: bool = True,
+        mixture: Sequence[tuple[Sequence[int], float]] = (),
+    ) -> None:
         if not len(prompts):
             raise DataError("data: there are no prompts, so there is nothing to train on")
         self.prompts = prompts
         self.seed = seed
         self.shuffle = shuffle
+        self._sources = [indices for indices, _ in mixture]
+        self._counts = _shares(len(prompts), [weight for _, weight in mixture])
+        for number, (indices, count) in enumerate(zip(self._sources, self._counts, strict=True), start=1):
+            if not indices or not count:
+                why = "gives less than one prompt an epoch: raise its weight" if indices else "has no prompt left"
+                raise DataError(f"data.weights: source {number} of data.path {why}, or take it out")
         self._order = lru_cache(maxsize=2)(self._order_of)  # a batch rarely spans more than two epochs
+        self._own_order = lru_cache(maxsize=2)(self._shuffled)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -49,4 +65,31 @@ class PromptOrder:
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         count = len(self.prompts)
+        if not self._sources:
+            return self._shuffled(epoch, count)
+        drawn = [
+            (position, index) for source in range(len(self._sources)) for position, index in self._of(source, epoch)
+        ]
+        if self.shuffle:
+            return [drawn[place][1] for place in self._shuffled(epoch, count)]
+        return [index for _, index in sorted(drawn, key=lambda one: one[0])]  # spread evenly, each in its order
+
+    def _of(self, source: int, epoch: int) -> Iterator[tuple[float, int]]:
+        """What a source gives to an epoch: the position in it, in (0, 1), and the prompt's index."""
+        indices, count = self._sources[source], self._counts[source]
+        for ahead in range(count):
+            own, place = divmod(epoch * count + ahead, len(indices))
+            yield (ahead + 0.5) / count, indices[self._own_order(own, len(indices))[place]]
+
+    def _shuffled(self, epoch: int, count: int) -> Sequence[int]:
         return permutation(self.seed, epoch, count).tolist() if self.shuffle else range(count)
+
+
+def _shares(count: int, weights: Sequence[float]) -> list[int]:
+    """`count` in whole parts in the proportion of `weights`: each rounded down, the rest to the largest remainders."""
+    exact = [count * weight / sum(weights) for weight in weights]
+    parts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
+    for index in by_remainder[: count - sum(parts) if parts else 0]:
+        parts[index] += 1
+    return parts

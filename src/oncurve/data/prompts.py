@@ -6,6 +6,7 @@ A prompt is made, and tokenised, each time it is taken, so a million rows take t
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,8 +105,9 @@ def prompt_columns(row: Mapping[str, Any], settings: DataSettings) -> dict[str, 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Rows as prompts: `prompts[i]` is made on access. `dropped` is the number of rows that were too long.
+    """Rows as prompts: `prompts[i]` is made on access. `dropped` is the number of rows that were too long and left out.
 
+    `truncated` rows are too long too: the last `longest` tokens of their prompts are kept (None: all are).
     `tokenizer` may be None where every row's prompt is token ids. `teacher` is the template of the prompt as a teacher
     reads it; None: as the policy does.
     """
@@ -115,6 +117,8 @@ class Prompts:
     tokenizer: Any = None
     dropped: int = 0
     teacher: str | None = None
+    longest: int | None = None
+    truncated: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -126,6 +130,8 @@ class Prompts:
         asked = row[column] if template is None else fill(template, row)
         try:
             prompt = self._asked(number, asked, self.columns(index))
+            if self.longest is not None and len(prompt.ids) > self.longest:
+                prompt = replace(prompt, ids=prompt.ids[-self.longest :])
             if self.teacher is None:
                 return prompt
             return replace(prompt, teacher_ids=self._asked(number, fill(self.teacher, row), {}).ids)
@@ -139,6 +145,15 @@ class Prompts:
     def first(self, count: int | None) -> Prompts:
         """The first `count` prompts; all of them for None."""
         return self if count is None else replace(self, rows=self.rows.first(count))
+
+    @property
+    def mixture(self) -> list[tuple[list[int], float]]:
+        """For each source the indices of its prompts and its weight; none where prompts are not drawn by weights."""
+        starts = [start for start, _ in self.rows.mixture]
+        members: list[list[int]] = [[] for _ in starts]
+        for index, number in enumerate(self.rows.numbers if starts else ()):
+            members[bisect_right(starts, number) - 1].append(index)
+        return list(zip(members, [weight for _, weight in self.rows.mixture], strict=True))
 
     @property
     def as_chat(self) -> bool:
@@ -172,8 +187,8 @@ def open_prompts(
     vocabulary: int | None = None,
     teacher: str | None = None,
 ) -> Prompts:
-    """The prompts of `rows`. Those longer than `data.max_prompt_tokens` (else `fits`, the model's limit) are refused or
-    dropped now, not in the middle of a run.
+    """The prompts of `rows`. Those longer than `data.max_prompt_tokens` (else `fits`, the model's limit) are refused,
+    dropped or found to be cut now, not in the middle of a run.
 
     vocabulary   the model's number of tokens; None: not known
     teacher      the template of the prompt as a teacher reads it, which must leave room for a completion too
@@ -207,6 +222,8 @@ def open_prompts(
         first = next(index for index, length in enumerate(lengths) if length > longest)
         place = rows.place(rows.numbers[first])
         raise DataError(f"{place}: the prompt has {lengths[first]} tokens; {_too_long(lengths, longest, room)}")
+    if settings.overlong == "truncate_left" and longest >= 1:
+        return replace(prompts, longest=int(longest), truncated=len(lengths) - len(short))
     if not short:
         raise DataError(f"data: all {len(rows)} prompts are too long; {_too_long(lengths, longest, room)}")
     return Prompts(rows.select(short), settings, tokenizer, len(rows) - len(short), teacher)
@@ -238,6 +255,7 @@ def _too_long(lengths: Sequence[int], longest: float, room: float) -> str:
     fixes = [f"lower rollout.max_new_tokens by {most - room:,.0f}"] if most > room else []
     fixes += [f"raise the limit (data.max_prompt_tokens={most})"] if longest < most <= room else []
     fixes += ["leave them out (data.overlong=drop)"] if over < len(ranked) else []
+    fixes += ["keep their last tokens (data.overlong=truncate_left)"] if longest >= 1 else []
     return (
         f"{over:,} of {len(ranked):,} prompts have more than the {longest:,.0f} allowed (tokens: {says}); "
         f"{', or '.join(fixes)}"

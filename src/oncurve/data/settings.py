@@ -28,6 +28,7 @@ class Rows:
     numbers: Sequence[int]
     place: Callable[[int], str]
     generated: bool = False
+    mixture: tuple[tuple[int, float], ...] = ()
 
     def __len__(self) -> int:
         return len(self.items)
@@ -41,11 +42,26 @@ class Rows:
         return self if count is None or count >= len(self) else self.select(range(count))
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a setting's files hold, for the record of a run: `parts[name]` is the size in bytes and the sha256.
+
+    Example: `Content("/data/train.jsonl", {"": (4166206, "f7ab...")})`.
+    """
+
+    path: str
+    parts: Mapping[str, tuple[int, str]]
+
+
 class DataSettings(Component):
     """The fields of every source: how a row becomes a prompt, and how many prompts a step takes."""
 
     prompt_column: str = Field(default="prompt", min_length=1)
     """The column that holds the prompt: a string, chat messages, or token ids."""
+
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Other names for columns: `{ prompt = "question", answer = "reward_model.ground_truth" }` makes the column
+    `prompt` of `question`, and `answer` of an entry of the table `reward_model`."""
 
     template: str | None = None
     """Makes the prompt from columns instead: `"{question}\\nAnswer:"`; `{{` and `}}` are braces."""
@@ -63,8 +79,9 @@ class DataSettings(Component):
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """The longest prompt allowed, in tokens; none: whatever fits the model."""
 
-    overlong: Literal["error", "drop"] = "error"
-    """What happens to a longer prompt: "error", or "drop" (dropped before the run starts, and counted)."""
+    overlong: Literal["error", "drop", "truncate_left"] = "error"
+    """What happens to a longer prompt: "error"; "drop": it is left out; "truncate_left": its last tokens are kept, and
+    the chat template's first ones are lost. The plan has the number of prompts."""
 
     limit: int | None = Field(default=None, ge=1)
     """Train on this many rows only, the first ones; none: on all."""
@@ -95,8 +112,8 @@ class DataSettings(Component):
         """Whether there may be held-out rows, told from the settings alone. Where it says nothing: `read` tells."""
         return True
 
-    def columns(self) -> frozenset[str] | None:
-        """The columns that all rows have, told from the settings alone; None: only the rows tell."""
+    def column_names(self) -> frozenset[str] | None:
+        """The columns that all rows have at the source, told from the settings alone; None: only the rows tell."""
         return None
 
     def unknown_column(self) -> str | None:
@@ -113,7 +130,9 @@ class DataSettings(Component):
             return f"{key}: {error}"
 
     def _without(self, key: str, wanted: Sequence[str]) -> str | None:
-        known = self.columns()
+        known = self.column_names()
+        if known is not None:
+            known = known - set(self.columns.values()) | set(self.columns)
         lost = [column for column in wanted if column not in known] if known is not None else []
         if known is None or not lost:
             return None
@@ -123,6 +142,13 @@ class DataSettings(Component):
     def missing(self) -> list[str]:
         """A line for each setting that the source cannot do without and that is not given."""
         return []
+
+    def content(self, base: Path | None) -> Mapping[str, Content]:
+        """What the files of the data hold, by setting, so that a resume finds out that they have changed.
+
+        Settings that are left out are compared as they are written.
+        """
+        return {}
 
     def check_keepable(self) -> None:
         """Raises DataError where a run's directory could not keep the rows; of files it keeps the path alone."""

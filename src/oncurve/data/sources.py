@@ -1,77 +1,28 @@
-"""Where rows come from: a JSONL file, a list in memory, the built-in task. The section `[data]`.
+"""Where rows come from: files and the hub, a list in memory, the built-in task. The section `[data]`.
 
-Covered: every row is read and checked before a model is loaded. Not covered: CSV, parquet, hub data sets.
+Every row is read and checked before a model is loaded.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from oncurve import durable
-from oncurve.capabilities import Impossible, Inert
+from oncurve.capabilities import Impossible
+from oncurve.data.columns import renamed, with_answer
 from oncurve.data.containers import as_rows
-from oncurve.data.jsonl import read_jsonl
+from oncurve.data.files import Files
+from oncurve.data.hold_out import hold_out
 from oncurve.data.prompts import check_row
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.errors import DataError
-from oncurve.randomness import permutation
 from oncurve.tasks import KINDS as TASKS
-
-HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are evaluated on the same rows
-
-
-class Jsonl(DataSettings):
-    """A file of JSON objects, one per line, UTF-8."""
-
-    path: str | None = Field(default=None, min_length=1)
-    """The file, relative to the recipe."""
-
-    eval_path: str | None = None
-    """Another such file, of held-out rows."""
-
-    eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Without `eval_path`: the share of `path`'s rows to hold out, the same ones in every run."""
-
-    impossible: ClassVar[tuple[Impossible, ...]] = (
-        Impossible(
-            lambda data: data.eval_path is not None and data.eval_path == data.path,
-            "data.eval_path: held-out prompts cannot be the training prompts; name another file, or set "
-            "data.eval_fraction",
-        ),
-    )
-    inert: ClassVar[tuple[Inert, ...]] = (
-        Inert(
-            ("data.eval_fraction",),
-            ("data.eval_path",),
-            lambda data: data.eval_path is not None,
-            "data.eval_path has the held-out rows",
-        ),
-    )
-
-    @property
-    def holds_out(self) -> bool:
-        """A second file, or a share of the first."""
-        return self.eval_path is not None or self.eval_fraction > 0
-
-    def missing(self) -> list[str]:
-        """The file."""
-        kinds = ", ".join(DATA_KINDS)
-        return [] if self.path else [f"data.path: missing; name a JSONL file, or choose another data.kind of: {kinds}"]
-
-    def read(self, base: Path | None) -> tuple[Rows, Rows]:
-        """Both files, or the one file in two parts. Raises DataError: there is no path."""
-        if self.path is None:
-            raise DataError("data.path: missing; name a JSONL file")
-        rows = _file_rows("data.path", self.path, base)
-        if self.eval_path is not None:
-            return rows, _file_rows("data.eval_path", self.eval_path, base)
-        return _hold_out(rows, self.eval_fraction)
 
 
 class InMemory(DataSettings):
@@ -101,7 +52,7 @@ class InMemory(DataSettings):
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """The rows, a bare prompt put under `prompt_column`."""
         items = [self._row(row) for row in self.rows]
-        return _hold_out(Rows(items, range(len(items)), lambda number: f"data row {number}"), self.eval_fraction)
+        return hold_out(Rows(items, range(len(items)), lambda number: f"data row {number}"), self.eval_fraction)
 
     def _row(self, row: Any) -> Mapping[str, Any]:
         return row if isinstance(row, Mapping) else {self.prompt_column: row}
@@ -123,11 +74,11 @@ class InMemory(DataSettings):
                     ) from error
             yield json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n"
 
-    def kept_as(self, file: Path) -> Jsonl:
+    def kept_as(self, file: Path) -> Files:
         """The same rows as a file. Raises DataError where JSON cannot hold a row."""
         durable.write_file(file, "".join(self._lines()).encode())
         shared = {key: getattr(self, key) for key in (*DataSettings.model_fields, "eval_fraction")}
-        return Jsonl(path=file.name, **shared)
+        return Files(path=file.name, **shared)
 
 
 class Task(DataSettings):
@@ -157,7 +108,14 @@ class Task(DataSettings):
         """Problems of their own."""
         return self.eval_size > 0
 
-    def columns(self) -> frozenset[str]:
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        Impossible(
+            lambda data: bool(data.columns),
+            "data.columns: the columns of a built-in task are prompt, question, answer; leave data.columns out",
+        ),
+    )
+
+    def column_names(self) -> frozenset[str]:
         """Those of the task's problems."""
         return frozenset(TASKS[self.task](seed=self.seed).rows("train", 1)[0])
 
@@ -170,7 +128,7 @@ class Task(DataSettings):
         return Rows(_Generated(made, split, size), range(size), lambda n: f"{split} problem {n}", generated=True)
 
 
-DATA_KINDS: dict[str, type[DataSettings]] = {"jsonl": Jsonl, "list": InMemory, "task": Task}
+DATA_KINDS: dict[str, type[DataSettings]] = {"files": Files, "list": InMemory, "task": Task}
 
 
 @dataclass(frozen=True)
@@ -216,9 +174,20 @@ def read_rows(settings: DataSettings, base: Path | None) -> tuple[Rows, Rows]:
         raise DataError(f"data: {error.strerror}: {error.filename}") from error
     match found:
         case (Rows() as train, Rows() as held_out):
-            return train, held_out
+            return _with_columns(train, settings), _with_columns(held_out, settings)
     name = type(settings).__name__
     raise DataError(f"data.kind: {name}.read must return (training rows, held-out rows), two oncurve.data.Rows")
+
+
+def _with_columns(rows: Rows, settings: DataSettings) -> Rows:
+    """The rows with the columns of `data.columns`, and with the answer in a column of its own."""
+    if rows.generated:
+        return rows
+    if settings.columns:
+        places = map(rows.place, rows.numbers)
+        named = [renamed(row, settings.columns, place) for row, place in zip(rows.items, places, strict=True)]
+        rows = replace(rows, items=named)
+    return replace(rows, items=[with_answer(row) for row in rows.items])
 
 
 def _checked(rows: Rows, settings: DataSettings) -> Rows:
@@ -226,19 +195,3 @@ def _checked(rows: Rows, settings: DataSettings) -> Rows:
         for row, number in zip(rows.items, rows.numbers, strict=True):
             check_row(row, settings, rows.place(number))
     return rows
-
-
-def _file_rows(key: str, path: str, base: Path | None) -> Rows:
-    file = (base or Path()) / Path(path).expanduser()
-    items, lines = read_jsonl(file, key)
-    return Rows(items, range(len(items)), lambda number: f"{file} line {lines[number]}")
-
-
-def _hold_out(rows: Rows, fraction: float) -> tuple[Rows, Rows]:
-    """`rows` in two parts, the second of `fraction` of them (at least one if it is not 0), each in its old order."""
-    count = min(len(rows), max(1, round(fraction * len(rows)))) if fraction > 0 else 0
-    held = set(permutation(HOLD_OUT_SEED, 0, len(rows))[:count].tolist())
-    return (
-        rows if not held else rows.select([i for i in range(len(rows)) if i not in held]),
-        rows.select(sorted(held)),
-    )

@@ -209,7 +209,7 @@ def _of_data(data: Any) -> list[Argument]:
     """The data as settings: a file, or rows in memory."""
     if data is None:
         return []
-    kind, key, value = ("jsonl", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
+    kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
     return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
 
 

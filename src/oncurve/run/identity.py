@@ -1,9 +1,10 @@
 """The inputs that determine a run's numbers, so that a resume detects a change: settings, their files, and an id.
 
-Covered: every setting except those of `FREE`; data files and other files by size and sha256; the small files of a
-model's folder likewise, its weights by their size (trained weights come from the checkpoint). Source code has a sha256
-too; a change in it is reported and not refused, because the user must fix a reward that ended a run before resuming it.
-Not covered: imports of a module, the content of a hub id, functions that were given as objects.
+Covered: every setting except those of `FREE`; data, of the hub too, and other files by size and sha256; the small files
+of a model's folder likewise, its weights by their size (trained weights come from the checkpoint). Source code has a
+sha256 too; a change in it is reported and not refused, because the user must fix a reward that ended a run before
+resuming it.
+Not covered: imports of a module, the content of a model's hub id, functions that were given as objects.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, Schema, to_tables
+from oncurve.data import DataSettings
 from oncurve.errors import CheckpointError, DataError, RunDirectoryError, command
 from oncurve.run.directory import RunDirectory, is_identity
 from oncurve.spec import Component
@@ -87,8 +89,11 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
     Raises DataError: a file is there and cannot be read.
     """
     settings: dict[str, Any] = {}
-    files: dict[str, Any] = {}
+    files = _contents(config, schema, base)
+    known = frozenset(files)
     for key, value in flat(to_tables(config, schema)):
+        if key in known:
+            continue
         if key not in counts and any(fnmatchcase(key, pattern) for pattern in FREE):
             continue
         found = _file_of(key, value, base)
@@ -100,6 +105,20 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
         if found is None or _is_code(value):
             settings[key] = value
     return {"id": secrets.token_hex(8), "settings": settings, "files": files}
+
+
+def _contents(config: Component, schema: Schema[Any], base: Path) -> dict[str, Any]:
+    """What the files of sections hold that say so themselves (`DataSettings.content`), by setting."""
+    found: dict[str, Any] = {}
+    for name in schema.sections:
+        section = getattr(config, name, None)
+        if isinstance(section, DataSettings):
+            for key, content in section.content(base).items():
+                found[key] = {
+                    "path": content.path,
+                    "parts": {part: list(sized) for part, sized in content.parts.items()},
+                }
+    return found
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any], wanted: Collection[str] = ()) -> Differences:

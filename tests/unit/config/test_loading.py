@@ -9,7 +9,7 @@ import pytest
 from oncurve.advantages import GroupAdvantage
 from oncurve.config.loading import load_config, to_tables, to_toml
 from oncurve.config.sections import SECTIONS, RunConfig
-from oncurve.data import InMemory, Jsonl, Task
+from oncurve.data import Files, InMemory, Task
 from oncurve.errors import ConfigError
 from oncurve.losses import Clipped, Reinforce, SeqMeanTokenSumNorm, SequenceProduct
 from oncurve.rewards import REWARD_KINDS, Python
@@ -239,5 +239,5 @@ def test_defaults_are_the_vetted_setting():
     learner = made.learner
     assert (learner.learning_rate, learner.betas, learner.weight_decay) == (1e-6, (0.9, 0.999), 0.0)
     assert (learner.max_grad_norm, learner.ppo_epochs, learner.minibatches) == (1.0, 1, 1)
-    assert made.data == Jsonl()
+    assert made.data == Files()
     assert made.data.prompts_per_step == 32

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from oncurve.config import load_config, to_toml
-from oncurve.data import Jsonl, Rows, open_prompts
+from oncurve.data import Files, Rows, open_prompts
 from oncurve.errors import ConfigError, ModelError
 from oncurve.models import tiny
 
@@ -28,7 +28,7 @@ def tokenizer() -> Any:
 def texts(tokenizer: Any, **settings: Any) -> list[str]:
     rows = Rows([{"prompt": "1+1=", "hint": "2"}], [0], lambda number: f"row {number}")
     teacher = "{hint} {prompt}"
-    prompt = open_prompts(rows, Jsonl(path="x", **settings), tokenizer, teacher=teacher)[0]
+    prompt = open_prompts(rows, Files(path="x", **settings), tokenizer, teacher=teacher)[0]
     assert prompt.teacher_ids is not None
     return [tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt.ids, prompt.teacher_ids)]
 

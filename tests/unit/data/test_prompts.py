@@ -152,7 +152,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_its_place_with_all_lengths_and_
     says = (
         r"data row 90: the prompt has 91 tokens; 10 of 100 prompts have more than the 90 allowed \(tokens: p50 50, "
         r"p90 90, p99 99, max 100\); raise the limit \(data.max_prompt_tokens=100\), or leave them out "
-        r"\(data.overlong=drop\)$"
+        r"\(data.overlong=drop\), or keep their last tokens \(data.overlong=truncate_left\)$"
     )
     with pytest.raises(DataError, match=says):
         open_prompts(load_rows(settings), settings, Letters())
@@ -187,3 +187,15 @@ def test_a_few_generated_prompts_speak_for_all():
     prompts = open_prompts(load_rows(few), few, Letters(), fits=sorted(lengths)[20])
     assert 0 < prompts.dropped < 40
     assert len(prompts) == 40 - prompts.dropped
+
+
+def test_prompts_that_are_too_long_keep_their_last_tokens_and_are_counted():
+    settings = InMemory(rows=("12345", "12", "123456"), max_prompt_tokens=4, overlong="truncate_left")
+    prompts = open_prompts(load_rows(settings), settings, Letters())
+    whole = open_prompts(load_rows(settings), settings.model_copy(update={"max_prompt_tokens": None}), Letters())
+    assert (prompts.truncated, prompts.dropped, len(prompts)) == (2, 0, 3)
+    assert [prompts[n].ids for n in range(3)] == [whole[n].ids[-4:] for n in range(3)]
+    assert prompts[1] == whole[1]
+    assert prompts.first(1)[0].ids == whole[0].ids[-4:]
+    with pytest.raises(DataError, match="all 3 prompts are too long"):
+        open_prompts(load_rows(settings), settings, Letters(), fits=0)

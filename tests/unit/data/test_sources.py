@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.data import DATA_KINDS, DataSettings, InMemory, Jsonl, Task, load_eval_rows, load_rows
+from oncurve.data import DATA_KINDS, DataSettings, Files, InMemory, Task, load_eval_rows, load_rows
 from oncurve.errors import ConfigError, DataError
 from oncurve.spec import build
 
@@ -27,7 +27,7 @@ def complaint(settings: DataSettings) -> str:
 
 def test_rows_of_a_file_beside_the_recipe(tmp_path: Path):
     jsonl(tmp_path, QUESTIONS)
-    rows = load_rows(Jsonl(path="data.jsonl", prompt_column="question"), base=tmp_path)
+    rows = load_rows(Files(path="data.jsonl", prompt_column="question"), base=tmp_path)
     assert list(rows.items) == QUESTIONS
     assert list(rows.numbers) == list(range(10))
     assert rows.place(4) == f"{tmp_path / 'data.jsonl'} line 5"
@@ -35,10 +35,10 @@ def test_rows_of_a_file_beside_the_recipe(tmp_path: Path):
 
 def test_a_missing_column_is_named_with_line_and_what_there_is(tmp_path: Path):
     file = jsonl(tmp_path, [{"prompt": "a"}, {"question": "b", "answer": "c"}])
-    assert complaint(Jsonl(path=str(file))) == (
+    assert complaint(Files(path=str(file))) == (
         f"{file} line 2: column 'prompt' is missing; it has: question, answer; set data.prompt_column or data.template"
     )
-    said = complaint(Jsonl(path=str(file), template="{qestion}"))
+    said = complaint(Files(path=str(file), template="{qestion}"))
     assert "line 1: column 'qestion' is missing; it has: prompt; set data.template" in said
 
 
@@ -95,16 +95,16 @@ def test_a_tiny_fraction_holds_out_one_row_and_a_large_one_leaves_an_error():
 
 def test_held_out_rows_may_come_from_their_own_file(tmp_path: Path):
     train, held = jsonl(tmp_path, QUESTIONS), jsonl(tmp_path, QUESTIONS[:2], "eval.jsonl")
-    settings = Jsonl(path=str(train), eval_path=str(held), prompt_column="question")
+    settings = Files(path=str(train), eval_path=str(held), prompt_column="question")
     assert len(load_rows(settings)) == 10
     assert len(load_eval_rows(settings)) == 2
-    assert not load_eval_rows(Jsonl(path=str(train), prompt_column="question"))
+    assert not load_eval_rows(Files(path=str(train), prompt_column="question"))
 
 
 def test_a_bad_held_out_row_is_refused_too(tmp_path: Path):
     train, held = jsonl(tmp_path, [{"prompt": "a"}]), jsonl(tmp_path, [{"prompt": ""}], "eval.jsonl")
     with pytest.raises(DataError, match=r"eval\.jsonl line 1: column 'prompt' is an empty string"):
-        load_eval_rows(Jsonl(path=str(train), eval_path=str(held)))
+        load_eval_rows(Files(path=str(train), eval_path=str(held)))
 
 
 def test_the_built_in_task_makes_its_problems_on_demand():
@@ -144,15 +144,15 @@ def test_rows_in_memory_can_be_kept_in_a_file(tmp_path: Path):
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str):
     with pytest.raises(ConfigError) as caught:
-        build(settings, DATA_KINDS, "data", "jsonl")
+        build(settings, DATA_KINDS, "data", "files")
     assert said in str(caught.value)
 
 
 def test_a_file_is_asked_for_where_there_is_none():
-    assert complaint(Jsonl()) == "data.path: missing; name a JSONL file"
+    assert complaint(Files()) == "data.path: missing; name a file of rows: JSONL, parquet or CSV"
 
 
 def test_the_questions_of_gsm8k_are_rows(test_data: Path):
-    rows = load_rows(Jsonl(path=str(test_data / "gsm8k" / "train.jsonl"), template="{question}\nEnd with ####."))
+    rows = load_rows(Files(path=str(test_data / "gsm8k" / "train.jsonl"), template="{question}\nEnd with ####."))
     assert len(rows) == 7473
     assert rows.items[0]["answer"].endswith("#### 72")

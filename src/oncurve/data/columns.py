@@ -1,0 +1,63 @@
+"""The columns of rows: renamed by `data.columns`, and the answer where other tools keep it.
+
+Rows of verl keep it in `reward_model`, `{"prompt": [...], "data_source": "openai/gsm8k", "reward_model": {"style":
+"rule", "ground_truth": "72"}, "extra_info": {...}}`, and rows for TRL's rewards in `ground_truth` or `solution`. All of
+them get a column `answer`, by which rewards of oncurve find it, next to the columns that they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oncurve.errors import DataError
+from oncurve.spec import suggest
+
+ANSWER = "answer"
+ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
+"""Where the answer is looked for in a row without a column `answer`, in this order."""
+
+_MISSING = object()
+
+
+def value_at(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, or of a part of one: `reward_model.ground_truth`. `_MISSING` where there is none."""
+    if column in row:
+        return row[column]
+    first, dot, rest = column.partition(".")
+    inner = row.get(first)
+    return value_at(inner, rest) if dot and isinstance(inner, Mapping) else _MISSING
+
+
+def renamed(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> Mapping[str, Any]:
+    """The row with the columns `{name: its column, ...}`; a column that got a new name has the old one no longer.
+
+    Raises DataError, beginning with `place`: the row lacks one of them, or has a column of the new name.
+    """
+    found = {name: value_at(row, column) for name, column in columns.items()}
+    for name, column in columns.items():
+        if found[name] is _MISSING:
+            has = ", ".join(map(str, row)) or "no columns"
+            raise DataError(
+                f"{place}: column {column!r} of data.columns is missing; it has: {has}{suggest(column, row)}"
+            )
+        if name in row and name not in columns.values():
+            raise DataError(
+                f"{place}: data.columns makes {column!r} the column {name!r}, and there is one of that name; give that "
+                f"one another name too, like {name}_before = {name!r}"
+            )
+    kept = {name: value for name, value in row.items() if name not in columns.values()}
+    return {**kept, **found}
+
+
+def answer_from(row: Mapping[str, Any]) -> str | None:
+    """The column, or part of one, that is the answer of a row without a column `answer`; None: none is known."""
+    if ANSWER in row:
+        return None
+    return next((column for column in ANSWERS if isinstance(value_at(row, column), str | int | float)), None)
+
+
+def with_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with a column `answer`, where it holds one under the name of another tool."""
+    column = answer_from(row)
+    return row if column is None else {**row, ANSWER: value_at(row, column)}

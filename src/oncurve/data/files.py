@@ -1,0 +1,247 @@
+"""Rows from files and from the hub: the kind "files" of `[data]`.
+
+A path names a file, a folder, a pattern with `*`, or a data set of the hub, which is asked where nothing of that name
+is here. The rows of a folder are those of its files in the order of their names, so that numbers of rows stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from glob import glob
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field, field_validator, model_validator
+
+from oncurve import durable
+from oncurve.capabilities import Impossible, Inert
+from oncurve.data.containers import SPLITS
+from oncurve.data.formats import FORMATS, FileRows, read_file
+from oncurve.data.hold_out import hold_out
+from oncurve.data.hub import read_hub
+from oncurve.data.settings import Content, DataSettings, Rows
+from oncurve.errors import DataError
+from oncurve.paths import is_data_set_id
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Files(DataSettings):
+    """Files of rows, JSONL, parquet or CSV, or a data set of the Hugging Face hub."""
+
+    path: str | tuple[str, ...] | None = None
+    """A file, relative to the recipe; a folder of files; a pattern, `"rows/*.parquet"`; a data set of the hub,
+    `"openai/gsm8k"`; or a list of these."""
+
+    split: Name | None = None
+    """The split to train on, of a folder or of the hub; none: "train" of the hub, and all files of a folder without
+    splits."""
+
+    subset: Name | None = None
+    """Of a data set of the hub that has several: which one, like `"main"`."""
+
+    revision: Name | None = None
+    """Of a data set of the hub: the branch, tag or commit; none: the main branch."""
+
+    weights: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = None
+    """The share of the prompts that each entry of a `path` with several gives, `[3, 1]`; none: as many as it has
+    rows. An epoch is still as many prompts as there are rows; a source that gives more than its rows repeats them."""
+
+    eval_path: str | tuple[str, ...] | None = None
+    """Files of held-out rows, named like `path`."""
+
+    eval_split: Name | None = None
+    """The split of held-out rows, of `eval_path` where it is set, else of `path`."""
+
+    eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Without `eval_path` and `eval_split`: the share of the rows to hold out, the same ones in every run."""
+
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        Impossible(
+            lambda data: data.eval_path is not None and data.eval_path == data.path and data.eval_split is None,
+            "data.eval_path: held-out prompts cannot be the training prompts; name another file, or set "
+            "data.eval_fraction or data.eval_split",
+        ),
+        Impossible(
+            lambda data: (
+                data.eval_split is not None
+                and data.eval_path in (None, data.path)
+                and data.eval_split == (data.split or "train")
+            ),
+            "data.eval_split: held-out prompts cannot be the training prompts; name another split than data.split",
+        ),
+        Impossible(
+            lambda data: data.weights is not None and len(data.weights) != len(_listed(data.path)),
+            "data.weights: each entry of a list data.path has one weight, and they differ in number; give as many",
+        ),
+    )
+    inert: ClassVar[tuple[Inert, ...]] = (
+        Inert(
+            ("data.eval_fraction",),
+            ("data.eval_path", "data.eval_split"),
+            lambda data: data.eval_path is not None or data.eval_split is not None,
+            "data.eval_path or data.eval_split has the held-out rows",
+        ),
+        Inert(
+            ("data.subset", "data.revision"),
+            ("data.path", "data.eval_path"),
+            lambda data: not any(map(is_data_set_id, (*_listed(data.path), *_listed(data.eval_path)))),
+            "no path is a data set of the hub",
+        ),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_path_is_no_list(cls, given: object) -> object:
+        """Written as a list of one, a path is the path alone: both are the same run."""
+        if not isinstance(given, Mapping):
+            return given
+        lists = {key: given[key] for key in ("path", "eval_path") if isinstance(given.get(key), list | tuple)}
+        return {**given, **{key: paths[0] for key, paths in lists.items() if len(paths) == 1}}
+
+    @field_validator("path", "eval_path")
+    @classmethod
+    def _names_something(cls, path: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if path is not None and not (path and all(_listed(path))):
+            raise ValueError("should have at least 1 character; name a file, a folder or a data set of the hub")
+        return path
+
+    @property
+    def holds_out(self) -> bool:
+        """Other files, another split, or a share of the rows."""
+        return self.eval_path is not None or self.eval_split is not None or self.eval_fraction > 0
+
+    def missing(self) -> list[str]:
+        """The path."""
+        if self.path:
+            return []
+        return [
+            "data.path: missing; name a file (JSONL, parquet, CSV), a folder or a data set of the hub, or choose "
+            "another data.kind: list, task"
+        ]
+
+    def read(self, base: Path | None) -> tuple[Rows, Rows]:
+        """Training rows and held-out rows. Raises DataError: there is no path, or what it names cannot be read."""
+        train = self._sources("data.path", base)
+        rows = _joined(train, self.weights)
+        if self.eval_path is None and self.eval_split is None:
+            return hold_out(rows, self.eval_fraction)
+        return rows, _joined(self._sources("data.eval_path", base))
+
+    def content(self, base: Path | None) -> Mapping[str, Content]:
+        """Size and hash of every file; of the hub, of the rows. A single file that is missing is left out."""
+        keys = ["data.path"] if self.path else []
+        keys += ["data.eval_path"] if self.path and (self.eval_path or self.eval_split) else []
+        found = {key: self._content(key, base) for key in keys}
+        return {key: content for key, content in found.items() if content.parts}
+
+    def _chosen(self, key: str) -> tuple[tuple[str, ...], str | None]:
+        """The paths of `key`, and the split of them."""
+        if key == "data.path":
+            return _listed(self.path), self.split or ("train" if self.eval_split and self.eval_path is None else None)
+        return _listed(self.eval_path) or _listed(self.path), self.eval_split
+
+    def _sources(self, key: str, base: Path | None) -> list[list[FileRows]]:
+        """The files of each path, read."""
+        paths, split = self._chosen(key)
+        if not paths:
+            raise DataError("data.path: missing; name a file of rows: JSONL, parquet or CSV")
+        return [self._source(key, path, split, base) for path in paths]
+
+    def _source(self, key: str, path: str, split: str | None, base: Path | None) -> list[FileRows]:
+        if not _is_here(path, base) and is_data_set_id(path):
+            return [self._of_hub(key, path, split)]
+        return [read_file(file, key) for file in _files_of(key, path, split, base)]
+
+    def _of_hub(self, key: str, path: str, split: str | None) -> FileRows:
+        if split is None and key == "data.eval_path":
+            raise DataError(f'data.eval_split: missing; name the split of {path} to evaluate on, like "test"')
+        return read_hub(path, self.subset, split or "train", self.revision, key)
+
+    def _content(self, key: str, base: Path | None) -> Content:
+        paths, split = self._chosen(key)
+        parts: dict[str, tuple[int, str]] = {}
+        for path in paths:
+            if not _is_here(path, base) and is_data_set_id(path):
+                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in self._of_hub(key, path, split).items)
+                text = "".join(lines).encode("utf-8", "surrogatepass")
+                parts[f"{path} {split or 'train'}"] = (len(text), hashlib.sha256(text).hexdigest())
+                continue
+            for file in _files_of(key, path, split, base):
+                if not file.is_file() and len(paths) > 1:
+                    read_file(file, key)  # says what is wrong
+                if file.is_file():
+                    parts[str(file)] = (file.stat().st_size, durable.sha256(file))
+        if parts and len(paths) == 1 and _at(paths[0], base).is_file():
+            return Content(next(iter(parts)), {"": next(iter(parts.values()))})
+        return Content(", ".join(paths), parts)
+
+
+def _listed(paths: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if paths is None else (paths,) if isinstance(paths, str) else tuple(paths)
+
+
+def _is_here(path: str, base: Path | None) -> bool:
+    return _at(path, base).exists()
+
+
+def _at(path: str, base: Path | None) -> Path:
+    return (base or Path()) / Path(path).expanduser()
+
+
+def _files_of(key: str, path: str, split: str | None, base: Path | None) -> list[Path]:
+    """The files that a path names, in the order of their names; one that does not exist is for its reader to report.
+
+    Raises DataError: a folder or a pattern without files of rows, or with several splits of which none is chosen.
+    """
+    at = _at(path, base)
+    if at.is_dir():
+        found = [file for file in at.rglob("*") if not any(part[0] == "." for part in file.relative_to(at).parts)]
+    elif any(mark in path for mark in "*?[") and not at.exists():
+        found = [Path(name) for name in glob(str(at), recursive=True)]
+        at = Path(*at.parts[: next(n for n, part in enumerate(at.parts) if any(mark in part for mark in "*?["))])
+    elif split is None:
+        return [at]
+    else:
+        raise DataError(f"data.split: {at} is one file, which has no splits; leave data.split and data.eval_split out")
+    files = sorted(file for file in found if file.suffix.lower() in FORMATS and file.is_file())
+    if not files:
+        has = ", ".join(sorted(file.name for file in found)[:8]) or "nothing"
+        raise DataError(f"{key}: {path} has no file of rows ({', '.join(FORMATS)}); it has: {has}")
+    splits = {name for name in SPLITS if any(_is_of(name, file, at) for file in files)}
+    if split is None and len(splits) > 1:
+        name = "data.split" if key == "data.path" else "data.eval_split"
+        raise DataError(f"{key}: {path} has the splits {', '.join(sorted(splits))}; choose one, like {name}=train")
+    chosen = [file for file in files if split is None or _is_of(split, file, at)]
+    if not chosen:
+        has = ", ".join(str(file.relative_to(at)) for file in files[:8])
+        raise DataError(f"{key}: {path} has no files of the split {split!r}; its files are: {has}")
+    return chosen
+
+
+def _is_of(split: str, file: Path, folder: Path) -> bool:
+    """Whether a file is of a split by its name or its folder's: `train.jsonl`, `train-00000-of-00002.parquet`."""
+    *folders, name = file.relative_to(folder).parts
+    return split in folders or any(name.startswith(split + mark) for mark in ".-_")
+
+
+def _joined(sources: Sequence[Sequence[FileRows]], weights: Sequence[float] | None = None) -> Rows:
+    """The rows of all files, numbered through; `weights` has one number for each source."""
+    files = [file for source in sources for file in source]
+    starts = [0, *accumulate(len(file.items) for file in files)]
+
+    def place(number: int) -> str:
+        at = bisect_right(starts, number) - 1
+        return files[at].place(number - starts[at])
+
+    items = files[0].items if len(files) == 1 else [row for file in files for row in file.items]
+    rows = Rows(items, range(len(items)), place)
+    if weights is None:
+        return rows
+    firsts = [0, *accumulate(sum(len(file.items) for file in source) for source in sources)]
+    return replace(rows, mixture=tuple(zip(firsts, weights, strict=False)))

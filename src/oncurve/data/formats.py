@@ -1,0 +1,142 @@
+"""One data file of any format, read whole: the suffix says which one it is in.
+
+A CSV cell is the text that stands in it, `007` too: no type is guessed. Of parquet, dates and decimals become text, and
+numbers that are not finite become None. A file with another suffix is read as JSON Lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncurve.data.jsonl import OTHER_FORMATS, content, read_jsonl
+from oncurve.errors import DataError
+
+LONGEST_CELL = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of one file. `numbers[i]` is row i's line or row in the file, from 1, and `unit` says which of them."""
+
+    name: str
+    items: Sequence[Mapping[str, Any]]
+    numbers: Sequence[int]
+    unit: str = "line"
+
+    def place(self, index: int) -> str:
+        """Where row `index` stands, in words."""
+        return f"{self.name} {self.unit} {self.numbers[index]}"
+
+
+def read_file(file: Path, key: str = "data.path") -> FileRows:
+    """The rows of `file`; `key` is the setting that named it.
+
+    Raises DataError, with the place in the file: it is missing, or no file of its format, or has no rows.
+    """
+    suffix = file.suffix.lower()
+    if suffix in OTHER_FORMATS - FORMATS.keys():
+        raise DataError(f"{key}: {file.name}: a file of rows is JSONL, parquet or CSV; write it as one of them")
+    found = FORMATS.get(suffix, _jsonl)(file, key)
+    if not found.items:
+        raise DataError(f"{file} has no rows; {key} needs a file with at least one")
+    return found
+
+
+def _jsonl(file: Path, key: str) -> FileRows:
+    return FileRows(str(file), *read_jsonl(file, key))
+
+
+def _csv(file: Path, key: str) -> FileRows:
+    return _separated(file, key, ",")
+
+
+def _tsv(file: Path, key: str) -> FileRows:
+    return _separated(file, key, "\t")
+
+
+def _separated(file: Path, key: str, delimiter: str) -> FileRows:
+    """The rows of a table with a header. Raises DataError: not UTF-8, no header, a row of another length."""
+    try:
+        text = content(file, key).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}, byte {error.start + 1}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+    csv.field_size_limit(LONGEST_CELL)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows, numbers = list[dict[str, Any]](), list[int]()
+    names: list[str] | None = None
+    try:
+        for cells in lines:
+            if names is None:
+                names = _header(cells, file)
+            elif cells:
+                if len(cells) != len(names):
+                    raise DataError(
+                        f"{file} line {lines.line_num}: {len(cells)} cells, and the header has {len(names)} "
+                        f"({', '.join(names)}); put a text with {delimiter!r} in it into quotation marks"
+                    )
+                rows.append(dict(zip(names, cells, strict=True)))
+                numbers.append(lines.line_num)
+    except csv.Error as error:
+        raise DataError(f"{file} line {lines.line_num}: not CSV: {error}") from None
+    return FileRows(str(file), rows, numbers)
+
+
+def _header(cells: Sequence[str], file: Path) -> list[str]:
+    twice = next((name for name in cells if cells.count(name) > 1), None)
+    if twice is not None or "" in cells:
+        problem = "a column without a name" if "" in cells else f"column {twice!r} occurs twice"
+        raise DataError(f"{file} line 1: {problem}; the first line of a CSV file names the columns")
+    return list(cells)
+
+
+def _parquet(file: Path, key: str) -> FileRows:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(pyarrow.BufferReader(content(file, key)))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file} is no parquet file that can be read: {str(error).splitlines()[0]}") from None
+    twice = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{file}: column {twice!r} occurs twice")
+    rows = [{name: plain_cell(value, name, file) for name, value in row.items()} for row in table.to_pylist()]
+    return FileRows(str(file), rows, range(1, len(rows) + 1), "row")
+
+
+def plain_cell(value: Any, column: str, name: Path | str) -> Any:
+    """A cell as JSON could hold it. Raises DataError for bytes that are no text."""
+    if isinstance(value, list | tuple):
+        return [plain_cell(item, column, name) for item in value]
+    if isinstance(value, Mapping):
+        return {key: plain_cell(inner, column, name) for key, inner in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{name}: column {column!r} holds bytes that are no text, which neither a prompt nor a reward can use; "
+                "write the file without it"
+            ) from None
+    return value
+
+
+FORMATS: dict[str, Callable[[Path, str], FileRows]] = {
+    ".jsonl": _jsonl,
+    ".parquet": _parquet,
+    ".csv": _csv,
+    ".tsv": _tsv,
+}
+"""The reader of each format, by suffix. A folder's files are those with one of these."""

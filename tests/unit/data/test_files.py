@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from oncurve.config import load_config
+from oncurve.data import Files, InMemory, PromptOrder, Rows, load_eval_rows, load_rows, open_prompts
+from oncurve.errors import ConfigError, DataError
+
+CHAT = [{"role": "user", "content": "Wie groß ist 2+2? 🙂"}]
+VERL = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": CHAT,
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(n)},
+        "extra_info": {"split": "train", "index": n},
+    }
+    for n in range(3)
+]
+
+
+def jsonl(file: Path, rows: list[Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def table(file: Path, rows: list[Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return file
+
+
+def rows_of(**settings: Any) -> list[Any]:
+    return list(load_rows(Files(**settings)).items)
+
+
+def complaint(**settings: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        load_rows(Files(**settings))
+    return str(caught.value)
+
+
+def test_the_same_rows_in_every_format_are_the_same(tmp_path: Path):
+    rows = [{"prompt": 'a, "b"\nc é🙂', "answer": "007"}, {"prompt": "d", "answer": ""}]
+    pandas.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+    pandas.DataFrame(rows).to_csv(tmp_path / "a.tsv", index=False, sep="\t")
+    files = [jsonl(tmp_path / "a.jsonl", rows), table(tmp_path / "a.parquet", rows)]
+    files += [tmp_path / "a.csv", tmp_path / "a.tsv"]
+    assert [rows_of(path=str(file)) for file in files] == [rows] * 4
+
+
+def test_places_are_lines_of_text_and_rows_of_parquet(tmp_path: Path):
+    (tmp_path / "a.csv").write_text('prompt\n"two\nlines"\n\nx\n')
+    assert load_rows(Files(path=str(tmp_path / "a.csv"))).place(1) == f"{tmp_path / 'a.csv'} line 5"
+    file = table(tmp_path / "a.parquet", [{"prompt": "a"}, {"prompt": ""}])
+    assert complaint(path=str(file)) == f"{file} row 2: column 'prompt' is an empty string; there is nothing to ask"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"prompt,answer\na,b,c\n", "a.csv line 2: 3 cells, and the header has 2 (prompt, answer)"),
+        ("a.csv", b"prompt,prompt\na,b\n", "a.csv line 1: column 'prompt' occurs twice"),
+        ("a.csv", b"prompt,\na,b\n", "a.csv line 1: a column without a name"),
+        ("a.csv", b'prompt\n"a', "a.csv line 2: not CSV: unexpected end of data"),
+        ("a.csv", b"prompt\n\xe9", "a.csv, byte 8: not UTF-8"),
+        ("a.csv", b"prompt\n", "a.csv has no rows"),
+        ("a.csv", b"", "a.csv has no rows"),
+        ("a.parquet", b"PAR1", "a.parquet is no parquet file that can be read"),
+        ("a.parquet", b"", "a.parquet is no parquet file that can be read"),
+        ("a.jsonl.gz", b"", "a file of rows is JSONL, parquet or CSV"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_place(tmp_path: Path, name: str, content: bytes, said: str):
+    (tmp_path / name).write_bytes(content)
+    assert said in complaint(path=str(tmp_path / name))
+
+
+def test_cells_of_parquet_become_what_json_holds(tmp_path: Path):
+    row = {"prompt": "a", "x": float("nan"), "at": datetime.date(2026, 1, 2), "raw": b"text", "ids": [1, 2]}
+    file = table(tmp_path / "a.parquet", [row])
+    assert rows_of(path=str(file)) == [{"prompt": "a", "x": None, "at": "2026-01-02", "raw": "text", "ids": [1, 2]}]
+    image = table(tmp_path / "b.parquet", [{"prompt": "a", "image": {"bytes": b"\x89PNG\xff"}}])
+    assert "column 'image' holds bytes that are no text" in complaint(path=str(image))
+
+
+def test_a_folder_is_its_files_in_order_and_a_pattern_some_of_them(tmp_path: Path):
+    table(tmp_path / "rows" / "b-1.parquet", [{"prompt": "c"}])
+    jsonl(tmp_path / "rows" / "a.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    jsonl(tmp_path / "rows" / ".hidden.jsonl", [{"prompt": "x"}])
+    (tmp_path / "rows" / "README.md").write_text("no rows")
+    rows = load_rows(Files(path="rows"), tmp_path)
+    assert [row["prompt"] for row in rows.items] == ["a", "b", "c"]
+    assert rows.place(2) == f"{tmp_path / 'rows' / 'b-1.parquet'} row 1"
+    assert list(load_rows(Files(path="rows/*.parquet"), tmp_path).items) == [{"prompt": "c"}]
+    both = Files(path=("rows/b-1.parquet", "rows/a.jsonl"))
+    assert [row["prompt"] for row in load_rows(both, tmp_path).items] == ["c", "a", "b"]
+    assert "has no file of rows (.jsonl, .parquet, .csv, .tsv); it has: nothing" in complaint(
+        path=str(tmp_path / "rows" / "*.txt")
+    )
+    (tmp_path / "empty").mkdir()
+    assert "empty has no file of rows" in complaint(path=str(tmp_path / "empty"))
+
+
+def test_the_splits_of_a_folder_are_chosen_by_name(tmp_path: Path):
+    for name, prompt in (("train", "a"), ("test", "b")):
+        jsonl(tmp_path / "by_file" / f"{name}.jsonl", [{"prompt": prompt}])
+        table(tmp_path / "by_folder" / name / "part-0.parquet", [{"prompt": prompt}])
+        table(tmp_path / "shards" / "data" / f"{name}-00000-of-00001.parquet", [{"prompt": prompt}])
+    for folder in ("by_file", "by_folder", "shards"):
+        path = str(tmp_path / folder)
+        assert "has the splits test, train; choose one, like data.split=train" in complaint(path=path)
+        assert rows_of(path=path, split="train") == [{"prompt": "a"}]
+        settings = Files(path=path, eval_split="test")
+        assert list(load_rows(settings).items) == [{"prompt": "a"}]
+        assert list(load_eval_rows(settings).items) == [{"prompt": "b"}]
+        assert "has no files of the split 'dev'; its files are: " in complaint(path=path, split="dev")
+    file = str(tmp_path / "by_file" / "train.jsonl")
+    assert "is one file, which has no splits" in complaint(path=file, split="train")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"path": "o/n", "eval_split": "train"}, "data.eval_split: held-out prompts cannot be the training prompts"),
+        ({"path": "a.jsonl", "weights": [1.0, 2.0]}, "data.weights: each entry of a list data.path has one weight"),
+        ({"path": ["a.jsonl", "b.jsonl"], "weights": [1.0, 0.0]}, "data.weights"),
+        ({"path": []}, "data.path: should have at least 1 character"),
+        ({"path": ["a", ""]}, "data.path: should have at least 1 character"),
+        ({"kind": "task", "columns": {"a": "b"}}, "data.columns: the columns of a built-in task are prompt"),
+        ({"path": "a.jsonl", "overlong": "truncate"}, "did you mean 'truncate_left'?"),
+        ({"kind": "jsonl", "path": "a.jsonl"}, "data.kind: unknown kind 'jsonl'; did you mean 'files'?"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, settings={"data": settings})
+    assert said in str(caught.value)
+
+
+def test_paths_are_those_of_the_recipe_and_ids_of_the_hub_stay(tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[data]\npath = ["a.jsonl", "openai/gsm8k", "there/*.csv"]\neval_path = "there"\n')
+    data = load_config(recipe)[0].data
+    assert isinstance(data, Files)
+    assert data.path == (str(tmp_path / "a.jsonl"), "openai/gsm8k", str(tmp_path / "there" / "*.csv"))
+    assert data.eval_path == str(tmp_path / "there")
+    assert Files(path=["a.jsonl"]) == Files(path="a.jsonl")
+
+
+def test_columns_get_other_names_and_parts_of_a_table_become_columns(tmp_path: Path):
+    file = jsonl(tmp_path / "a.jsonl", [{"question": "a", "meta": {"truth": 4}, "level": 1}])
+    columns = {"prompt": "question", "answer": "meta.truth"}
+    assert rows_of(path=str(file), columns=columns) == [{"meta": {"truth": 4}, "level": 1, "prompt": "a", "answer": 4}]
+    said = complaint(path=str(file), columns={"prompt": "qestion"})
+    assert said == (
+        f"{file} line 1: column 'qestion' of data.columns is missing; it has: question, meta, level; "
+        "did you mean 'question'?"
+    )
+    assert "there is one of that name" in complaint(path=str(file), columns={"level": "question"})
+    swapped = InMemory(rows=({"prompt": "b", "answer": "a"},), columns={"prompt": "answer", "answer": "prompt"})
+    assert list(load_rows(swapped).items) == [{"prompt": "a", "answer": "b"}]
+
+
+def test_rows_of_verl_are_read_from_parquet_and_a_frame_with_their_answer(tmp_path: Path):
+    file = table(tmp_path / "train.parquet", VERL)
+    wanted = [{**row, "answer": str(n)} for n, row in enumerate(VERL)]
+    assert rows_of(path=str(file)) == wanted
+    frame = pandas.read_parquet(file)
+    assert isinstance(frame["prompt"][0], numpy.ndarray)
+    assert list(load_rows(InMemory(rows=frame)).items) == wanted
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"prompt": "a", "ground_truth": "4"}, "4"),
+        ({"prompt": "a", "solution": "x = 4"}, "x = 4"),
+        ({"prompt": CHAT, "ground_truth": 4, "solution": "no"}, 4),
+        ({"prompt": "a", "answer": "5", "solution": "4"}, "5"),
+        ({"prompt": "a", "ground_truth": ["4"]}, None),
+        ({"prompt": "a", "reward_model": None}, None),
+    ],
+)
+def test_the_answer_is_found_where_trl_and_verl_keep_it(row: dict[str, Any], answer: Any):
+    found = load_rows(InMemory(rows=(row,))).items[0]
+    assert found.get("answer") == answer
+    assert {name: value for name, value in found.items() if name in row} == row
+
+
+class Letters:
+    chat_template = None
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def weighted(tmp_path: Path, weights: list[float] | None, **more: Any) -> PromptOrder:
+    jsonl(tmp_path / "a.jsonl", [{"prompt": f"a{n}"} for n in range(30)])
+    jsonl(tmp_path / "b.jsonl", [{"prompt": f"b{n}"} for n in range(10)])
+    settings = Files(path=("a.jsonl", "b.jsonl"), weights=weights, **more)
+    prompts = open_prompts(load_rows(settings, tmp_path), settings, Letters())
+    return PromptOrder(prompts, seed=3, shuffle=settings.shuffle, mixture=prompts.mixture)
+
+
+def test_sources_give_prompts_by_their_weights_in_every_epoch_and_go_through_their_rows_evenly(tmp_path: Path):
+    order = weighted(tmp_path, [1, 1])
+    taken = [prompt.text for prompt in order.take(0, 40 * 3)[0]]
+    for epoch in range(3):
+        assert sum(text.startswith("a") for text in taken[40 * epoch : 40 * (epoch + 1)]) == 20
+    counts = {text: taken.count(text) for text in taken}
+    assert {counts[f"a{n}"] for n in range(30)} == {2}
+    assert {counts[f"b{n}"] for n in range(10)} == {6}
+    assert [prompt.text for prompt in order.take(57, 30)[0]] == taken[57:87]  # a resumed run goes on with the same
+    assert taken[:40] != taken[40:80]
+
+
+def test_without_shuffling_the_sources_alternate_and_keep_their_order(tmp_path: Path):
+    taken = [prompt.text for prompt in weighted(tmp_path, [1, 1], shuffle=False).take(0, 6)[0]]
+    assert taken == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_without_weights_several_sources_are_the_rows_of_one(tmp_path: Path):
+    order = weighted(tmp_path, None)
+    rows = Rows([{"prompt": f"{s}{n}"} for s, c in (("a", 30), ("b", 10)) for n in range(c)], range(40), str)
+    plain = PromptOrder(open_prompts(rows, Files(), Letters()), seed=3)
+    assert order.take(0, 90)[0] == plain.take(0, 90)[0]
+
+
+def test_a_source_that_gives_no_prompt_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"source 2 of data\.path gives less than one prompt an epoch"):
+        weighted(tmp_path, [1000, 1])
+    with pytest.raises(DataError, match=r"source 2 of data\.path has no prompt left"):
+        weighted(tmp_path, [1, 1], limit=5)
+
+
+def test_the_content_of_files_is_what_a_resume_compares(tmp_path: Path):
+    jsonl(tmp_path / "d" / "a.jsonl", [{"prompt": "a"}])
+    settings = Files(path="d", eval_path="d/a.jsonl")
+    before = settings.content(tmp_path)
+    assert list(before["data.path"].parts) == [str(tmp_path / "d" / "a.jsonl")]
+    assert list(before["data.eval_path"].parts) == [""]
+    jsonl(tmp_path / "d" / "b.jsonl", [{"prompt": "b"}])
+    after = settings.content(tmp_path)
+    assert after["data.path"] != before["data.path"]
+    assert after["data.eval_path"] == before["data.eval_path"]
+
+
+def test_gsm8k_is_the_same_prompts_as_jsonl_as_rows_of_verl_and_with_columns_of_trl(tmp_path: Path, test_data: Path):
+    source = test_data / "gsm8k" / "train.jsonl"
+    rows = [json.loads(line) for line in source.read_text().splitlines()[:50]]
+    chats = [[{"role": "user", "content": row["question"]}] for row in rows]
+    table(
+        tmp_path / "verl.parquet",
+        [
+            {
+                "data_source": "openai/gsm8k",
+                "prompt": chat,
+                "reward_model": {"ground_truth": row["answer"]},
+                "extra_info": {"index": n},
+            }
+            for n, (chat, row) in enumerate(zip(chats, rows, strict=True))
+        ],
+    )
+    jsonl(
+        tmp_path / "trl.jsonl",
+        [{"prompt": chat, "solution": row["answer"]} for chat, row in zip(chats, rows, strict=True)],
+    )
+    plain = rows_of(path=str(source), columns={"prompt": "question"}, limit=50)
+    for name in ("verl.parquet", "trl.jsonl"):
+        found = rows_of(path=str(tmp_path / name))
+        assert [row["prompt"][0]["content"] for row in found] == [row["prompt"] for row in plain]
+        assert [row["answer"] for row in found] == [row["answer"] for row in plain]
