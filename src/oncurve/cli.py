@@ -100,6 +100,25 @@ def resume(
     _exit_with(resume_any(directory, overrides or [], changed))
 
 
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
+    step: Annotated[
+        str | None, typer.Option("--step", help="A step that has a checkpoint, or best (default: the newest).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder to write; it must not exist yet (default: in DIR/export).")
+    ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the LoRA adapter alone; else it is merged into the weights.")
+    ] = False,
+) -> None:
+    """Write the policy of a checkpoint in Hugging Face form, also while the run goes on."""
+    from oncurve.run import export_run
+
+    say(export_run(directory, step, out, adapter).text())
+
+
 @app.command("eval")
 def evaluate_command(
     target: Annotated[str, typer.Argument(help="A run's folder, or a model (folder or hub id).", metavar="DIR|MODEL")],

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oncurve.run.assembly import Run as Run, assemble as assemble
     from oncurve.run.directory import RunDirectory as RunDirectory
     from oncurve.run.evaluation import evaluate_target as evaluate_target
+    from oncurve.run.exporting import export_run as export_run
     from oncurve.run.loop import trainer_config as trainer_config
     from oncurve.run.resuming import resume_any as resume_any
     from oncurve.run.reward_labels import label_samples as label_samples

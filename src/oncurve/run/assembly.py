@@ -235,19 +235,7 @@ def _build_run(
         if network is not None:
             fix_reach(network.model, config, prompts, eval_prompts)
     eval_prompts = eval_prompts.first(config.eval.limit)
-    learner = config.learner.build(
-        loaded.model,
-        config.policy_term,
-        config.regularizer,
-        critic=config.critic,
-        temperature=config.rollout.temperature,
-        total_updates=config.run.steps * config.updates_per_step,
-        reference=given.reference.model if given.reference is not None else None,
-        teacher=None if teacher is None else teacher.model,
-        dtype=loaded.dtype,
-        tokenizer=loaded.tokenizer,
-    )
-    check_learner(learner)
+    learner = build_learner(config, loaded, given.reference, teacher)
     rewards.locate = step_locator(loaded.tokenizer)
     engine = build_engine(config, loaded)
     trainer = Trainer(
@@ -282,6 +270,25 @@ def _add_reward_model(run: Run, base: Path | None) -> None:
         sources = LabellingInputs(run.engine, run.rewards, run.learner, run.loaded)
         run.iterations = iterations(run.config, base, sources, settings.build(classifier))
         run.trainer.outer = run.iterations
+
+
+def build_learner(
+    config: RunConfig, loaded: LoadedModel, reference: LoadedModel | None = None, teacher: LoadedModel | None = None
+) -> Learner:
+    """The learner of `[learner]`. Raises ConfigError: what its settings build is none."""
+    learner = config.learner.build(
+        loaded.model,
+        config.policy_term,
+        config.regularizer,
+        critic=config.critic,
+        temperature=config.rollout.temperature,
+        total_updates=config.run.steps * config.updates_per_step,
+        reference=None if reference is None else reference.model,
+        teacher=None if teacher is None else teacher.model,
+        dtype=loaded.dtype,
+        tokenizer=loaded.tokenizer,
+    )
+    return check_learner(learner)
 
 
 def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:

@@ -1,6 +1,10 @@
 """The loop: draw prompts, sample, score, learn, write down. Algorithm 1 of DeepSeekMath, knowing no algorithm."""
 
-from oncurve.trainer.checkpoint import FORMAT as FORMAT, Checkpoints as Checkpoints
+from oncurve.trainer.checkpoint import (
+    FORMAT as FORMAT,
+    Checkpoints as Checkpoints,
+    FoundCheckpoint as FoundCheckpoint,
+)
 from oncurve.trainer.collecting import Collected as Collected
 from oncurve.trainer.control import EntropyControl as EntropyControl, KLControl as KLControl
 from oncurve.trainer.iterative import Iterations as Iterations, IterativeSettings as IterativeSettings

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oncurve import durable
-from oncurve.errors import CheckpointError
+from oncurve.errors import CheckpointError, RunDirectoryError
 from oncurve.learner import FROZEN, Learner
 from oncurve.trainer.protocols import OuterLoop
 from oncurve.trainer.state import TrainerState
@@ -24,8 +24,8 @@ FORMAT = 3
 """The format of checkpoints. Since 3 a learner writes its own files into them, and frozen weights are stored once."""
 
 
-class Found(NamedTuple):
-    """The newest checkpoint that verifies: its folder, its record, and a line for each newer one that does not."""
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint that verifies: its folder, its record, and a line for each newer one that does not."""
 
     path: Path
     record: dict[str, Any]
@@ -59,7 +59,7 @@ class Checkpoints:
             durable.discard(self.directory / FROZEN, self._records())
         return path
 
-    def read(self) -> Found | None:
+    def read(self) -> FoundCheckpoint | None:
         """The newest checkpoint that verifies; None where there is none.
 
         Raises CheckpointError: none of those that are there verifies, or it is of another format.
@@ -70,13 +70,21 @@ class Checkpoints:
             if notes:
                 raise CheckpointError("no checkpoint verifies. " + " ".join(notes))
             return None
-        record = durable.read_json(found.path / "state.json")
-        if record.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{found.path} has checkpoint format {record.get('format')}, and this oncurve reads format {FORMAT} "
-                "alone: resume the run with the version that wrote it"
-            )
-        return Found(found.path, record, notes)
+        return FoundCheckpoint(found.path, _record(found.path), notes)
+
+    def at(self, step: int) -> FoundCheckpoint:
+        """The checkpoint of one step.
+
+        Raises RunDirectoryError: there is none. CheckpointError: it is damaged, or of another format.
+        """
+        there = dict(durable.numbered(self.directory))
+        if step not in there:
+            names = ", ".join(map(str, there)) or "none"
+            raise RunDirectoryError(f"there is no checkpoint of step {step} in {self.directory}; there is: {names}")
+        problems = durable.verify(there[step]) or self._frozen_problems(there[step])
+        if problems:
+            raise CheckpointError(f"{there[step]} is damaged: {'; '.join(problems)}")
+        return FoundCheckpoint(there[step], _record(there[step]), [])
 
     def save(self, learner: Learner, outer: OuterLoop, state: TrainerState, environment: Mapping[str, Any]) -> Path:
         """Write the checkpoint of a run after `state.step` steps."""
@@ -122,3 +130,14 @@ class Checkpoints:
         names = sorted(durable.stored_names((path / "state.json").read_bytes()))
         problems = [durable.problem_with_stored(self.directory / FROZEN, name) for name in names]
         return [problem for problem in problems if problem is not None]
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """The record of a checkpoint. Raises CheckpointError: it is of another format."""
+    record: dict[str, Any] = durable.read_json(path / "state.json")
+    if record.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {record.get('format')}, and this oncurve reads format {FORMAT} alone: "
+            "resume the run with the version that wrote it"
+        )
+    return record

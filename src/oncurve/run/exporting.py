@@ -1,0 +1,116 @@
+"""`oncurve export`: the policy of any checkpoint in Hugging Face form, also while its run goes on."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncurve import durable
+from oncurve.config import RunConfig, load_config
+from oncurve.errors import CheckpointError, ConfigError, RunDirectoryError, command
+from oncurve.models.loading import ADAPTER
+from oncurve.paths import usable_path
+from oncurve.process import prepare_process
+from oncurve.run.assembly import build_learner
+from oncurve.run.directory import CONFIG, RunDirectory
+from oncurve.trainer import Checkpoints, FoundCheckpoint
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Where a policy was written, after how many steps, and in which form."""
+
+    path: Path
+    step: int
+    form: str
+
+    def text(self) -> str:
+        """One line to read."""
+        return f"{self.path}   the policy after step {self.step}: {self.form}"
+
+
+def export_run(directory: Path, step: str | None = None, out: Path | None = None, adapter: bool = False) -> Exported:
+    """Write the policy of a checkpoint of the run in `directory` to `out`, in full precision.
+
+    The run may be going on: nothing of it is locked or changed. No data and no rewards are loaded.
+
+    step      a number, or "best"; None: the newest checkpoint that verifies
+    out       None: `export/step-000040` in the directory of the run
+    adapter   the adapter alone, in PEFT's form; else an adapter is merged into the weights, and is in `out/adapter` too
+
+    Raises RunDirectoryError: no run, no such checkpoint, or `out` exists. ConfigError: `step` is neither, the run has
+    no adapter, or its model was an object in Python. CheckpointError: no checkpoint verifies.
+    """
+    RunDirectory.check_run(directory)
+    config, _ = load_config(directory / CONFIG)
+    if not config.model.path:
+        raise ConfigError(
+            f"{directory}: its model was an object in Python, which no file holds; give it again "
+            "(run = oncurve.resume(DIR, model=model)), and write it with run.save(FOLDER)"
+        )
+    if adapter and not config.lora.adapted:
+        raise ConfigError("--adapter: the run trains all weights and has no adapter; leave it out")
+    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+    for attempt in range(1, ATTEMPTS + 1):
+        found = _chosen(checkpoints, step, directory)
+        number = int(found.record["trainer"]["step"])
+        target = out or directory / "export" / (found.path.name + ("-adapter" if adapter else ""))
+        _check_free(target)
+        try:
+            return _export(config, found, number, target, adapter)
+        except CheckpointError:
+            if found.path.is_dir() or step is not None or attempt == ATTEMPTS:
+                raise  # else the run has removed it in the meantime, and there is a newer one
+    raise AssertionError
+
+
+def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path) -> FoundCheckpoint:
+    """The checkpoint that `step` means."""
+    if step is not None and step != "best" and not step.isdecimal():
+        raise ConfigError(f'--step: expected the number of a step or "best", got {step!r}')
+    if step is not None and step.isdecimal():
+        return checkpoints.at(int(step))
+    found = checkpoints.read()
+    if found is None:
+        raise RunDirectoryError(
+            f"{directory} has no checkpoint yet; a signal makes one after the running step: kill -USR1 PID"
+        )
+    if step != "best":
+        return found
+    best = int(found.record["trainer"].get("best_step", 0))
+    if not best:
+        changed = command("resume", directory, "checkpoint.best=eval/accuracy")
+        raise RunDirectoryError(
+            f"{directory} has no best checkpoint: one is kept where checkpoint.best names a held-out metric ({changed})"
+        )
+    return checkpoints.at(best)
+
+
+def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, adapter: bool) -> Exported:
+    prepare_process(config.run.threads)
+    if config.model.quantization is None:  # a GPU may be full of the run
+        config = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+    loaded = config.model.build(masters=True, lora=config.lora, seed=config.run.seed)
+    with closing(build_learner(config, loaded)) as learner:
+        learner.load(found.path, found.record["learner"])
+        if not adapter:
+            learner.export(out)
+            merged = ", the adapter merged into the weights" if config.lora.adapted else ""
+            return Exported(out, step, f"Hugging Face form{merged}")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=out.parent) as folder:
+            learner.export(Path(folder) / "model")
+            files = [path for path in (Path(folder) / "model" / ADAPTER).iterdir() if path.name != durable.MANIFEST]
+            durable.write_directory(out, {path.name: path.read_bytes() for path in files})
+        return Exported(out, step, "the adapter alone, in PEFT's form")
+
+
+def _check_free(out: Path) -> None:
+    """Raises RunDirectoryError: there is something at `out` already."""
+    usable_path(out, "--out")
+    if out.exists() or out.is_symlink():
+        raise RunDirectoryError(f"{out} exists; nothing is overwritten. Remove it, or choose another --out.")

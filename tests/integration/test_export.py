@@ -1,0 +1,105 @@
+"""`oncurve export`: any checkpoint as a model that transformers and PEFT load, at any time, over nothing."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import oncurve
+from fakes.project import Said, lay_out, oncurve as run_command
+from oncurve.run import export_run
+from oncurve.trainer import StepResult
+
+Command = Callable[..., Said]
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of PEFT
+EVERY = {"checkpoint": {"every": 1, "keep": 5}}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps in `run`, which was exported after its first while it went on; one with an adapter."""
+    folder = lay_out(tmp_path_factory.mktemp("project"))
+
+    def midway(result: StepResult) -> None:
+        if result.step == 1:
+            export_run(Path("run"), out=Path("midway"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        oncurve.train("recipe.toml", out="run", steps=2, settings=EVERY, on_step=midway).close()
+        oncurve.train("recipe.toml", out="lora", steps=1, settings={"lora": {"rank": 2}}).close()
+    return folder
+
+
+@pytest.fixture
+def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(project)
+    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
+
+
+def same(one: str, two: str, file: str = "model.safetensors") -> bool:
+    return Path(one, file).read_bytes() == Path(two, file).read_bytes()
+
+
+def test_the_newest_checkpoint_is_the_model_of_the_run(command: Command) -> None:
+    said = command("export", "run")
+    assert (said.code, said.out) == (0, "run/export/step-000002   the policy after step 2: Hugging Face form\n")
+    assert same("run/export/step-000002", "run/model")
+    assert AutoTokenizer.from_pretrained("run/export/step-000002")("w3 w4").input_ids
+
+
+def test_a_step_of_a_run_that_goes_on_is_that_step_and_loads(command: Command) -> None:
+    assert command("export", "run", "--step", "1", "--out", "first").code == 0
+    assert same("first", "midway")
+    assert not same("first", "run/model")
+    model = AutoModelForCausalLM.from_pretrained("first")
+    assert model(torch.tensor([[3, 4]])).logits.isfinite().all()
+
+
+def test_an_adapter_is_merged_or_alone(command: Command) -> None:
+    assert command("export", "lora").code == command("export", "lora", "--adapter").code == 0
+    merged, alone = "lora/export/step-000001", "lora/export/step-000001-adapter"
+    assert same(merged, "lora/model")
+    assert same(alone, "lora/model/adapter", "adapter_model.safetensors")
+    assert not Path(alone, "model.safetensors").exists()
+    ids = torch.tensor([[3, 4, 5]])
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("model"), alone)
+    torch.testing.assert_close(model(ids).logits, AutoModelForCausalLM.from_pretrained(merged)(ids).logits)
+
+
+REFUSED = {
+    "run --step 7": "there is no checkpoint of step 7 in run/checkpoints; there is: 1, 2",
+    "run --step last": "--step: expected the number of a step or \"best\", got 'last'",
+    "run --step best": "run has no best checkpoint",
+    "run --adapter": "--adapter: the run trains all weights and has no adapter",
+    "run --out model": "model exists; nothing is overwritten",
+    "nothing": "nothing is not a folder",
+    "model": "model has no config.toml",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_exported_is_a_sentence_and_leaves_nothing(command: Command, words: str) -> None:
+    before = sorted(Path().rglob("*"))
+    said = command("export", *words.split())
+    assert (said.code, REFUSED[words] in said.err, "Traceback" in said.err) == (2, True, False), said.err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_damaged_checkpoint_is_passed_over_or_named(command: Command) -> None:
+    shutil.copytree("run", "harmed", ignore=shutil.ignore_patterns("export"))
+    weights = Path("harmed/checkpoints/step-000002/learner.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert command("export", "harmed", "--step", "2").err.startswith(
+        "oncurve: harmed/checkpoints/step-000002 is damaged"
+    )
+    assert command("export", "harmed").code == 0
+    assert os.listdir("harmed/export") == ["step-000001"]
+    assert same("harmed/export/step-000001", "midway")
