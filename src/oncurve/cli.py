@@ -44,6 +44,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configuration.")
 app.add_typer(config_app, name="config")
+data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data before a run.")
+app.add_typer(data_app, name="data")
 reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")
 app.add_typer(reward_model_app, name="reward-model")
 
@@ -227,6 +229,22 @@ def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
     say()
     for line in plan(config):
         say(f"  {line}")
+
+
+@data_app.command("check")
+def data_check(recipe: Recipe, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Show rows, columns and prompts of a recipe, and what rewards need of them.
+
+    The model's weights are not loaded. Exit code 2: a run would refuse the data.
+    """
+    from oncurve.run import check_data_of
+
+    found = check_data_of(recipe, overrides or [])
+    say(found.text())
+    if as_json:
+        say(json.dumps(found.to_json()))
+    if found.problems:
+        raise typer.Exit(2)
 
 
 @reward_model_app.command("train")

@@ -35,4 +35,5 @@ from oncurve.forecast.shapes import (
     shape_of as shape_of,
     shape_of_size as shape_of_size,
 )
+from oncurve.forecast.unloaded import read_model_config as read_model_config
 from oncurve.forecast.variants import count_parameters as count_parameters

@@ -38,6 +38,15 @@ class RewardComponent:
         """The function's arguments. Waits until a worker has loaded it. Raises ConfigError: it cannot be loaded."""
         return Accepts.model_validate(self.runner.about)
 
+    @property
+    def columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The columns that the reward needs (`a or b`: one of them), and others that it takes where they are there."""
+        offered = {*(TRL_NAMES if self.accepts.batch else OFFERED), "completion"}
+        needs = [names for names in self.accepts.needs if not set(names) & offered]
+        known = offered.union(*needs)
+        takes = tuple(name for name in self.accepts.takes if name not in known)
+        return tuple(" or ".join(names) for names in needs), (*takes, *(["all columns"] * self.accepts.everything))
+
     def complaint(self, row: Mapping[str, Any]) -> str | None:
         """Why this reward cannot score completions to the prompt of `row`, a prompt's columns; None: it can."""
         offered = TRL_NAMES if self.accepts.batch else OFFERED

@@ -13,6 +13,7 @@ from oncurve.models.layers.lengths import (
     check_longest as check_longest,
     longest_row_of as longest_row_of,
     positions_of as positions_of,
+    stated_positions as stated_positions,
 )
 from oncurve.models.layers.prepacked_weights import (
     PrepackedLinear as PrepackedLinear,

@@ -18,10 +18,7 @@ def positions_of(module: nn.Module) -> int | None:
     A table of positions that begins after a padding index, as RoBERTa's does, has that many fewer. A number that is not
     above 0, such as XLNet's -1, is no limit.
     """
-    config: Any = getattr(module, "config", None)
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    stated = (getattr(text_config, name, None) for name in _NAMES)
-    positions = next((number for number in stated if isinstance(number, int) and number > 0), None)
+    positions = stated_positions(getattr(module, "config", None))
     if positions is None:
         return None
     tables = [
@@ -30,6 +27,13 @@ def positions_of(module: nn.Module) -> int | None:
         if name.endswith("position_embeddings") and isinstance(part, nn.Embedding) and part.padding_idx is not None
     ]
     return min([positions, *tables])
+
+
+def stated_positions(config: Any) -> int | None:
+    """The positions that a network's configuration states; None: it has no number."""
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    stated = (getattr(text_config, name, None) for name in _NAMES)
+    return next((number for number in stated if isinstance(number, int) and number > 0), None)
 
 
 def longest_row_of(module: nn.Module) -> int | None:
