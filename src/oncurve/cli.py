@@ -75,14 +75,26 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The run's folder; it must not exist yet (default: runs/<recipe>-<model>)."),
+    ] = None,
+    resume_if_there: Annotated[
+        bool, typer.Option("--resume-if-there", help="Continue the run that is in --out, if there is one.")
+    ] = False,
 ) -> None:
     """Train a model by a recipe, into a new run directory."""
     from oncurve.config import load_config
-    from oncurve.run import train_recipe
+    from oncurve.errors import ConfigError
+    from oncurve.run import train_or_resume, train_recipe
 
     config, base = load_config(recipe, overrides or [])
-    _exit_with(train_recipe(config, base, out))
+    if not resume_if_there:
+        _exit_with(train_recipe(config, base, out, recipe))
+    elif out is None:
+        raise ConfigError("--resume-if-there: name the run's folder by --out; without it each run has a new one")
+    else:
+        _exit_with(train_or_resume(config, base, out))
 
 
 @app.command()
@@ -100,6 +112,22 @@ def resume(
     from oncurve.run import resume_any
 
     _exit_with(resume_any(directory, overrides or [], changed))
+
+
+@app.command()
+def runs(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A folder that holds runs, or a run (default: runs).", metavar="[DIR]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List runs with their state, step, best evaluation and age."""
+    from oncurve.run import list_runs, table_of
+
+    found = list_runs(folder)
+    say(table_of(found))
+    if as_json:
+        say(json.dumps([run.to_json() for run in found]))
 
 
 @app.command()

@@ -17,6 +17,7 @@ from oncurve.trainer import StepResult
 
 Command = Callable[..., Said]
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of PEFT
+LORA = {"lora": {"rank": 2}, "model": {"dtype": "float32"}}  # in bfloat16 what is merged is rounded
 EVERY = {"checkpoint": {"every": 1, "keep": 5}}
 
 
@@ -32,7 +33,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         oncurve.train("recipe.toml", out="run", steps=2, settings=EVERY, on_step=midway).close()
-        oncurve.train("recipe.toml", out="lora", steps=1, settings={"lora": {"rank": 2}}).close()
+        oncurve.train("recipe.toml", out="lora", steps=1, settings=LORA).close()
     return folder
 
 

@@ -125,3 +125,19 @@ def test_a_change_that_cannot_be_begun_leaves_the_run_as_it_was(command: Command
     said = command("resume", "run", "run.steps=4", "rollout.max_new_tokens=100000", RATE)
     assert (said.code, "rollout.max_new_tokens" in said.err) == (2, True), said.err
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_one_command_begins_continues_and_leaves_a_finished_run(command: Command) -> None:
+    words = ("train", "recipe.toml", "--out", "other", "--resume-if-there", "run.steps=2")
+    assert command(*words).code == 0
+    assert weights("other", 2) == weights("short", 2)
+    shutil.rmtree("other/model")
+    shutil.rmtree("other/checkpoints/step-000002")
+    assert "other: 0 of 2 steps are done" in command(*words).out  # it was killed before its first checkpoint
+    assert weights("other", 2) == weights("short", 2)
+    before = {path: path.read_bytes() for path in Path("other").rglob("*") if path.is_file()}
+    assert "other is finished: all 2 steps are done" in command(*words).out
+    assert {path: path.read_bytes() for path in Path("other").rglob("*") if path.is_file()} == before
+    assert "run.seed: cannot change in a resume" in command(*words, "run.seed=1").err
+    assert "with run.steps = 3 (was 2)" in command(*words[:-1], "run.steps=3").out
+    assert command("train", "recipe.toml", "--resume-if-there").err.startswith("oncurve: --resume-if-there: name")

@@ -39,6 +39,11 @@ from oncurve.durable.files import (
     to_json as to_json,
     write_file as write_file,
 )
-from oncurve.durable.guard import LockedError as LockedError, foreign as foreign, hold as hold
+from oncurve.durable.guard import (
+    LockedError as LockedError,
+    foreign as foreign,
+    hold as hold,
+    is_held as is_held,
+)
 from oncurve.durable.log import AppendLog as AppendLog, read_log as read_log
 from oncurve.durable.tensors import LazyTensors as LazyTensors, digest as digest

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from oncurve.run.directory import RunDirectory as RunDirectory
     from oncurve.run.evaluation import evaluate_target as evaluate_target
     from oncurve.run.exporting import export_run as export_run
+    from oncurve.run.listing import list_runs as list_runs, table_of as table_of
     from oncurve.run.loop import trainer_config as trainer_config
+    from oncurve.run.naming import free_directory as free_directory, run_name as run_name
     from oncurve.run.resuming import resume_any as resume_any
     from oncurve.run.reward_labels import label_samples as label_samples
     from oncurve.run.reward_models import (
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
     )
     from oncurve.run.session import (
         create_directory as create_directory,
-        free_directory as free_directory,
         shown_by as shown_by,
         stopped_at as stopped_at,
+        train_or_resume as train_or_resume,
         train_recipe as train_recipe,
     )
     from oncurve.run.trained import TrainedRun as TrainedRun

@@ -62,13 +62,19 @@ def check_changes(before: RunConfig, now: RunConfig, changes: Sequence[Change], 
         raise ConfigError("\n".join(refused))
 
 
-def resolved_as(before: RunConfig, now: RunConfig) -> RunConfig:
-    """`now`, a recipe's configuration, with what the run began by it has resolved (`before`): dtype and steps."""
+def resolved_as(before: RunConfig, now: RunConfig, rows_kept: bool) -> RunConfig:
+    """`now`, a recipe's configuration, with what the run began by it has resolved (`before`).
+
+    That is the dtype, the number of steps, and the data, where the directory has kept the rows (`rows_kept`).
+    """
     if now.model.dtype == "auto":
         now = now.model_copy(update={"model": now.model.model_copy(update={"dtype": before.model.dtype})})
     if now.run.epochs is not None:
         run = now.run.model_copy(update={"epochs": before.run.epochs, "steps": before.run.steps})
         now = now.model_copy(update={"run": run})
+    if rows_kept:
+        data = before.data.model_copy(update={"prompts_per_step": now.data.prompts_per_step})
+        now = now.model_copy(update={"data": data})
     return now
 
 

@@ -27,7 +27,7 @@ from oncurve.models.classifiers import PLURALS, with_adapter
 from oncurve.process import prepare_process
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
 from oncurve.run.identity import identify, take_up
-from oncurve.run.session import free_directory
+from oncurve.run.naming import free_directory
 from oncurve.spec import Component, kind_of
 from oncurve.trainer import RewardTraining, updates_of
 from oncurve.types import LabelledSteps

@@ -13,27 +13,43 @@ from oncurve.display import Progress, Screen, say
 from oncurve.errors import command
 from oncurve.forecast import check_memory
 from oncurve.models.loading import ADAPTER
-from oncurve.paths import usable_path
 from oncurve.report import write_report
 from oncurve.run.assembly import Run, assemble
+from oncurve.run.changes import resolved_as
 from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
-from oncurve.run.directory import ROWS, RunDirectory
+from oncurve.run.directory import CONFIG, ROWS, RunDirectory
+from oncurve.run.naming import free_directory, run_name
 from oncurve.trainer import StepResult
 
 
-def train_recipe(config: RunConfig, base: Path, out: Path | None) -> str | None:
+def train_recipe(config: RunConfig, base: Path, out: Path | None, recipe: str | Path = "run") -> str | None:
     """Train into `out` (None: a free folder under runs/); returns the signal that stopped it, or None.
+
+    `recipe` is what the configuration was loaded from: the folder is called after it and the model.
 
     Raises UserError, before anything expensive, for everything that the user can fix; nothing is overwritten.
     """
     check_complete(config)
-    out = out or free_directory(config.run.name or "run")
+    out = out or free_directory(run_name(recipe, config))
     RunDirectory.check_free(out)
     console = Screen()
     say(console, *check_memory(config))
     with assemble(config, base) as run:
         create_directory(run, out)
         return finish(run, console)
+
+
+def train_or_resume(config: RunConfig, base: Path, out: Path) -> str | None:
+    """Train into `out`, or continue the run that is there with the settings of `config`.
+
+    For schedulers that start one command again and again; a finished run is left as it is. Raises what `train_recipe`
+    and `resume_run` do.
+    """
+    if not (out / CONFIG).is_file():
+        return train_recipe(config, base, out)
+    check_complete(config)
+    before, _, folder = resumed_config(out)
+    return go_on(out, before, resolved_as(before, config, (out / ROWS).is_file()), folder)
 
 
 def resume_run(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
@@ -158,14 +174,3 @@ def _products(path: Path) -> list[str]:
         *([f"reward  {reward_model}   (the reward model after the last iteration)"] if reward_model.is_dir() else []),
         f"report  {path / 'report.html'}",
     ]
-
-
-def free_directory(name: str) -> Path:
-    """The first of `runs/<name>`, `runs/<name>-2` and so on that does not exist."""
-    usable_path(Path("runs") / name, "run.name")
-    number = 1
-    while True:
-        path = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        if not path.exists():
-            return path
-        number += 1
