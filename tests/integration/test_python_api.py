@@ -1,6 +1,7 @@
 """`oncurve.train` and `oncurve.GRPO` as a script or a notebook uses them, the shortest ways to a run among them."""
 
 import functools
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -18,7 +19,10 @@ from fakes.architectures import architecture
 from fakes.project import ROWS, lay_out, words_tokenizer
 from fakes.rewards import Callable, by_columns, like_trl, like_verl
 from fakes.tiny_policy import VOCABULARY, TinyLM
+from oncurve.config import RUN
 from oncurve.errors import ConfigError, DataError, RunDirectoryError
+from oncurve.run import CommonSettings
+from oncurve.run.common import KEY_OF
 from oncurve.run.evaluation import evaluate_target
 from oncurve.run.session import resume_run
 
@@ -360,11 +364,11 @@ WRONG = {
         "brings its own",
     ),
     "a module for a recipe": ({"recipe": TinyLM(), "reward": by_columns}, ConfigError, "recipe: expected a file"),
-    "TRL's learning_rate": ({"reward": by_columns, "learning_rate": 1}, TypeError, r"\{'learner': \{'learning_rate'"),
-    "TRL's beta": ({"reward": by_columns, "beta": 1}, TypeError, r"write settings=\{'kl': \{'coef'"),
+    "TRL's epsilon": ({"reward": by_columns, "epsilon": 1}, TypeError, r"\{'objective': \{'clip_low'"),
+    "TRL's beta": ({"reward": by_columns, "beta": 1}, TypeError, r"did you mean kl_coef\?"),
     "TRL's train_dataset": ({"train_dataset": ROWS}, TypeError, "did you mean data?"),
     "TRL's reward_funcs": ({"reward_funcs": []}, TypeError, "did you mean reward?"),
-    "epochs": ({"reward": by_columns, "epochs": 1}, TypeError, "write settings={'run': {'epochs': ...}}"),
+    "num_train_epochs": ({"reward": by_columns, "num_train_epochs": 1}, TypeError, "did you mean epochs?"),
     "max_steps": ({"reward": by_columns, "max_steps": 1}, TypeError, "did you mean steps?"),
     "an unknown key": ({"reward": by_columns, "settings": {"kl": {"coeff": 1}}}, ConfigError, "did you mean 'coef'"),
 }
@@ -441,3 +445,57 @@ def test_a_run_without_a_directory_has_the_groups_of_its_last_step() -> None:
         assert "run without a directory" in repr(run.report())
         with pytest.raises(ConfigError, match=r"step 1 are not kept.*known: those of step 2"):
             run.groups(1)
+
+
+def test_the_settings_that_people_turn_are_arguments_and_others_may_be_dotted() -> None:
+    with train(
+        reward=closure(3),
+        settings={"kl.estimator": "k2", "data": {"prompts_per_step": 2}},
+        group_size=2,
+        max_new_tokens=3,
+        learning_rate=1e-3,
+        kl_coef=0.5,
+        lora_rank=None,
+    ) as run:
+        config = run.run.config
+        assert (config.rollout.group_size, config.rollout.max_new_tokens) == (2, 3)
+        assert (config.learner.learning_rate, config.kl.coef, config.lora.rank) == (1e-3, 0.5, 0)
+        assert config.kl.estimator == "k2"
+    for wrong, message in {
+        "num_generations": "did you mean group_size",
+        "beta": "did you mean kl_coef",
+        "max_completion_length": "did you mean max_new_tokens",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            oncurve.train(**{wrong: 1})
+    with pytest.raises(ConfigError, match=r"kl.coef: settings say it twice, once as 'kl'"):
+        train(reward=closure(3), settings={"kl.coef": 0.1, "kl": {"coef": 0.2}})
+    with pytest.raises(ConfigError, match=r"rollout.group_size: given twice with different values"):
+        train(reward=closure(3), settings={"rollout.group_size": 4}, group_size=8)
+    with pytest.raises(ConfigError, match=r"rollout.group_sise: unknown key; did you mean 'group_size'"):
+        train(reward=closure(3), settings={"rollout.group_sise": 4})
+
+
+def test_every_argument_that_is_a_setting_is_offered_and_documented() -> None:
+    source = Path(str(inspect.getsourcefile(CommonSettings))).read_text(encoding="utf-8")
+    offered = inspect.signature(oncurve.train).parameters
+    for name, key in KEY_OF.items():
+        assert RUN.knows(key)
+        assert offered[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert f'    """`{key}`' in source.partition(f"\n    {name}: ")[2][:80]
+    assert list(KEY_OF) == list(CommonSettings.__annotations__)
+
+
+def test_a_function_of_a_file_needs_nothing_at_resume(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scores_of_mine.py").write_text("def remainder(completion):\n    return float(len(completion) % 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from scores_of_mine import remainder
+
+    train(model=model_folder, reward=remainder, steps=1, out=tmp_path / "run").close()
+    saved = (tmp_path / "run" / "config.toml").read_text()
+    assert f'path = "{tmp_path}/scores_of_mine.py:remainder"' in saved
+    (tmp_path / "run" / "config.toml").write_text(saved.replace("steps = 1", "steps = 2"))
+    assert resume_run(tmp_path / "run") is None
+    assert "step 2/2" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from oncurve.config.sections import RUN
 from oncurve.errors import ConfigError
@@ -42,9 +42,7 @@ def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> d
     """
     if settings is not None and not isinstance(settings, Mapping):
         raise ConfigError(f"settings: expected nested tables like {{'kl': {{'coef': 0.01}}}}, got {settings!r:.60}")
-    tables = {
-        section: dict(table) if isinstance(table, Mapping) else table for section, table in (settings or {}).items()
-    }
+    tables = _nested(settings or {})
     for argument in said:
         section, _, key = argument.key.partition(".")
         table = tables.setdefault(section, {} if key else None)
@@ -57,6 +55,19 @@ def tables_of(said: Iterable[Argument], settings: Mapping[str, Any] | None) -> d
                 f"{argument.key}: given twice with different values, by the argument {argument.name} and by settings; "
                 "leave one of them out"
             )
+    return tables
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` as nested tables: `{"kl.coef": 0.01}` is `{"kl": {"coef": 0.01}}`. Raises ConfigError: a key twice."""
+    whole = {name: table for name, table in settings.items() if not (isinstance(name, str) and "." in name)}
+    tables = {section: dict(table) if isinstance(table, Mapping) else table for section, table in whole.items()}
+    for name in settings.keys() - whole.keys():
+        section, _, key = name.partition(".")
+        table = tables.setdefault(section, {})
+        if not isinstance(table, dict) or key in table:
+            raise ConfigError(f"{name}: settings say it twice, once as {section!r}; leave one of them out")
+        table[key] = settings[name]
     return tables
 
 
@@ -118,17 +129,32 @@ def _as_settings(key: str) -> str:
     return f"settings={{{section!r}: {{{name!r}: ...}}}}"
 
 
+def _with_keywords(function: Callable[..., Any]) -> inspect.Signature:
+    """The function's signature, `**common: Unpack[Keywords]` as the keywords of that mapping: an editor offers them."""
+    signature = inspect.signature(function)
+    parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    for hint in get_type_hints(function).values():
+        if get_origin(hint) is Unpack:
+            parameters += [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+                for name, kind in get_type_hints(get_args(hint)[0]).items()
+            ]
+    return signature.replace(parameters=parameters)
+
+
 def explains_arguments(of: Mapping[str, str], own: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: an argument that the function does not have is an ArgumentError; see `check_argument_names`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = list(inspect.signature(function).parameters)
+        signature = _with_keywords(function)
+        known = list(signature.parameters)
 
         @wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             check_argument_names(function.__name__, kwargs, known, of, own)
             return function(*args, **kwargs)
 
+        called.__signature__ = signature  # type: ignore[attr-defined]
         return called
 
     return decorate

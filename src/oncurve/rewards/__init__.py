@@ -18,7 +18,7 @@ from oncurve.rewards.length_cap import LengthCap as LengthCap
 from oncurve.rewards.math import Math as Math
 from oncurve.rewards.model import ModelReward as ModelReward, ProcessModelReward as ProcessModelReward
 from oncurve.rewards.overlong import Overlong as Overlong
-from oncurve.rewards.python import Python as Python
+from oncurve.rewards.python import Python as Python, path_of as path_of
 from oncurve.rewards.repetition import Repetition as Repetition
 from oncurve.rewards.settings import (
     Accepts as Accepts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,26 @@ class Python(WorkerSettings):
             except ConfigError as error:  # only this process can import its module
                 reason = f"a worker cannot load it ({str(error).strip().rpartition(chr(10))[2]})"
         return InProcess(adapted, adapted.accepts, reason)
+
+
+def path_of(function: object) -> str | None:
+    """`"/folder/file.py:name"` of a function at the top of a file that was imported; None for every other.
+
+    The name in the file must mean this very function: not a closure, a lambda, a decorated or a redefined one, one of a
+    notebook, of a script that runs (a worker would run it, too), of a package (whose files import each other), or one
+    whose file has changed since.
+    """
+    if not isinstance(function, types.FunctionType) or "." in function.__module__ or function.__module__ == "__main__":
+        return None
+    module, name, code = sys.modules.get(function.__module__), function.__name__, function.__code__
+    file = Path(getattr(module, "__file__", None) or "")
+    if vars(module or object).get(name) is not function or file.suffix != ".py" or not file.is_file():
+        return None
+    try:
+        whole = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
+        return None
+    return f"{file.absolute()}:{name}" if code in whole.co_consts else None
 
 
 def why_in_process(function: Callable[..., Any]) -> str | None:

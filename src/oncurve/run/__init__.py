@@ -14,6 +14,7 @@ from oncurve.lazy import lazily
 if TYPE_CHECKING:
     from oncurve.run.api import resume as resume, train as train
     from oncurve.run.assembly import Run as Run, assemble as assemble
+    from oncurve.run.common import CommonSettings as CommonSettings
     from oncurve.run.data_check import check_data_of as check_data_of
     from oncurve.run.directory import RunDirectory as RunDirectory
     from oncurve.run.evaluation import evaluate_target as evaluate_target

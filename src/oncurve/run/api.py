@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
-from oncurve.config import Argument, check_complete, explains_arguments, load_config, tables_of
+from oncurve.config import Argument, RunConfig, check_complete, explains_arguments, load_config, tables_of
 from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.errors import ConfigError
 from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
-from oncurve.rewards import REWARD_KINDS
+from oncurve.rewards import REWARD_KINDS, path_of
 from oncurve.run.assembly import Overrides, assemble
+from oncurve.run.common import KEY_OF, CommonSettings
 from oncurve.run.continuing import open_to_resume, restore, resumed_config
 from oncurve.run.directory import RunDirectory
 from oncurve.run.session import create_directory, finish
@@ -35,6 +36,7 @@ ARGUMENT_OF = {
     "data.rows": "data",
     "data.template": "template",
     "rewards.0.path": "reward",
+    **{key: name for name, key in KEY_OF.items()},
 }
 """The argument of `train` for a setting."""
 
@@ -66,6 +68,7 @@ def train(
     out: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     on_step: Callable[[StepResult], None] | None = None,
+    **common: Unpack[CommonSettings],
 ) -> TrainedRun:
     """Train a model with GRPO; returns when the steps are done (or a signal stopped them).
 
@@ -87,20 +90,18 @@ def train(
         template: makes the prompt from columns, `"{question}"`.
         reward: a function, a kind such as "math", a path "file.py:name", a reward model (folder or hub id), a table of
             settings, or a list of these.
-        settings: more settings as nested tables, `{"kl": {"coef": 0.01}}`, except those that an argument sets.
+        common: the settings that people turn most: `learning_rate`, `group_size`, `prompts_per_step`, `max_new_tokens`,
+            `temperature`, `kl_coef`, ...; `oncurve.run.CommonSettings` has them all.
+        settings: all others, `{"kl.estimator": "k2"}` or as nested tables `{"kl": {"estimator": "k2"}}`.
         out: the run directory, which must not exist; None: nothing is written, and nothing can be resumed.
         on_step: called after every step.
 
     Raises UserError for everything that the caller can fix, where possible before the model is loaded.
     """
     _check_kinds(recipe, model, tokenizer)
-    given_by = {("template", "data.template"): template, ("steps", "run.steps"): steps, ("seed", "run.seed"): seed}
-    arguments = [Argument(name, key, value) for (name, key), value in given_by.items() if value is not None]
-    arguments += [*_of_model(model, settings), *_of_data(data), *_of_reward(reward)]
-    if preset is None and recipe is None:
-        preset = "grpo"
-    extends = [] if preset is None else [f"extends={json.dumps(preset)}"]
-    config, base = load_config(recipe, extends, settings=tables_of(arguments, settings))
+    named = {"template": template, "steps": steps, "seed": seed, **common}
+    arguments = [*arguments_of(named), *_of_model(model, settings), *_of_data(data), *_of_reward(reward)]
+    config, base = configured(recipe, preset, arguments, settings)
     loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
     check_complete(config, model_given=loaded is not None)
     given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
@@ -181,6 +182,25 @@ def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None
     return [trained.keep, *([on_step] if on_step is not None else [])]
 
 
+def arguments_of(named: Mapping[str, Any]) -> list[Argument]:
+    """The arguments that are one setting each, by name; None: not given."""
+    keys = {"template": "data.template", "steps": "run.steps", "seed": "run.seed", **KEY_OF}
+    return [Argument(name, keys[name], value) for name, value in named.items() if value is not None]
+
+
+def configured(
+    recipe: str | Path | None,
+    preset: str | Sequence[str] | None,
+    arguments: Sequence[Argument],
+    settings: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+) -> tuple[RunConfig, Path]:
+    """The configuration of a recipe, a preset ("grpo" if there is neither), arguments, settings and overrides."""
+    chosen = "grpo" if preset is None and recipe is None else preset
+    extends = [] if chosen is None else [f"extends={json.dumps(chosen)}"]
+    return load_config(recipe, [*extends, *overrides], settings=tables_of(arguments, settings))
+
+
 def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
     """Raises ConfigError for arguments of a wrong type."""
     if recipe is not None and not isinstance(recipe, (str, Path)):
@@ -229,5 +249,6 @@ def _reward_table(reward: Any) -> Any:
         is_model = reward not in REWARD_KINDS and ("/" in reward or Path(reward).is_dir())
         return {"kind": "model", "path": reward} if is_model else {"kind": reward}
     if callable(reward):
-        return {"kind": "python", "function": reward}
+        path = path_of(reward)
+        return {"kind": "python", "function": reward} if path is None else {"kind": "python", "path": path}
     raise ConfigError(f"reward: expected a function, a kind, a path 'file.py:name' or a table, got {reward!r}")
