@@ -24,7 +24,7 @@ from oncurve.config.rules import IMPOSSIBLE, INERT
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.kl import KL_KINDS
 from oncurve.losses import AGGREGATION_KINDS, KLPenalty
-from oncurve.rewards import REWARD_KINDS
+from oncurve.rewards import REWARD_KINDS, RewardSettings
 from oncurve.spec import Component
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -107,10 +107,11 @@ def _section(name: str) -> str:
 def _rewards() -> str:
     text = "## `[[rewards]]`\n\nA list: each table is one reward; a completion gets the weighted sum of them. "
     text += f"`kind`: one of {_names(REWARD_KINDS)}, or a class by path; left out where there is a `path`: `python`.\n"
-    shared = _shared(list(REWARD_KINDS.values()))
-    if shared:
-        text += f"\nEvery kind has:\n\n{_rows(next(iter(REWARD_KINDS.values())), shared)}"
-    return text + "".join(_kind(kind, cls, shared) for kind, cls in REWARD_KINDS.items())
+    text += f"\nEvery kind has:\n\n{_table(RewardSettings)}"
+    for kind, cls in REWARD_KINDS.items():
+        every = RewardSettings.model_fields
+        text += _kind(kind, cls, [name for name in every if cls.model_fields[name].default == every[name].default])
+    return text
 
 
 def _names(kinds: Iterable[str]) -> str:

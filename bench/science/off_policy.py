@@ -25,7 +25,7 @@ __all__ = ["METHODS", "SETTINGS", "interval", "jobs_of", "one", "settings_of", "
 
 RESULTS = Path(__file__).parents[1] / "results" / "off_policy.json"
 STEPS = 24
-SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -25,7 +25,7 @@ FILES = sorted(
     ]
 )
 WORDS = {
-    r"judg(e|es|ed|ing|ement|ements|ment|ments)": "verifier, score, evaluate or label",
+    r"(?<!model )judg(e|es|ed|ing|ement|ements|ment|ments)": "verifier, score, evaluate or label",
     r"roll outs?": "continuation in labelling; else rollout",
     r"mend(s|ed|ing)?": "fix or suggestion",
     r"anew": "again",
@@ -50,8 +50,12 @@ WORDS = {
 }
 """A pattern over lower-case words that single spaces separate, and what is written instead."""
 
-STREAMS = {"src/oncurve/output.py", "src/oncurve/models/decode/cuda_graphs.py"}
-"""The files in which a stream is CUDA's, or an output's."""
+STREAMS = {
+    "src/oncurve/output.py",
+    "src/oncurve/models/decode/cuda_graphs.py",
+    "src/oncurve/rewards/model_judge.py",
+}
+"""The files in which a stream is CUDA's, an output's, or a key of OpenAI's requests."""
 NAMES = {
     r"\b_put_together\b": "_build_run",
     r"\bvalues_beyond\b": "bootstrap_values",

@@ -17,6 +17,7 @@ from oncurve.rewards.kinds import REWARD_KINDS as REWARD_KINDS
 from oncurve.rewards.length_cap import LengthCap as LengthCap
 from oncurve.rewards.math import Math as Math
 from oncurve.rewards.model import ModelReward as ModelReward, ProcessModelReward as ProcessModelReward
+from oncurve.rewards.model_judge import ModelJudge as ModelJudge
 from oncurve.rewards.overlong import Overlong as Overlong
 from oncurve.rewards.python import Python as Python, path_of as path_of
 from oncurve.rewards.repetition import Repetition as Repetition

@@ -8,6 +8,7 @@ from oncurve.rewards.format import Format
 from oncurve.rewards.length_cap import LengthCap
 from oncurve.rewards.math import Math
 from oncurve.rewards.model import ModelReward, ProcessModelReward
+from oncurve.rewards.model_judge import ModelJudge
 from oncurve.rewards.overlong import Overlong
 from oncurve.rewards.python import Python
 from oncurve.rewards.repetition import Repetition
@@ -30,4 +31,5 @@ REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "cosine": Cosine,
     "model": ModelReward,
     "process_model": ProcessModelReward,
+    "model_judge": ModelJudge,
 }

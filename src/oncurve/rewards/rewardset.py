@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,11 @@ class RewardSet(Closing):
             for component in self.components
             if isinstance(component.settings, WorkerSettings) and component.settings.env_pass
         ]
+        self.announcements += [
+            f"reward {component.name} {component.runner.announcement}"
+            for component in self.components
+            if hasattr(component.runner, "announcement")
+        ]
         self.locate: Locate | None = None
         """Finds the tokens in which steps end. Needed by rewards that score steps; set where the tokenizer is known."""
         self._last = Scoring((), 0)
@@ -70,7 +75,8 @@ class RewardSet(Closing):
         with ExitStack() as undo:
             components = []
             for name, settings in zip(component_names(chosen), chosen, strict=True):
-                runner = settings.start(base)
+                with _named(name):
+                    runner = settings.start(base)
                 if problem := lacking(
                     runner, ("about", "run", "close"), "runner, which start(base) must return; there is InProcess"
                 ):
@@ -78,11 +84,8 @@ class RewardSet(Closing):
                 components.append(RewardComponent(name, settings, runner))
                 undo.callback(components[-1].runner.close)
             for component in components:
-                try:
+                with _named(component.name):
                     _ = component.accepts
-                except ConfigError as error:
-                    where = "" if str(error).startswith("reward ") else f"reward {component.name}: "
-                    raise ConfigError(f"{where}{error}") from error
             undo.pop_all()
         return cls(components)
 
@@ -114,6 +117,13 @@ class RewardSet(Closing):
                     )
                 runner.classifier = classifier
 
+    def keep_in(self, folder: Path) -> None:
+        """Keep in `folder` what a resumed run needs to have the same rewards: a file for each reward that has some."""
+        for component in self.components:
+            keep = getattr(component.runner, "keep_in", None)
+            if keep is not None:
+                keep(folder / f"{component.name}.jsonl")
+
     def begin(self, step: int = 0) -> Scoring:
         """The scoring of one step, to which groups can be submitted while others are still being sampled."""
         self._last = Scoring(self.components, step, self.locate)
@@ -138,6 +148,16 @@ class RewardSet(Closing):
         """End the workers. Closing twice is allowed."""
         for component in self.components:
             component.runner.close()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Puts the reward's name before the message of a ConfigError, unless it has it."""
+    try:
+        yield
+    except ConfigError as error:
+        where = "" if str(error).startswith("reward ") else f"reward {name}: "
+        raise ConfigError(f"{where}{error}") from error
 
 
 def _component(

@@ -12,8 +12,9 @@ from typing import Any
 from oncurve.closing import Closing
 from oncurve.errors import DataError, OncurveError, RewardError, TrainingError
 from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, completion_count, within
+from oncurve.rewards.settings import RunnerJob
 from oncurve.types import Completion, Group, Prompt, Score
-from oncurve.workers import Job, Reply, WorkerPool
+from oncurve.workers import Reply
 
 Locate = Callable[[Prompt, Completion, Sequence[int]], tuple[int, ...]]
 """Prompt, completion and the offsets just after each step in its text -> the index of each step's last token."""
@@ -211,9 +212,8 @@ class ComponentScoring:
         self.metrics: dict[str, list[float]] = {}
         self.extras: dict[str, list[Any]] = {}
         self._step = step
-        self._job: Job | None = None
-        if isinstance(component.runner, WorkerPool):
-            self._job = undo.enter_context(component.runner.begin())
+        begin: Callable[[], RunnerJob] | None = getattr(component.runner, "begin", None)
+        self._job = None if begin is None else undo.enter_context(begin())
         self._order: list[int] = []
         self._here: list[Reply] = []
         self._error: OncurveError | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -49,6 +50,24 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release processes and memory."""
+
+
+class RunnerJob(AbstractContextManager["RunnerJob"], Protocol):
+    """The items of one scoring, begun while others are still being sampled.
+
+    A runner that works next to the sampler has `begin() -> RunnerJob`. It may have `keep_in(file)`, for what a resumed
+    run needs, and an `announcement` for the plan, too.
+    """
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """Time spent on it before `replies` was called."""
+
+    def add(self, items: Sequence[Any]) -> None:
+        """Begin with these items. Raises TypeError for one that cannot be sent."""
+
+    def replies(self) -> list[Reply]:
+        """One reply per item, in the order in which they were added."""
 
 
 class Accepts(Component):

@@ -21,7 +21,7 @@ from oncurve.models import Adapter, LoadedModel, adapted, module_device
 from oncurve.process import prepare_process
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
-from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
+from oncurve.run.directory import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
 from oncurve.run.loop import dynamic_sampling, trainer_config
 from oncurve.run.row_lengths import fix_reach, room_for_prompts
@@ -137,6 +137,7 @@ class Run:
     def open_directory(self, directory: RunDirectory, identity: Mapping[str, Any] | None = None) -> None:
         """Write into `directory` from now on: checkpoints, which name the run they are of, and what steps leave."""
         self.directory = directory
+        self.rewards.keep_in(directory.path / REPLIES)
         if self.iterations is not None:
             self.iterations.replay.folder = directory.path
         self.trainer.checkpoints = Checkpoints(directory.checkpoints, self.config.checkpoint.keep, identity)

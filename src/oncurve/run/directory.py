@@ -6,6 +6,7 @@ checkpoints/       for a resume                           model/             the
 model/adapter/     the adapter alone in PEFT's form, where one was trained
 report.html        the run on one page                    incidents/         batches of skipped updates
 replay.jsonl       the reward model's examples from iterations    reward_model/      after the last iteration
+replies/           the answers of a `model_judge`
 run.json           the run's id, settings and files    data.jsonl         rows that were given in memory
 history/           config-000120.toml, the settings until step 120, where a resume changed them
 model-000100/      the model after 100 steps, of a run that went on after its end
@@ -41,11 +42,12 @@ EXACT_KEYS = (
     "sample_results",
 )
 LOCK, CONFIG, ENVIRONMENT, IDENTITY, ROWS = ".lock", "config.toml", "environment.json", "run.json", "data.jsonl"
+REPLIES = "replies"
 MARK = b"oncurve run\n"
 BEGINNING = (ENVIRONMENT, IDENTITY, ROWS)
 FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
 HISTORY, PRODUCTS = "history", ("model", "reward_model")
-FOLDERS = ("checkpoints", "checkpoints/frozen", "rollouts", "incidents", HISTORY, "model/adapter", *PRODUCTS)
+FOLDERS = ("checkpoints", "checkpoints/frozen", "rollouts", "incidents", HISTORY, REPLIES, "model/adapter", *PRODUCTS)
 
 
 class RunDirectory(Closing):

@@ -46,6 +46,11 @@ FREE = (
     "rewards.*.timeout_seconds",
     "rewards.*.memory_limit_bytes",
     "rewards.*.env_pass",
+    "rewards.*.api_key_env",
+    "rewards.*.concurrency",
+    "rewards.*.retries",
+    "rewards.*.max_requests",
+    "rewards.*.max_total_tokens",
 )
 """Settings that may change between a stop and a resume: how long, how often, how fast. `run.threads` is compared with
 the environment, like other properties of a machine."""

@@ -204,8 +204,9 @@ def test_what_a_reward_logs_stays_with_its_completion_when_a_batch_falls_apart(
 
 
 def test_every_kind_can_be_named() -> None:
-    kinds = ["python", "exact", "numeric", "math", "regex", "task", "task_steps", "overlong", "model", "process_model"]
-    assert list(REWARD_KINDS) == kinds
+    answers = ["exact", "numeric", "math", "choice", "regex", "format", "task", "task_steps"]
+    lengths = ["overlong", "length_cap", "repetition", "cosine"]
+    assert list(REWARD_KINDS) == ["python", *answers, *lengths, "model", "process_model", "model_judge"]
 
 
 def test_a_kind_of_ones_own_is_named_by_path(tmp_path: Path) -> None:

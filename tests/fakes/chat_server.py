@@ -1,0 +1,93 @@
+"""A real HTTP server that answers chat completions, as well or as badly as a test wants."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Says:
+    """One answer: a chat completion with this `content`, or `raw` bytes; slowly, in drips, or cut off."""
+
+    content: Any = '{"score": 0.5}'
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    raw: bytes | None = None
+    wait_seconds: float = 0.0
+    drip_seconds: float = 0.0
+    cut: bool = False
+    tokens: int | None = 10
+
+    def body(self) -> bytes:
+        if self.raw is not None:
+            return self.raw
+        usage = {} if self.tokens is None else {"usage": {"total_tokens": self.tokens}}
+        return json.dumps({"choices": [{"message": {"role": "assistant", "content": self.content}}], **usage}).encode()
+
+
+class ChatServer:
+    """`says(message, number)` decides the answer to try number 0, 1, ... of a message; `asked` are all requests."""
+
+    def __init__(self, says: Callable[[str, int], Says] = lambda message, number: Says()) -> None:
+        self.says = says
+        self.asked: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.at_once = self.most_at_once = 0
+        self._lock = Lock()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+            def do_GET(self) -> None:
+                self.send_error(404)
+
+            def do_POST(self) -> None:
+                with suppress(OSError):  # the client has gone
+                    server._answer(self)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    @property
+    def messages(self) -> list[str]:
+        return [body["messages"][-1]["content"] for _, _, body in self.asked]
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        message = body["messages"][-1]["content"]
+        with self._lock:
+            number = self.messages.count(message)
+            self.asked.append((handler.path, dict(handler.headers), body))
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        said = self.says(message, number)
+        time.sleep(said.wait_seconds)
+        with self._lock:
+            self.at_once -= 1
+        content = said.body()
+        handler.send_response(said.status)
+        for name, value in said.headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        if said.cut:
+            content = content[: len(content) // 2]
+        for start in range(0, len(content), 1 if said.drip_seconds else max(1, len(content))):
+            handler.wfile.write(content[start : start + (1 if said.drip_seconds else len(content))])
+            time.sleep(said.drip_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

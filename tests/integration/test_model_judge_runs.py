@@ -1,0 +1,92 @@
+"""Training with a language model's scores: a limit that is reached ends the run in order, and a resume is exact."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes.chat_server import ChatServer, Says
+from fakes.project import RECIPE, Said, lay_out, oncurve, refused
+
+Command = Callable[..., Said]
+
+
+def says(message: str, number: int) -> Says:
+    return Says("what?" if message.endswith("7") else json.dumps({"score": len(message) % 7 / 6}))
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer(says) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lay_out(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture
+def command(
+    laid_out: Path,
+    tmp_path: Path,
+    server: ChatServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Command:
+    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    judged = f"""
+[[rewards]]
+kind = "model_judge"
+name = "grader"
+url = "{server.url}"
+model = "m"
+template = "{{{{ prompt }}}}: {{{{ completion }}}}"
+field = "score"
+"""
+    Path("recipe.toml").write_text(RECIPE + judged)
+    return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
+
+
+def test_a_limit_ends_the_run_in_order_and_the_resumed_run_is_the_unbroken_one(
+    command: Command, server: ChatServer
+) -> None:
+    assert command("train", "recipe.toml", "--out", "whole").code == 0
+    first = len(server.asked)
+    assert first == len(set(server.messages))  # equal requests are sent once
+    server.asked.clear()
+
+    said = command("train", "recipe.toml", "rewards.1.max_requests=12", "--out", "out")
+    assert said.code == 2
+    assert "oncurve: reward grader: the spending limit is reached: max_requests = 12" in said.err
+    assert "reward grader sends completion, prompt to m at" in " ".join(said.out.split())
+    assert "oncurve resume out" in said.out
+    assert len(server.asked) == 12
+    assert len(list(Path("out/checkpoints").glob("step-*"))) == 1
+
+    config = Path("out/config.toml")
+    config.write_text(config.read_text().replace("max_requests = 12", "max_requests = 1000"))
+    resumed = command("resume", "out")
+    assert resumed.code == 0, resumed
+    assert len(server.asked) == first
+    assert len(set(server.messages)) == first  # nothing was paid for twice
+    name = "checkpoints/step-000003/learner.safetensors"
+    assert Path("out", name).read_bytes() == Path("whole", name).read_bytes()
+    assert "grader" in Path("out/rollouts").glob("*").__next__().read_text()
+
+
+def test_an_endpoint_that_does_not_answer_is_refused_before_the_model_loads(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("the model was loaded")
+    )
+    closed = "rewards.1.url=http://127.0.0.1:9/v1"
+    refused(command("train", "recipe.toml", closed, "--out", "out"), "reward grader: url: nothing answers at")
+    no_key = "rewards.1.api_key_env=NO_SUCH_KEY_HERE"
+    refused(command("train", "recipe.toml", no_key, "--out", "out"), "variable NO_SUCH_KEY_HERE is not set")
+    missing = "rewards.1.template={{ answr }} {{ completion }}"
+    refused(command("train", "recipe.toml", missing, "--out", "out"), "did you mean 'answer'?")

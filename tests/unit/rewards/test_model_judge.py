@@ -1,0 +1,349 @@
+"""A reward by a language model at an endpoint: a real server on this machine answers, well and badly."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.chat_server import ChatServer, Says
+from fakes.scoring import faults_of, group, rewards_of
+from oncurve.config import load_config
+from oncurve.errors import ConfigError, DataError, RewardError
+from oncurve.rewards import ModelJudge, RewardSet, endpoint, verifier_of
+
+Build = Callable[..., RewardSet]
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer() as server:
+        yield server
+
+
+@pytest.fixture
+def build(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
+    monkeypatch.setattr(endpoint, "FIRST_WAIT_SECONDS", 0.01)
+    made: list[RewardSet] = []
+
+    def build(**settings: Any) -> RewardSet:
+        made.append(RewardSet.build([table(server.url, **settings)]))
+        return made[-1]
+
+    yield build
+    for rewards in made:
+        rewards.close()
+
+
+def table(url: str, **settings: Any) -> dict[str, Any]:
+    form = {} if "pattern" in settings else {"field": "score"}
+    return {"kind": "model_judge", "url": url, "model": "m", "template": "{{ completion }}", **form, **settings}
+
+
+def scores(message: str, number: int) -> Says:
+    return Says(json.dumps({"score": len(message) / 10}))
+
+
+def messages_of(rewards: RewardSet, *texts: str) -> list[str]:
+    """The scores' faults, whole."""
+    (scored,) = rewards.score([group(*texts, "x")])
+    return [score.fault or "" for score in scored.scores[:-1]]
+
+
+def test_each_completion_gets_the_score_that_the_model_gives(server: ChatServer, build: Build) -> None:
+    server.says = scores
+    rewards = build(template="{{ completion }}", system="Be strict.", extra_body={"seed": 1}, max_tokens=9)
+    scored = rewards.score([group("a", "abc", "abcde"), group("ab", number=1)])
+    assert rewards_of(scored) == [0.1, 0.3, 0.5, 0.2]
+    path, headers, body = server.asked[0]
+    assert (path, headers["Content-Type"], "Authorization" in headers) == (
+        "/v1/chat/completions",
+        "application/json",
+        False,
+    )
+    assert body | {"messages": None} == {"model": "m", "temperature": 0.0, "max_tokens": 9, "seed": 1, "messages": None}
+    assert body["messages"][0] == {"role": "system", "content": "Be strict."}
+
+
+def test_the_template_has_columns_prompt_and_completion(server: ChatServer, build: Build) -> None:
+    template = "{{ prompt }}|{% for fact in facts %}{{ fact }};{% endfor %}{{ completion }}\n"
+    rewards = build(template=template)
+    rewards.score([group("so {{ prompt }} 日本", columns={"facts": ["a", "b"]})])
+    assert server.messages == ["prompt 0|a;b;so {{ prompt }} 日本\n"]
+    with pytest.raises(DataError, match=r"row 2: reward model_judge needs 'facts'.*did you mean 'fact'"):
+        rewards.check_rows([{"facts": []}, {"fact": []}], lambda index: f"row {index + 1}")
+    with pytest.raises(DataError, match=r"row 1: reward model_judge: its template cannot be filled in"):
+        rewards.check_rows([{"facts": 3}], lambda index: f"row {index + 1}")
+
+
+READ = {
+    '{"score": 1}': 1.0,
+    ' {"score": 0.25, "why": "..."} ': 0.25,
+    '```json\n{"score": 0.5}\n```': 0.5,
+    '{"score": true}': 1.0,
+    '{"score": 1.5}': "the score 1.5 is not between 0 and 1",
+    '{"score": -0.1}': "is not between 0 and 1",
+    '{"score": NaN}': "is not between 0 and 1",
+    '{"score": "1"}': "no number under 'score'",
+    '{"Score": 1}': "no number under 'score'",
+    '[{"score": 1}]': "no number under 'score'",
+    'Sure! {"score": 1}': "the answer is no JSON",
+    '{"score": 1} {"score": 0}': "the answer is no JSON",
+    "": "the answer is no JSON",
+    "[" * 5000: "the answer is no JSON",
+}
+
+
+@pytest.mark.parametrize("text", READ, ids=lambda text: text[:20])
+def test_a_json_answer_is_read_strictly(text: str) -> None:
+    reply = ModelJudge.model_validate({k: v for k, v in table("http://x").items() if k != "kind"}).read(text)
+    expected = READ[text]
+    assert reply.value == (expected if isinstance(expected, float) else None)
+    assert (reply.fault, str(expected) in reply.message) == (None, False) if reply.value is not None else ("type", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Good. Score: 7", 7.0),
+        ("Score: 10.", 10.0),
+        ("Score: 7\nScore: 7", "found 2 times"),
+        ("seven", "found 0 times"),
+        ("Score: 11", "not between 0 and 10"),
+        ("Score: 1.2.3", "is no number"),
+    ],
+)
+def test_a_pattern_is_found_once(server: ChatServer, build: Build, text: str, expected: Any) -> None:
+    server.says = lambda message, number: Says(text)
+    rewards = build(pattern=r"Score: ([0-9.]*[0-9])", high=10)
+    (scored,) = rewards.score([group("a")])
+    if isinstance(expected, float):
+        assert scored.scores[0].reward == expected
+    else:
+        assert expected in (scored.scores[0].fault or "")
+
+
+def test_a_fault_is_masked_and_the_others_keep_their_scores(server: ChatServer, build: Build) -> None:
+    server.says = lambda message, number: Says("no idea") if message == "b" else scores(message, number)
+    scored = build().score([group("a", "b", "abc")])
+    assert rewards_of(scored) == [0.1, None, 0.3]
+    assert faults_of(scored) == [None, "type", None]
+
+
+TROUBLE = {
+    "429": (Says(status=429, headers={"Retry-After": "0"}), "429 Too Many Requests"),
+    "500": (Says("broken", status=500), "500 Internal Server Error"),
+    "503": (Says(status=503), "503"),
+    "a page": (Says(raw=b"<html>busy</html>"), "not a chat completion: '<html>busy</html>'"),
+    "no choices": (Says(raw=b'{"choices": []}'), "not a chat completion"),
+    "nothing": (Says(raw=b""), "not a chat completion"),
+    "a list": (Says(content=["x"]), "the answer's content is a list"),
+    "cut off": (Says(cut=True), "no answer after 3 tries"),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLE)
+def test_what_may_pass_is_tried_again_and_then_a_fault(server: ChatServer, build: Build, trouble: str) -> None:
+    bad, words = TROUBLE[trouble]
+    server.says = lambda message, number: bad if message == "bad" or number < 2 else Says()
+    scored = build(retries=2).score([group("good", "bad")])
+    assert rewards_of(scored) == [0.5, None]
+    assert faults_of(scored) == [None, "exception"]
+    assert words in (scored[0].scores[1].fault or "")
+    assert sorted(server.messages) == ["bad"] * 3 + ["good"] * 3
+
+
+def test_an_answer_that_is_refused_for_its_text_is_not_tried_again(server: ChatServer, build: Build) -> None:
+    bad = Says(raw=b'{"error": "context length exceeded"}', status=400)
+    server.says = lambda message, number: bad if message == "long" else Says()
+    assert "400 Bad Request: {" in messages_of(build(), "long")[0]
+    assert server.messages.count("long") == 1
+
+
+@pytest.mark.parametrize("slow", [Says(wait_seconds=30), Says(drip_seconds=0.1)], ids=["late", "in drips"])
+def test_a_deadline_holds_for_answers_that_are_late_or_drip(server: ChatServer, build: Build, slow: Says) -> None:
+    server.says = lambda message, number: slow if message == "slow" else Says()
+    scored = build(timeout_seconds=1.0).score([group("slow", "x")])
+    assert faults_of(scored) == ["timeout", None]
+    assert "no answer within 1 s (1 try)" in (scored[0].scores[0].fault or "")
+
+
+def test_a_wait_that_the_endpoint_asks_for_is_kept_where_the_deadline_has_room(
+    server: ChatServer, build: Build
+) -> None:
+    server.says = lambda message, number: Says(status=429, headers={"Retry-After": "3600"})
+    assert messages_of_all(build()) == ["timeout"]
+    assert len(server.asked) == 1
+
+
+def messages_of_all(rewards: RewardSet) -> list[str | None]:
+    return faults_of(rewards.score([group("a")]))
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "key is missing or wrong"), (404, "the model is unknown")])
+def test_where_every_request_is_refused_the_run_stops_at_once(
+    server: ChatServer, build: Build, status: int, words: str
+) -> None:
+    server.says = lambda message, number: Says("no such model", status=status)
+    with pytest.raises(RewardError, match=words):
+        build(concurrency=1).score([group("a", "b", "c")])
+    assert len(server.asked) == 1
+
+
+def test_a_redirect_is_not_followed(server: ChatServer, build: Build) -> None:
+    server.says = lambda message, number: Says(status=302, headers={"Location": f"{server.url}/elsewhere"})
+    assert "302" in (build().score([group("a")])[0].scores[0].fault or "")
+    assert len(server.asked) == 1
+
+
+def test_requests_are_sent_at_once_but_not_more_than_allowed(server: ChatServer, build: Build) -> None:
+    server.says = lambda message, number: Says(wait_seconds=0.2)
+    build(concurrency=3).score([group(*"abcdef")])
+    assert server.most_at_once == 3
+
+
+def test_groups_that_are_submitted_are_asked_about_before_the_end(server: ChatServer, build: Build) -> None:
+    server.says = scores
+    first, second = group("a", "ab"), group("abc", number=1)
+    with build().begin() as scoring:
+        scoring.submit(1, second)
+        while not server.asked:
+            time.sleep(0.01)
+        scored = scoring.finish([first, second])
+    assert rewards_of(scored) == [0.1, 0.2, 0.3]
+
+
+def test_equal_requests_are_sent_once(server: ChatServer, build: Build) -> None:
+    rewards = build()
+    assert rewards_of(rewards.score([group("a", "a", "a"), group("a", number=1)])) == [0.5] * 4
+    rewards.score([group("a")])
+    assert len(server.asked) == 1
+
+
+def test_answers_are_kept_so_that_a_second_run_has_the_same(server: ChatServer, build: Build, tmp_path: Path) -> None:
+    answers = iter(['{"score": 0.1}', "garbage", '{"score": 0.3}'])
+    server.says = lambda message, number: Says(next(answers))
+    first = build(concurrency=1)
+    first.keep_in(tmp_path / "replies")
+    before = first.score([group("a", "b", "c")])
+    first.close()
+    with (tmp_path / "replies/model_judge.jsonl").open("a") as file:
+        file.write('{"key": "torn')  # as a kill leaves it
+    second = build(concurrency=5)
+    second.keep_in(tmp_path / "replies")
+    assert second.score([group("a", "b", "c")]) == before
+    assert len(server.asked) == 3
+    assert faults_of(before) == [None, "type", None]
+
+
+def test_a_deadline_that_passed_is_not_kept(server: ChatServer, build: Build, tmp_path: Path) -> None:
+    server.says = lambda message, number: Says(status=500 if number == 0 else 200)
+    rewards = build(retries=0)
+    rewards.keep_in(tmp_path)
+    assert faults_of(rewards.score([group("a")])) == ["exception"]
+    assert rewards_of(rewards.score([group("a")])) == [0.5]
+
+
+def test_the_limit_of_requests_holds_over_resumes_and_loses_no_answer(
+    server: ChatServer, build: Build, tmp_path: Path
+) -> None:
+    first = build(max_requests=3)
+    first.keep_in(tmp_path)
+    first.score([group("a", "b")])
+    with pytest.raises(
+        RewardError, match=r"reward model_judge: the spending limit is reached: max_requests = 3; .*Raise"
+    ):
+        first.score([group("c", "d", "e")])
+    assert len(server.asked) == 3
+    first.close()
+    again = build(max_requests=3)
+    again.keep_in(tmp_path)
+    with pytest.raises(RewardError, match="answered so far: 3 requests and 30 tokens"):
+        again.score([group("f")])
+    again.close()
+    raised = build(max_requests=5)
+    raised.keep_in(tmp_path)
+    assert rewards_of(raised.score([group("a", "b", "c", "d", "e")])) == [0.5] * 5
+    assert len(server.asked) == 5
+
+
+def test_the_limit_of_tokens(server: ChatServer, build: Build) -> None:
+    rewards = build(max_total_tokens=25, concurrency=1)
+    with pytest.raises(RewardError, match="max_total_tokens = 25; answered so far: 3 requests and 30 tokens"):
+        rewards.score([group("a", "b", "c", "d")])
+    server.says = lambda message, number: Says(tokens=None)
+    with pytest.raises(RewardError, match="does not say how many tokens"):
+        build(max_total_tokens=25).score([group("a")])
+
+
+def test_the_key_is_sent_and_stands_nowhere(
+    server: ChatServer, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADER_KEY", "sk-secret")
+    rewards = build(api_key_env="GRADER_KEY", retries=0)
+    rewards.keep_in(tmp_path)
+    server.says = lambda message, number: Says() if message == "a" else Says(raw=b"bad key sk-secret", status=500)
+    scored = rewards.score([group("a", "b")])
+    assert server.asked[0][1]["Authorization"] == "Bearer sk-secret"
+    assert "bad key ***" in (scored[0].scores[1].fault or "")
+    shown = repr([component.runner.__dict__ for component in rewards.components]) + repr(scored)
+    assert "sk-secret" not in shown + (tmp_path / "model_judge.jsonl").read_text() + "".join(rewards.announcements)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"url": "localhost:8000"}, "is no address of an endpoint"),
+        ({"url": "http://me:secret@host/v1"}, "without a user, a password or a query"),
+        ({"template": "{{ completion"}, "not a Jinja template: line 1"),
+        ({"template": "Score this."}, "must contain the text that is to be scored"),
+        ({"pattern": "Score: [0-9]+", "field": None}, "it has 0 groups"),
+        ({"pattern": "(", "field": None}, "not a regular expression"),
+        ({"pattern": "(x)", "field": "score"}, "give a pattern with one group"),
+        ({"field": None}, "give a pattern with one group"),
+        ({"low": 1.0}, "low: 1 is not below high, 1"),
+        ({"extra_body": {"stream": True}}, "extra_body: 'stream' is set by the reward itself"),
+        ({"api_key_env": "sk-12345"}, "rewards.0.api_key_env"),
+        ({"concurency": 3}, "did you mean 'concurrency'"),
+        ({"max_requests": 0}, "rewards.0.max_requests"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RewardSet.build([table("http://localhost:1/v1") | settings])
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_endpoint_without_a_server_or_a_key_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(ConfigError, match=r"url: nothing answers at .* \(Connection refused\); start the server"):
+        RewardSet.build([table(url)])
+    monkeypatch.delenv("NO_KEY_HERE", raising=False)
+    with pytest.raises(ConfigError, match="the environment variable NO_KEY_HERE is not set"):
+        RewardSet.build([table(url, api_key_env="NO_KEY_HERE")])
+    monkeypatch.setenv("NO_KEY_HERE", "a\nb")
+    with pytest.raises(ConfigError, match="NO_KEY_HERE is no key"):
+        RewardSet.build([table(url, api_key_env="NO_KEY_HERE")])
+
+
+def test_the_plan_says_what_is_sent_where(server: ChatServer, build: Build) -> None:
+    rewards = build(template="{{ answer }} {{ completion }}", max_requests=1000)
+    assert rewards.announcements == [
+        f"reward model_judge sends answer, completion to m at {server.url}; limit: 1,000 requests"
+    ]
+    assert verifier_of([component.settings for component in rewards.components]) is None
+
+
+def test_it_is_a_table_of_a_recipe_and_stands_in_the_resolved_configuration(server: ChatServer) -> None:
+    form = "kind='model_judge', model='m', template='{{ completion }}', field='score'"
+    config, _ = load_config(None, [f"rewards=[{{{form}, url='{server.url}/'}}]"])
+    assert isinstance(config.rewards[0], ModelJudge)
+    assert config.rewards[0].url == server.url
