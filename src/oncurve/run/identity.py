@@ -24,7 +24,6 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, Schema, to_tables
-from oncurve.data import DataSettings
 from oncurve.errors import CheckpointError, DataError, RunDirectoryError, command
 from oncurve.run.directory import RunDirectory, is_identity
 from oncurve.spec import Component
@@ -116,13 +115,10 @@ def _contents(config: Component, schema: Schema[Any], base: Path) -> dict[str, A
     """What the files of sections hold that say so themselves (`DataSettings.content`), by setting."""
     found: dict[str, Any] = {}
     for name in schema.sections:
-        section = getattr(config, name, None)
-        if isinstance(section, DataSettings):
-            for key, content in section.content(base).items():
-                found[key] = {
-                    "path": content.path,
-                    "parts": {part: list(sized) for part, sized in content.parts.items()},
-                }
+        content_of = getattr(getattr(config, name, None), "content", None)
+        for key, content in (content_of(base) if callable(content_of) else {}).items():
+            parts = {part: list(sized) for part, sized in content.parts.items()}
+            found[key] = {"path": content.path, "parts": parts}
     return found
 
 
