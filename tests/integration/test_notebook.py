@@ -37,6 +37,8 @@ class Notebook:
     """A kernel and its client."""
 
     def __init__(self, folder: Path) -> None:
+        self.outputs: list[tuple[str, str]] = []
+        self.traceback = ""
         self.manager = jupyter_client.KernelManager()
         self.manager.kernel_spec.argv[0] = sys.executable
         self.manager.start_kernel(cwd=str(folder))
@@ -62,10 +64,12 @@ class Notebook:
             content = message["content"]
             if message["msg_type"] == "stream":
                 said += content["text"]
-            elif message["msg_type"] == "display_data":  # what rich shows in a notebook
-                said += content["data"].get("text/plain", "")
+            elif message["msg_type"] in ("display_data", "update_display_data", "execute_result"):
+                said += content["data"].get("text/plain", "") + "\n"
+                self.outputs.append((message["msg_type"], content["data"].get("text/html", "")))
             elif message["msg_type"] == "error":
                 raised = content["ename"]
+                self.traceback = "\n".join(content["traceback"])
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
                 return said, raised
         raise TimeoutError(said)
@@ -119,8 +123,53 @@ def test_a_second_interrupt_is_a_keyboard_interrupt_and_the_kernel_lives(noteboo
     notebook.manager.interrupt_kernel()
     said, raised = notebook.end(cell)
     assert raised == "KeyboardInterrupt", said
+    assert notebook.traceback == "KeyboardInterrupt: the run ended at once; its checkpoints are whole"
+    assert "oncurve.resume('two', reward=reward)" in said
     assert notebook.run("print(1 + 1)") == ("2\n", "")
     (folder / "slow").unlink()
     said, raised = notebook.run(RESUME.format(out="two"))
     assert raised == "", said
     assert "steps [1, 2, 3]" in said
+
+
+@pytest.mark.slow
+def test_progress_is_one_output_and_an_error_is_one_message(notebook: Notebook) -> None:
+    notebook.outputs.clear()
+    said, raised = notebook.run(TRAIN.format(out="three", step="lambda result: time.sleep(0.3)"))
+    assert raised == "", said
+    assert "IProgress" not in said
+    kinds = [kind for kind, _ in notebook.outputs]
+    assert kinds[0] == "display_data"
+    assert len(kinds) >= 4
+    assert set(kinds[1:]) == {"update_display_data"}
+    assert "step 3/3" in notebook.outputs[-1][1]
+    assert "<svg" in notebook.outputs[-1][1]
+    notebook.outputs.clear()
+    assert notebook.run("run") == ("TrainedRun(steps=3, directory='three', stopped_by=None)\n", "")
+    assert "three · 3 steps" in notebook.outputs[0][1]
+    assert "w1" not in notebook.outputs[0][1]
+    said, raised = notebook.run("oncurve.train('recipe.toml', reward=reward, out='three')")
+    assert raised == "RunDirectoryError"
+    assert notebook.traceback.startswith("RunDirectoryError: ")
+    assert "\n" not in notebook.traceback
+    assert ".py" not in notebook.traceback
+
+
+@pytest.mark.slow
+def test_the_example_runs_from_first_to_last_cell(tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="needs the dev extra's nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    example = nbformat.read(Path(__file__).parents[2] / "examples" / "first_run.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in example.cells)  # it is shipped without outputs
+    for cell in example.cells:
+        cell.source = cell.source.replace("steps=30", "steps=4").replace('"eval.every": 15', '"eval.every": 2')
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(example, timeout=PATIENCE_SECONDS, kernel_name="python3", resources=resources).execute()
+    shown = [cell.outputs for cell in example.cells if cell.cell_type == "code"]
+    pages = [outputs[-1]["data"].get("text/html", "") for outputs in shown[2:] if outputs]
+    assert "first_run · 4 steps" in pages[0]
+    assert [page.startswith("<iframe") for page in pages[1:4]] == [True] * 3
+    assert "reward/mean" in pages[4]
+    assert "first_run · 4 steps" in pages[5]
+    errors = [output for outputs in shown for output in outputs if output.get("name") == "stderr"]
+    assert errors == []
