@@ -26,9 +26,14 @@ from oncurve.kl import KL_KINDS
 from oncurve.losses import AGGREGATION_KINDS, KLPenalty
 from oncurve.rewards import REWARD_KINDS, RewardSettings
 from oncurve.spec import Component
+from oncurve.tracking import TRACKER_KINDS, TrackingSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
-NAMES_OF = {"estimator": KL_KINDS, "aggregation": AGGREGATION_KINDS}
+NAMES_OF = {
+    (KLPenalty, "estimator"): KL_KINDS,
+    (KLPenalty, "aggregation"): AGGREGATION_KINDS,
+    (TrackingSettings, "to"): TRACKER_KINDS,
+}
 
 INTRODUCTION = """\
 # Configuration
@@ -147,7 +152,9 @@ def _rows(cls: type[Component], names: list[str]) -> str:
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name in names:
         field = cls.model_fields[name]
-        values = _names(NAMES_OF[name]) if name in NAMES_OF and cls is KLPenalty else _values(field.annotation)
+        values = _names(NAMES_OF[cls, name]) if (cls, name) in NAMES_OF else _values(field.annotation)
+        if (cls, name) == (TrackingSettings, "to"):
+            values = f"list of {values}, or classes by path"
         cells = (f"`{name}`", _default(field), values, meanings[name])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

@@ -54,6 +54,8 @@ kind = "length-power"
 [kl]
 estimator = "chi2"
 aggregation = "length-power"
+[tracking]
+to = ["lines"]
 [[rewards]]
 kind = "short_enough"
 limit = 3
@@ -104,7 +106,7 @@ def test_the_files_of_the_page_become_kinds_by_a_line_in_a_table(tmp_path: Path)
     shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "docs").mkdir()
     files = dict(BLOCK.findall(PAGE))
-    assert len(rows()) == 7
+    assert len(rows()) == 8
     for file, becomes, table, name, thing in rows():
         put_into(tmp_path / "src" / "oncurve", files[file], becomes, table, name, thing)
     said = python(tmp_path, "-c", SCRIPT)

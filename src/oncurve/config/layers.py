@@ -27,6 +27,9 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 DATA_KEYS = {("data", "path"), ("data", "eval_path")}
 FILE_KEYS = {*DATA_KEYS, ("iterative", "history")}
 MODEL_KEYS = {("model", "path"), ("advantage", "teacher"), ("reward_model", "path"), ("rewards", "path")}
+CODE_LISTS = {("tracking", "to")}
+"""Lists whose items may be paths to code."""
+
 SUFFIXES = (".toml", ".yaml", ".yml")
 INDEX = re.compile(r"[0-9]{1,9}")
 MOST_VALUES = 100_000  # in a recipe; anchors that refer to anchors can mean more than any memory holds
@@ -253,8 +256,8 @@ def _absolute(assignments: Sequence[Assignment], folder: Path) -> list[Assignmen
 
 def _absolute_value(path: tuple[str | int, ...], value: Any, folder: Path) -> Any:
     """`value` with the files that it names made absolute; what is not here and may be a hub id stays."""
-    if path[0] == "rewards" and isinstance(value, Sequence) and not isinstance(value, str):
-        return [_absolute_value(("rewards",), item, folder) for item in value]
+    if (path[0] == "rewards" or path in CODE_LISTS) and isinstance(value, Sequence) and not isinstance(value, str):
+        return [_absolute_value(path if path in CODE_LISTS else ("rewards",), item, folder) for item in value]
     if path == ("rewards",) and isinstance(value, Mapping):
         return {key: _absolute_value(("rewards", key), inner, folder) for key, inner in value.items()}
     if path in DATA_KEYS and isinstance(value, list | tuple):

@@ -58,6 +58,7 @@ from oncurve.paths import path_component
 from oncurve.rewards import RewardSettings
 from oncurve.rollout import ENGINE_KINDS, EngineConfig, LocalEngine, Sampling
 from oncurve.spec import Component, kind_of
+from oncurve.tracking import TrackingSettings
 from oncurve.trainer import Advantage, IterativeSettings
 from oncurve.types import TokenWeights, TrainBatch
 
@@ -184,6 +185,7 @@ class RunConfig(Component):
     iterative: IterativeSettings = IterativeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     eval: EvalSettings = EvalSettings()
+    tracking: TrackingSettings = TrackingSettings()
 
     @property
     def token_weights(self) -> Aggregation:
@@ -288,6 +290,7 @@ SECTIONS: dict[str, Section] = {
     "iterative": fixed(IterativeSettings),
     "checkpoint": fixed(CheckpointSettings),
     "eval": fixed(EvalSettings),
+    "tracking": fixed(TrackingSettings),
 }
 
 RUN = Schema(RunConfig, SECTIONS)

@@ -21,6 +21,7 @@ from oncurve.run.common import KEY_OF, CommonSettings
 from oncurve.run.continuing import open_to_resume, restore, resumed_config
 from oncurve.run.directory import RunDirectory
 from oncurve.run.session import create_directory, finish
+from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
 from oncurve.spec import Component
 from oncurve.trainer import StepResult
@@ -105,9 +106,7 @@ def train(
     loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
     check_complete(config, model_given=loaded is not None)
     given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
-    if out is not None:
-        RunDirectory.check_free(Path(out))
-        config.data.check_keepable()
+    _check_out(config, out)
     if loaded is None:
         say(Screen(), *check_memory(config))
     trained = TrainedRun(assemble(config, base, given))
@@ -162,6 +161,14 @@ def resume(
         trained.close()
         raise
     return trained
+
+
+def _check_out(config: RunConfig, out: str | Path | None) -> None:
+    """Raises UserError: a run cannot be made at `out`, or its trackers cannot work."""
+    if out is not None:
+        RunDirectory.check_free(Path(out))
+        config.data.check_keepable()
+    check_tracking(config, kept=out is not None)
 
 
 def _run(trained: TrainedRun, out: str | Path | None, on_step: Callable[[StepResult], None] | None) -> TrainedRun:

@@ -16,6 +16,7 @@ from oncurve.run.assembly import Run
 from oncurve.run.changes import Change, changes_between, check_changes
 from oncurve.run.directory import CONFIG, RunDirectory
 from oncurve.run.identity import TakenUp, identify, steps_done, take_up
+from oncurve.run.tracking import check_tracking
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
 
     Raises RunDirectoryError: another run holds it, or it has changed. ConfigError: a setting cannot change.
     """
+    check_tracking(now)
     held = RunDirectory.open(directory)
     try:
         changes = changes_between(before, now)

@@ -5,6 +5,7 @@ metrics.jsonl      one line a step                        rollouts/          eve
 checkpoints/       for a resume                           model/             the policy in Hugging Face form
 model/adapter/     the adapter alone in PEFT's form, where one was trained
 report.html        the run on one page                    incidents/         batches of skipped updates
+tensorboard/  wandb/   what these trackers write
 replay.jsonl       the reward model's examples from iterations    reward_model/      after the last iteration
 replies/           the answers of a `model_judge`
 run.json           the run's id, settings and files    data.jsonl         rows that were given in memory
@@ -47,7 +48,17 @@ MARK = b"oncurve run\n"
 BEGINNING = (ENVIRONMENT, IDENTITY, ROWS)
 FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
 HISTORY, PRODUCTS = "history", ("model", "reward_model")
-FOLDERS = ("checkpoints", "checkpoints/frozen", "rollouts", "incidents", HISTORY, REPLIES, "model/adapter", *PRODUCTS)
+FOLDERS = (
+    "checkpoints",
+    "checkpoints/frozen",
+    "rollouts",
+    "incidents",
+    HISTORY,
+    REPLIES,
+    "model/adapter",
+    *PRODUCTS,
+    "tensorboard",  # wandb/ is not among them: wandb makes links in it, and oncurve only reads there
+)
 
 
 class RunDirectory(Closing):

@@ -36,6 +36,7 @@ FREE = (
     "run.threads",
     "run.grace_seconds",
     "checkpoint.*",
+    "tracking.*",
     "eval.every",
     "eval.limit",
     "eval.n",

@@ -19,6 +19,7 @@ from oncurve.run.changes import resolved_as
 from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
 from oncurve.run.directory import CONFIG, ROWS, RunDirectory
 from oncurve.run.naming import free_directory, run_name
+from oncurve.run.tracking import check_tracking, shown_to, track
 from oncurve.trainer import StepResult
 
 
@@ -30,6 +31,7 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None, recipe: str | 
     Raises UserError, before anything expensive, for everything that the user can fix; nothing is overwritten.
     """
     check_complete(config)
+    check_tracking(config)
     out = out or free_directory(run_name(recipe, config))
     RunDirectory.check_free(out)
     console = Screen()
@@ -99,14 +101,17 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     Returns the name of the signal that ended it, or None. A run without a directory writes nothing.
     """
     path = run.directory.path if run.directory is not None else None
+    tracking = track(run)
     say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
     try:
         with Progress(run.config.run.steps, console) as progress:
-            stopped = run.train(*observers, shown_by(progress))
+            stopped = run.train(*observers, shown_by(progress), shown_to(tracking, progress.say))
     except BaseException as error:
+        say(console, *tracking.close(None if isinstance(error, Exception) else 0))
         if path is not None:
             say(console, "", stopped_at(run, type(error).__name__), *_reported(path))
         raise
+    tracking.end()
     if path is None:
         return stopped
     if stopped is None:
@@ -115,6 +120,7 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
         say(console, "", *_reported(path), *_products(path))
     else:
         say(console, "", stopped_at(run, stopped), *(_reported(path) or [f"report  {path / 'report.html'}"]))
+    say(console, *tracking.close())
     return stopped
 
 

@@ -1,0 +1,17 @@
+"""Experiment trackers: TensorBoard, wandb, trackio, or one of the user's.
+
+The run's own log, `metrics.jsonl`, is what they show: a thread per tracker follows it, and each tracker says at its
+beginning which steps it shows already. So training never waits for a tracker, and every step is shown once, also after
+a kill and a resume.
+"""
+
+from __future__ import annotations
+
+from oncurve.tracking.kinds import TRACKER_KINDS as TRACKER_KINDS, trackers as trackers
+from oncurve.tracking.observing import Tracking as Tracking
+from oncurve.tracking.protocol import (
+    CompletionRow as CompletionRow,
+    TrackedRun as TrackedRun,
+    Tracker as Tracker,
+)
+from oncurve.tracking.settings import TrackingSettings as TrackingSettings

@@ -1,0 +1,55 @@
+"""The trackers that `tracking.to` names."""
+
+from __future__ import annotations
+
+from oncurve.errors import ConfigError, shown
+from oncurve.spec import locate, suggest
+from oncurve.tracking.protocol import Tracker
+from oncurve.tracking.settings import TrackingSettings
+from oncurve.tracking.tensorboard import TensorBoard
+from oncurve.tracking.trackio import Trackio
+from oncurve.tracking.wandb import Wandb
+
+TRACKER_KINDS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}
+
+
+def tracker_class(kind: str) -> type[Tracker]:
+    """The tracker that `kind` names: a name of `TRACKER_KINDS`, or a path to a class (`"file.py:Name"`).
+
+    Raises ConfigError: there is none, or it lacks a method.
+    """
+    if ":" not in kind:
+        if kind not in TRACKER_KINDS:
+            near = suggest(kind, TRACKER_KINDS) or ";"
+            names = ", ".join(TRACKER_KINDS)
+            raise ConfigError(f"unknown tracker {shown(kind)}{near} choose among: {names}, or 'file.py:Name'")
+        return TRACKER_KINDS[kind]
+    found = locate(kind)
+    if not isinstance(found, type):
+        raise ConfigError(f"{kind} is no class, but {shown(found)}; a tracker is a class, made without arguments")
+    lacks = [name for name in ("begin", "groups", "metrics", "close") if not callable(getattr(found, name, None))]
+    if lacks:
+        raise ConfigError(f"{kind} lacks {' and '.join(lacks)}, so it is no tracker")
+    return found
+
+
+def trackers(settings: TrackingSettings) -> dict[str, type[Tracker]]:
+    """The classes that `tracking.to` names.
+
+    Raises ConfigError for those that cannot work here: not known, not installed, without an account.
+    """
+    classes: dict[str, type[Tracker]] = {}
+    for kind in settings.to:
+        try:
+            classes[kind] = tracker_class(kind)
+        except ConfigError as error:
+            raise ConfigError(f"tracking.to: {error}") from error
+        problem = getattr(classes[kind], "problem", None)
+        said = None if problem is None else problem(settings)
+        if said is not None:
+            raise ConfigError(f"tracking.to: {said}")
+    return classes

@@ -1,0 +1,96 @@
+"""TensorBoard: event files in the run directory (`oncurve[tensorboard]`).
+
+One event per step has all of its scalars, so that a killed process leaves whole steps. Steps that come again after a
+kill are taken back by the event that TensorBoard has for it: a session that starts at a step hides all points of
+earlier files from that step on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oncurve.tracking.protocol import CompletionRow, TrackedRun
+from oncurve.tracking.settings import TrackingSettings
+from oncurve.tracking.tables import as_markdown, lacking_library
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Writes scalars, and completions and the configuration as text, into `tensorboard/` of the run directory."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+        self.place = ""
+
+    @classmethod
+    def problem(cls, settings: TrackingSettings) -> str | None:
+        """Why TensorBoard's files cannot be written here; None: they can."""
+        return lacking_library("tensorboard")
+
+    def begin(self, run: TrackedRun) -> int:
+        """Begin another event file; steps after `run.step` are hidden in the earlier ones."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder = run.folder / FOLDER
+        shown = last_step(folder)
+        self._writer = EventFileWriter(str(folder))
+        self.place = f"tensorboard --logdir {run.folder}"
+        if shown > run.step:
+            again = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=run.step + 1, session_log=again))
+        elif shown == 0:
+            about = {"name": run.name, "tags": list(run.settings.tags), **run.config}
+            table = json.dumps(about, indent=2, ensure_ascii=False)
+            self._text("config", "\n".join(f"    {line}" for line in table.splitlines()), 0)
+        return min(shown, run.step)
+
+    def groups(self, step: int, rows: Sequence[CompletionRow]) -> None:
+        """The table as Markdown, under the tag `completions`."""
+        self._text("completions", as_markdown(rows), step)
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """All scalars of the step in one event, which is in the file when this returns."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _text(self, tag: str, text: str, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        metadata = create_summary_metadata(display_name=tag, description="")
+        tensor = make_tensor_proto([text.encode("utf-8", "replace")], shape=[1])
+        value = Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
+
+
+def last_step(folder: Path) -> int:
+    """The last step whose scalars TensorBoard shows of the event files in `folder`; 0: of none."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    last = 0
+    for file in sorted(folder.glob("events.out.tfevents.*")):
+        for raw in RawEventFileLoader(str(file)).Load():
+            event = Event.FromString(raw)
+            if event.session_log.status == SessionLog.START:
+                last = min(last, event.step - 1)
+            elif any(value.HasField("simple_value") for value in event.summary.value):
+                last = max(last, event.step)
+    return last
