@@ -46,6 +46,8 @@ config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configura
 app.add_typer(config_app, name="config")
 data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data before a run.")
 app.add_typer(data_app, name="data")
+reward_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's rewards before a run.")
+app.add_typer(reward_app, name="reward")
 reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")
 app.add_typer(reward_model_app, name="reward-model")
 
@@ -273,6 +275,35 @@ def data_check(recipe: Recipe, overrides: Overrides = None, as_json: Json = Fals
         say(json.dumps(found.to_json()))
     if found.problems:
         raise typer.Exit(2)
+
+
+@reward_app.command("check")
+def reward_check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample completions with the recipe's model.")] = False,
+    completions: Annotated[
+        Path | None, typer.Option("--completions", help="Take rows with completions from this file.")
+    ] = None,
+    column: Annotated[
+        str, typer.Option("--column", help="The column with the completion, or a list of them.")
+    ] = "completion",
+    prompts: Annotated[int, typer.Option("--prompts", help="How many rows to take.", min=1)] = 4,
+    n: Annotated[
+        int | None, typer.Option("--n", help="Sampled completions per prompt (default: rollout.group_size).", min=1)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the rewards give to completions, as a table.
+
+    Completions are sampled, or given: in a column of the recipe's data, or in a file.
+    """
+    from oncurve.run import check_rewards_of
+
+    found = check_rewards_of(recipe, overrides or [], sample, completions, column, prompts, n)
+    say(found.text())
+    if as_json:
+        say(json.dumps(found.to_json()))
 
 
 @reward_model_app.command("train")

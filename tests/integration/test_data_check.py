@@ -13,7 +13,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from oncurve.cli import app
-from oncurve.errors import DataError, ModelError
+from oncurve.errors import ConfigError, DataError
 from oncurve.run import check_data_of
 
 TINY = Path(__file__).parents[2] / "src" / "oncurve" / "models" / "tiny"
@@ -96,7 +96,7 @@ def test_generated_rows_are_looked_at_in_part():
 def test_what_cannot_be_read_is_an_error_as_in_a_run(tmp_path: Path):
     with pytest.raises(DataError, match="there is no file"):
         check_data_of("grpo", words(tmp_path / "none.jsonl"))
-    with pytest.raises(ModelError, match=r"rollout\.max_new_tokens: 100000 leaves no room"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens: 100000 leaves no room"):
         check_data_of("grpo", words(jsonl(tmp_path / "a.jsonl", ROWS), "rollout.max_new_tokens=100000"))
 
 

@@ -1,5 +1,6 @@
 """Prompts: rows from a source, each made into a prompt, in an order that is a function of seed and cursor."""
 
+from oncurve.data.columns import MISSING as MISSING, value_at as value_at
 from oncurve.data.files import Files as Files
 from oncurve.data.order import PromptOrder as PromptOrder
 from oncurve.data.prompts import (
@@ -28,4 +29,6 @@ from oncurve.data.sources import (
     Task as Task,
     load_eval_rows as load_eval_rows,
     load_rows as load_rows,
+    read_rows as read_rows,
 )
+from oncurve.data.template import template_columns as template_columns

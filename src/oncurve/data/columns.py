@@ -17,16 +17,17 @@ ANSWER = "answer"
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")
 """Where the answer is looked for in a row without a column `answer`, in this order."""
 
-_MISSING = object()
+MISSING: Any = object()
+"""What `value_at` gives for a column that a row does not have."""
 
 
 def value_at(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column, or of a part of one: `reward_model.ground_truth`. `_MISSING` where there is none."""
+    """The value of a column, or of a part of one: `reward_model.ground_truth`. `MISSING` where there is none."""
     if column in row:
         return row[column]
     first, dot, rest = column.partition(".")
     inner = row.get(first)
-    return value_at(inner, rest) if dot and isinstance(inner, Mapping) else _MISSING
+    return value_at(inner, rest) if dot and isinstance(inner, Mapping) else MISSING
 
 
 def renamed(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> Mapping[str, Any]:
@@ -36,7 +37,7 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> M
     """
     found = {name: value_at(row, column) for name, column in columns.items()}
     for name, column in columns.items():
-        if found[name] is _MISSING:
+        if found[name] is MISSING:
             has = ", ".join(map(str, row)) or "no columns"
             raise DataError(
                 f"{place}: column {column!r} of data.columns is missing; it has: {has}{suggest(column, row)}"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oncurve.run.loop import trainer_config as trainer_config
     from oncurve.run.naming import free_directory as free_directory, run_name as run_name
     from oncurve.run.resuming import resume_any as resume_any
+    from oncurve.run.reward_check import check_rewards_of as check_rewards_of
     from oncurve.run.reward_labels import label_samples as label_samples
     from oncurve.run.reward_models import (
         load_reward_recipe as load_reward_recipe,

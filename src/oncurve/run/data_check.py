@@ -11,18 +11,17 @@ from typing import Any
 
 from oncurve.config import RunConfig, load_config
 from oncurve.data import Prompts, Rows, load_eval_rows, load_rows, open_prompts, prompt_columns
-from oncurve.errors import DataError, ModelError, UserError
-from oncurve.forecast import read_model_config
-from oncurve.models.layers import stated_positions
-from oncurve.models.loading import directory_of, load_tokenizer, online
+from oncurve.errors import DataError, UserError
 from oncurve.output import visible
 from oncurve.rewards import RewardSet
+from oncurve.run.row_lengths import read_tokenizer
 
 SHOWN = 3
 SHOWN_CHARACTERS = 1500
 GENERATED = 1000
 """Rows of a generated source that are looked at."""
 PERCENTILES = (50, 90, 99)
+NO_MODEL = "model.path is not set, so prompts are not tokenised: add model.path=FOLDER_OR_ID"
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,8 @@ def check_data_of(recipe: str | Path, overrides: Sequence[str] = ()) -> DataChec
     rows, held_out = load_rows(config.data, base), load_eval_rows(config.data, base)
     problems = list[str]()
     rewards = _rewards(config, base, rows, held_out, problems)
-    notes = list[str]()
-    tokenizer, room = _reader(config, notes)
+    tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
+    notes = () if config.model.path else (NO_MODEL,)
     some = rows.first(GENERATED) if rows.generated else rows
     prompts = {"training": some, "held out": held_out.first(GENERATED) if held_out.generated else held_out}
     limit = min(filter(None, (room, config.data.max_prompt_tokens)), default=None)
@@ -153,28 +152,9 @@ def check_data_of(recipe: str | Path, overrides: Sequence[str] = ()) -> DataChec
         limit=limit,
         overlong=config.data.overlong,
         lengths=lengths,
-        notes=tuple(notes),
+        notes=notes,
         problems=tuple(dict.fromkeys(problems)),
     )
-
-
-def _reader(config: RunConfig, notes: list[str]) -> tuple[Any, int | None]:
-    """The tokenizer and the most tokens of a prompt (None: any); of no model, a note instead. Raises ModelError."""
-    if not config.model.path:
-        notes.append("model.path is not set, so prompts are not tokenised: add model.path=FOLDER_OR_ID")
-        return None, None
-    source = config.model.source(weights=False)
-    folder = Path(source).expanduser()
-    here = folder.is_dir() or directory_of(source) is not None  # of a wrong path it says what is wrong
-    tokenizer = load_tokenizer(str(folder) if here else source, here or not online(), config.model.trust_remote_code)
-    positions = stated_positions(read_model_config(source, config.model.trust_remote_code))
-    room = None if positions is None else positions + 1 - config.rollout.max_new_tokens
-    if room is not None and room < 1:
-        raise ModelError(
-            f"rollout.max_new_tokens: {config.rollout.max_new_tokens} leaves no room for a prompt: the model takes "
-            f"rows of at most {positions} tokens; lower it"
-        )
-    return tokenizer, room
 
 
 def _rewards(config: RunConfig, base: Path, rows: Rows, held_out: Rows, problems: list[str]) -> tuple[Needs, ...]:

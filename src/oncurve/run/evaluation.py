@@ -88,7 +88,7 @@ def evaluate_target(
     prepare_process(config.run.threads)
     with RewardSet.build(config.fitted_rewards, base=base) as rewards:
         check_columns(rewards, config.data, prompts_of)
-        _give_own_model(rewards, config, folder / "reward_model")
+        give_own_model(rewards, config, folder / "reward_model")
         loaded = config.model.build(lora=config.lora)
         fits = room_for_prompts(loaded, config)
         prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, fits, loaded.vocabulary)
@@ -119,7 +119,7 @@ def _model_words(target: str, is_run: bool, said: Sequence[str]) -> list[str]:
     return [f"model.path={target}", *([] if "lora" in keys else ["lora.rank=0", "lora.path=null"])]
 
 
-def _give_own_model(rewards: RewardSet, config: RunConfig, trained: Path) -> None:
+def give_own_model(rewards: RewardSet, config: RunConfig, trained: Path) -> None:
     """Give rewards the run's own reward model: that of its iterations (`trained`), if there is one."""
     settings = config.own_reward_model
     if settings is not None:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from oncurve.config import RunConfig
 from oncurve.data import Prompts
 from oncurve.errors import ConfigError
+from oncurve.forecast import read_model_config
 from oncurve.models import CausalModel, LoadedModel
-from oncurve.models.layers import reach_of, set_reach
+from oncurve.models.layers import reach_of, set_reach, stated_positions
+from oncurve.models.loading import directory_of, load_tokenizer, online
+
+
+def read_tokenizer(config: RunConfig) -> tuple[Any, int | None]:
+    """The policy's tokenizer, and the room for prompts as `room_for_prompts` has it, without the model's weights.
+
+    Raises ModelError: there is no such model. ConfigError: completions alone take the model's context.
+    """
+    source = config.model.source(weights=False)
+    folder = Path(source).expanduser()
+    here = folder.is_dir() or directory_of(source) is not None  # of a wrong path it says what is wrong
+    tokenizer = load_tokenizer(str(folder) if here else source, here or not online(), config.model.trust_remote_code)
+    positions = stated_positions(read_model_config(source, config.model.trust_remote_code))
+    return tokenizer, _room(None if positions is None else positions + 1, config)
 
 
 def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
@@ -14,7 +32,11 @@ def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
 
     Raises ConfigError where completions alone take it all.
     """
-    row, longest = loaded.model.longest_row, config.rollout.max_new_tokens
+    return _room(loaded.model.longest_row, config)
+
+
+def _room(row: int | None, config: RunConfig) -> int | None:
+    longest = config.rollout.max_new_tokens
     if row is not None and longest >= row:
         raise ConfigError(
             f"rollout.max_new_tokens: {longest} leaves no room for a prompt: the model takes rows of at most {row} "

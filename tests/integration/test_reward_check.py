@@ -1,0 +1,112 @@
+"""`oncurve reward check`: rewards of given and of sampled completions, before a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oncurve.cli import app
+from oncurve.errors import ConfigError, DataError, TrainingError
+from oncurve.run import check_rewards_of
+
+TINY = Path(__file__).parents[2] / "src" / "oncurve" / "models" / "tiny"
+ROWS = [
+    {
+        "prompt": f"{n}+1=",
+        "answer": f"{n + 1}",
+        "tries": [f"Answer: {n + 1}", "Answer: 77"],
+        "best": {"text": f"{n + 1}"},
+    }
+    for n in range(6)
+]
+SCORE = """
+def length(completion, answer):
+    if completion == "Answer: 77":
+        raise ValueError("no 77 🙂")
+    return len(completion)
+"""
+
+
+def jsonl(file: Path, rows: list[Any]) -> Path:
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return file
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    (folder / "score.py").write_text(SCORE)
+    file = jsonl(folder / "a.jsonl", ROWS)
+    rewards = f'rewards=[{{kind="numeric"}}, {{path="{folder / "score.py"}:length", weight=0.0}}]'
+    return [f"data.path={file}", f"model.path={TINY}", rewards, "rollout.max_new_tokens=8", "run.threads=1", *more]
+
+
+def test_given_completions_are_scored_one_group_per_row_and_faults_are_shown(tmp_path: Path):
+    found = check_rewards_of("grpo", words(tmp_path), column="tries", prompts=2)
+    assert found.names == ("numeric", "length")
+    assert [[one.reward for one in scored] for _, _, scored in found.groups] == [[1.0, 0.0]] * 2
+    (place, prompt, (right, wrong)), _ = found.groups
+    assert (place, prompt) == (f"{tmp_path / 'a.jsonl'} line 1", "0+1=")
+    assert (right.parts, right.fault) == ({"numeric": 1.0, "length": 9.0}, None)
+    assert wrong.parts == {"numeric": 0.0, "length": None}
+    text = found.text()
+    assert "fault: exception: length: ValueError: no 77 🙂" in text
+    assert "2 of 2 prompts have completions with different rewards" in text
+    assert "2 of 4 completions have a fault" in text
+    assert json.loads(json.dumps(found.to_json()))["rewards"] == ["numeric", "length"]
+
+
+def test_a_part_of_a_table_and_a_file_without_prompts_hold_completions_too(tmp_path: Path):
+    best = check_rewards_of("grpo", words(tmp_path), column="best.text", prompts=6)
+    assert [one.reward for _, _, scored in best.groups for one in scored] == [1.0] * 6
+    assert "All completions have the reward 1." in best.text()
+    file = jsonl(tmp_path / "b.jsonl", [{"completion": "It is 5.", "answer": 5}, {"completion": "6", "answer": "5"}])
+    given = check_rewards_of("grpo", words(tmp_path), file=file)
+    assert [one.reward for _, _, scored in given.groups for one in scored] == [1.0, 0.0]
+    assert given.source == f"from the column 'completion' of {file}"
+
+
+def test_sampled_completions_are_those_of_the_first_rollout_whatever_else_is_sampled(tmp_path: Path):
+    found, again = (
+        check_rewards_of("grpo", words(tmp_path, "rewards=[{kind='numeric'}]"), sample=True, prompts=count, n=3)
+        for count in (2, 1)
+    )
+    assert [len(scored) for _, _, scored in found.groups] == [3, 3]
+    assert found.groups[0] == again.groups[0]
+    assert found.source == f"sampled from {TINY} at temperature 1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({}, DataError, "a.jsonl line 1: there is no column 'completion' with a completion; it has: prompt, answer"),
+        ({"column": "trys"}, DataError, "did you mean 'tries'?"),
+        ({"column": "best"}, DataError, "column 'best' must hold a completion, or a list of them"),
+        ({"sample": True, "file": Path("x.jsonl")}, ConfigError, "--sample and --completions are two sources"),
+        ({"file": Path("none.jsonl")}, DataError, "there is no file"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(tmp_path: Path, arguments: dict[str, Any], error: type[Exception], said: str):
+    with pytest.raises(error) as caught:
+        check_rewards_of("grpo", words(tmp_path), **arguments)
+    assert said in str(caught.value)
+
+
+def test_a_reward_that_always_fails_is_the_error(tmp_path: Path):
+    rows = jsonl(tmp_path / "b.jsonl", [{"completion": "Answer: 77", "answer": "1"}] * 2)
+    alone = f'rewards=[{{path="{tmp_path / "score.py"}:length"}}]'
+    with pytest.raises(TrainingError, match="no 77"):
+        check_rewards_of("grpo", words(tmp_path, alone), file=rows)
+
+
+def test_the_command_prints_the_table_and_refuses_with_exit_code_2(tmp_path: Path):
+    given = ["reward", "check", "grpo", *words(tmp_path, "rewards=[{kind='exact'}]")]
+    ended = CliRunner().invoke(app, [*given, "--column", "answer", "--prompts", "1", "--json"])
+    assert ended.exit_code == 0
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "1 completion from the column 'answer' of the recipe's data"
+    assert json.loads(lines[-1])["groups"][0]["completions"][0]["reward"] == 1.0
+    refused = CliRunner().invoke(app, given)
+    assert isinstance(refused.exception, DataError)  # which the command prints and exits with 2
