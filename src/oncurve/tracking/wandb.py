@@ -36,7 +36,7 @@ class Wandb:
             return lacking
         import wandb
 
-        if wandb.api.api_key is None:
+        if not wandb.login(prompt=False, verify=False):
             return (
                 "wandb has no key for its server: run `wandb login`, set WANDB_API_KEY, or write files for a later "
                 'upload with tracking.mode = "offline"'
@@ -47,7 +47,7 @@ class Wandb:
         """Open the run of this id; returns the last step that the server has, or the files of an offline run."""
         import wandb
 
-        online = _mode(run.settings) == "online"
+        online, limit = _mode(run.settings) == "online", run.settings.timeout_seconds
         shown = 0 if online else last_step(run.folder, run.id)
         self._run = wandb.init(
             project=run.settings.project,
@@ -60,7 +60,7 @@ class Wandb:
             mode=_mode(run.settings),
             resume="allow",
             reinit="create_new",
-            settings=wandb.Settings(console="off", silent=True, finish_timeout=run.settings.timeout_seconds),
+            settings=wandb.Settings(console="off", silent=True, init_timeout=limit, finish_timeout=limit),
         )
         self.place = self._run.url if online else f"wandb sync {run.folder / 'wandb'}/offline-run-*-{run.id}"
         return max(0, self._run.starting_step - 1) if online else shown
