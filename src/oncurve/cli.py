@@ -364,6 +364,9 @@ def main() -> None:
         except (_Interrupted, KeyboardInterrupt):
             complain("oncurve: stopped by SIGINT")
             sys.exit(128 + signal.SIGINT)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, PermissionError) and error.filename is not None:  # a folder that may not be entered
+                complain(f"oncurve: {error.filename}: permission denied; change its permissions, or name another")
+                sys.exit(2)
             complain(traceback.format_exc().rstrip())  # a defect of oncurve; its message may quote anything
             sys.exit(1)

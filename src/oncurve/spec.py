@@ -14,9 +14,11 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import json
 import math
 import os
 import re
+import shlex
 import sys
 import traceback
 import types
@@ -136,7 +138,9 @@ def build(
     if isinstance(settings, Component):
         return settings
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"{where}: expected a table of settings, got {shown(settings)}")
+        raise ConfigError(
+            f"{where}: expected a table of settings, got {shown(settings)}{_key_meant(where, settings, kinds)}"
+        )
     values = dict(settings)
     kind = values.pop("kind", default_kind or (next(iter(kinds)) if len(kinds) == 1 else None))
     cls = component_class(kind, kinds, where, base)
@@ -144,6 +148,17 @@ def build(
         inner = {"kind": values[key]} if isinstance(values[key], str) else values[key]
         values[key] = build(inner, kinds, f"{where}.{key}", base=base)
     return validated(cls, values, where)
+
+
+def _key_meant(where: str, value: Any, kinds: Mapping[str, type[Component]]) -> str:
+    """The key of the table for which a value was given in place of the table, as a suggestion; "" for none."""
+    if not isinstance(value, str) or not value:
+        return ""
+    key = "kind" if value in kinds or ":" in value else "path"
+    if key == "path" and not any("path" in cls.model_fields for cls in kinds.values()):
+        near = difflib.get_close_matches(value, kinds, n=1)
+        return f"; did you mean {where}.kind={near[0]}?" if near else ""
+    return f"; did you mean {where}.{key}={shlex.quote(value)}?"
 
 
 def nested_in(component: object) -> list[Component]:
@@ -306,7 +321,7 @@ def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] 
 def _either(complaints: Sequence[str]) -> str:
     """The complaints about one value, of each branch of its type: `expected A or a list, got 1`."""
     *others, last = dict.fromkeys(complaints)
-    got = last[last.rfind(", got ") :] if ", got " in last else ""
+    got = last[last.rfind(", got ") :].partition(";")[0] if ", got " in last else ""
     if not others or not got or not all(one.endswith(got) for one in others):
         return " or ".join([*others, last])
     return " or ".join([*(one.removesuffix(got) for one in others), last.removeprefix("expected ")])
@@ -334,12 +349,18 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None, place
         options = [word.strip("' ") for word in choices.replace(" or ", ", ").split(",")]
         return f"expected {choices}, got {shown(given)}{suggest(given, options) if isinstance(given, str) else ''}"
     if kind in ("tuple_type", "list_type"):
-        quoted = "" if not isinstance(given, str) else f' (in a shell, with quotes: \'{place}=["…", "…"]\')'
-        return f"expected a list{quoted}, got {shown(given)}"
+        return f"expected a list, got {shown(given)}{_as_list(given, place)}"
     message = str(context["error"]) if "error" in context else _SUBJECT.sub("", detail["msg"])
     if isinstance(given, Mapping) and kind == "value_error":
         return message  # a whole table's check: its message names the keys
     return f"{message}, got {shown(given)}"
+
+
+def _as_list(given: Any, place: str) -> str:
+    """How to write a value as a list: a shell takes the quotes of a list's strings unless all of it is quoted."""
+    if isinstance(given, str) and given.startswith("["):
+        return f'; in a shell write \'{place}=["…", "…"]\', with all of its quotes'
+    return f"; write [{json.dumps(given)}]" if isinstance(given, str | int | float) and len(str(given)) < 80 else ""
 
 
 def _other_tools_word(place: str, keys: list[str]) -> str:

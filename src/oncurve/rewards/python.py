@@ -45,6 +45,9 @@ class Python(WorkerSettings):
             raise ValueError("give a path ('file.py:name' or 'module:name')")
         if self.function is not None and not callable(self.function):
             raise ValueError("the function must be callable")
+        if self.path is not None and not all(self.path.rpartition(":")[::2]):
+            file = self.path.rstrip(":")
+            raise ValueError(f"path: {file!r} names no function; write '{file}:name'")
         return self
 
     @property

@@ -73,6 +73,11 @@ def evaluate_target(
     words = [*overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
     if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
         raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
+    if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
+        raise ConfigError(
+            f"{target} is a recipe; name the run or the model that is evaluated, and the recipe after it: "
+            + command("eval", "MODEL", "--recipe", target)
+        )
     if not is_run and recipe is None and not overrides:
         raise ConfigError(
             f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "

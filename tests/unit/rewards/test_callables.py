@@ -166,7 +166,7 @@ def test_a_row_without_the_column_is_named(user_file: Path) -> None:
         ("none.py:f", "there is no file"),
         ("mine.py:positional", "parameter completion cannot be given by name"),
         ("no_such_module:f", "there is no module"),
-        ("mine.py", "not a path to code"),
+        ("mine.py", "'mine.py' names no function; write 'mine.py:name'"),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused_before_the_run(user_file: Path, path: str, words: str) -> None:
