@@ -85,8 +85,8 @@ def test_a_missing_kind_lists_the_kinds():
         ({"words": "stop"}, "objective.words: expected a list, got 'stop'; write [\"stop\"]"),
         (
             {"words": "[stop]"},
-            "objective.words: expected a list, got '[stop]'; in a shell write 'objective.words=[\"…\", \"…\"]', with all of "
-            "its quotes",
+            "objective.words: expected a list, got '[stop]'; in a shell write 'objective.words=[\"…\", \"…\"]', with "
+            "all of its quotes",
         ),
         ({"words": [1]}, "objective.words.0: should be a valid string, got 1"),
     ],
