@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from oncurve.errors import OncurveError, UserError
+from oncurve.cli_help import CommandWithExamples
+from oncurve.errors import OncurveError, UserError, command
 from oncurve.output import complain, installed, own_process, say
 
 
@@ -35,7 +36,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="oncurve",
     cls=_Commands,
-    help="Train language models with GRPO. Start with `oncurve demo`; `oncurve train RECIPE` trains your model.",
+    help="Train language models with GRPO. Start with `oncurve demo`; `oncurve train` trains your model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,10 +74,26 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
     working_directory()
 
 
-@app.command()
+@app.command(cls=CommandWithExamples)
 def train(
-    recipe: Recipe,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe (.toml or .yaml), the name of a shipped recipe or preset, or with --data a model.",
+            metavar="RECIPE|MODEL",
+        ),
+    ],
     overrides: Overrides = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="The prompts: a file, a folder or a hub id. It replaces the recipe's.")
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option("--reward", help='The reward: a kind like "math", or file.py:name. May be given several times.'),
+    ] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option("--preset", help="The algorithm; of several the later ones win.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="The run's folder; it must not exist yet (default: runs/<recipe>-<model>)."),
@@ -85,21 +102,34 @@ def train(
         bool, typer.Option("--resume-if-there", help="Continue the run that is in --out, if there is one.")
     ] = False,
 ) -> None:
-    """Train a model by a recipe, into a new run directory."""
-    from oncurve.config import load_config
+    """Train a model, by a recipe or by data and a reward, into a new run directory."""
     from oncurve.errors import ConfigError
-    from oncurve.run import train_or_resume, train_recipe
+    from oncurve.run import command_config, train_or_resume, train_recipe
 
-    config, base = load_config(recipe, overrides or [])
+    config, base, name = command_config(recipe, overrides or [], data, reward or [], preset or [])
     if not resume_if_there:
-        _exit_with(train_recipe(config, base, out, recipe))
+        _exit_with(train_recipe(config, base, out, name))
     elif out is None:
         raise ConfigError("--resume-if-there: name the run's folder by --out; without it each run has a new one")
     else:
         _exit_with(train_or_resume(config, base, out))
 
 
-@app.command()
+@app.command(cls=CommandWithExamples)
+def init(
+    name: Annotated[str, typer.Argument(help="The shipped recipe to begin with.", metavar="NAME")] = "own",
+    out: Annotated[Path | None, typer.Option("--out", help="The file to write; it must not exist yet.")] = None,
+) -> None:
+    """Write a commented recipe to edit, and the code that it names."""
+    from oncurve.config import write_recipe
+
+    written = write_recipe(name, out)
+    for file in written:
+        say(f"wrote {file}")
+    say(f"edit it, then: {command('train', written[0])}")
+
+
+@app.command(cls=CommandWithExamples)
 def resume(
     directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
     overrides: Annotated[
@@ -116,7 +146,7 @@ def resume(
     _exit_with(resume_any(directory, overrides or [], changed))
 
 
-@app.command()
+@app.command(cls=CommandWithExamples)
 def runs(
     folder: Annotated[
         Path | None, typer.Argument(help="A folder that holds runs, or a run (default: runs).", metavar="[DIR]")
@@ -132,7 +162,7 @@ def runs(
         say(json.dumps([run.to_json() for run in found]))
 
 
-@app.command()
+@app.command(cls=CommandWithExamples)
 def export(
     directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
     step: Annotated[
@@ -151,7 +181,7 @@ def export(
     say(export_run(directory, step, out, adapter).text())
 
 
-@app.command("eval")
+@app.command("eval", cls=CommandWithExamples)
 def evaluate_command(
     target: Annotated[str, typer.Argument(help="A run's folder, or a model (folder or hub id).", metavar="DIR|MODEL")],
     overrides: Overrides = None,
@@ -174,7 +204,7 @@ def evaluate_command(
         say(json.dumps(evaluation.to_json()))
 
 
-@app.command()
+@app.command(cls=CommandWithExamples)
 def demo(
     seed: Annotated[int, typer.Option("--seed", help="The seed of the run.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
@@ -194,7 +224,7 @@ def demo(
     _exit_with(run_demo(seed=seed, out=out, as_json=as_json, kind=kind))
 
 
-@app.command("plan")
+@app.command("plan", cls=CommandWithExamples)
 def plan_command(
     recipe: Annotated[
         str | None,
@@ -237,7 +267,7 @@ def plan_command(
         raise typer.Exit(1)
 
 
-@config_app.command("show")
+@config_app.command("show", cls=CommandWithExamples)
 def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
     """Print the resolved configuration as TOML."""
     from oncurve.config import load_config, to_toml
@@ -249,7 +279,7 @@ def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
         say(f"# On this machine model.dtype is {here[0]!r} ({here[1]}); a run's own file says so.")
 
 
-@config_app.command("explain")
+@config_app.command("explain", cls=CommandWithExamples)
 def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
     """Print the objective as an equation, and the plan in words."""
     from oncurve.config import explain, load_config, plan
@@ -261,7 +291,7 @@ def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
         say(f"  {line}")
 
 
-@data_app.command("check")
+@data_app.command("check", cls=CommandWithExamples)
 def data_check(recipe: Recipe, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show rows, columns and prompts of a recipe, and what rewards need of them.
 
@@ -277,7 +307,7 @@ def data_check(recipe: Recipe, overrides: Overrides = None, as_json: Json = Fals
         raise typer.Exit(2)
 
 
-@reward_app.command("check")
+@reward_app.command("check", cls=CommandWithExamples)
 def reward_check(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -306,7 +336,7 @@ def reward_check(
         say(json.dumps(found.to_json()))
 
 
-@reward_model_app.command("train")
+@reward_model_app.command("train", cls=CommandWithExamples)
 def reward_model_train(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -319,7 +349,7 @@ def reward_model_train(
     _exit_with(train_reward_model(config, base, out))
 
 
-@reward_model_app.command("label")
+@reward_model_app.command("label", cls=CommandWithExamples)
 def reward_model_label(
     recipe: Recipe,
     out: Annotated[Path, typer.Option("--out", help="The file to write; it must not exist yet.")],

@@ -5,6 +5,7 @@ loading.py    files and tables to a `RunConfig`    schema.py     what a key may 
 rules.py      what is impossible, missing, inert  in_words.py   the plan: sentences that say what a run will do
 equation.py   the objective as it is computed     arguments.py  arguments of Python functions as keys
 columns.py    the columns that rewards read       notes.py      notes of the plan on settings that look like a mistake
+starting.py   shipped recipes as files of one's own
 adapter_words.py   the plan's sentences about an adapter
 
 Loaded lazily: importing this package imports none of them.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         CODE_PATH as CODE_PATH,
         FILE_KEYS as FILE_KEYS,
         Layer as Layer,
+        names_recipe as names_recipe,
         read_layers as read_layers,
     )
     from oncurve.config.loading import (
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from oncurve.config.rules import check_config as check_config, inert_rules as inert_rules
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
+    from oncurve.config.starting import starters as starters, write_recipe as write_recipe
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -23,7 +23,9 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
         holes.append('eval.verifier: missing; name the reward that verifies samples, like [[rewards]] name = "truth"')
     holes += missing_teacher(config)
     if not config.rewards and reads_rewards(config.advantage):
-        holes.append('rewards: missing; add a [[rewards]] table, like kind = "math"')
+        holes.append(
+            'rewards: missing; add a [[rewards]] table, like kind = "math" (on the command line: --reward math)'
+        )
     return holes
 
 

@@ -20,17 +20,15 @@ import yaml
 
 from oncurve.errors import ConfigError, shown
 from oncurve.paths import is_data_set_id, not_a_file, usable_path, working_directory
+from oncurve.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
 from oncurve.spec import suggest
 
-PRESETS = Path(__file__).parent.parent / "presets"
-RECIPES = Path(__file__).parent.parent / "recipes"
 DATA_KEYS = {("data", "path"), ("data", "eval_path")}
 FILE_KEYS = {*DATA_KEYS, ("iterative", "history")}
 MODEL_KEYS = {("model", "path"), ("advantage", "teacher"), ("reward_model", "path"), ("rewards", "path")}
 CODE_LISTS = {("tracking", "to")}
 """Lists whose items may be paths to code."""
 
-SUFFIXES = (".toml", ".yaml", ".yml")
 INDEX = re.compile(r"[0-9]{1,9}")
 MOST_VALUES = 100_000  # in a recipe; anchors that refer to anchors can mean more than any memory holds
 CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
@@ -97,14 +95,14 @@ def _names(extends: Any, where: str) -> list[str]:
     return names
 
 
-def shipped(folder: Path) -> dict[str, Path]:
-    """The recipes in `PRESETS` or `RECIPES` by name, which is the path in the folder without the suffix."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
-
-
 def _called(file: Path) -> str:
     return f"preset {file.stem}" if file.parent == PRESETS else str(file)
+
+
+def names_recipe(name: str) -> bool:
+    """Whether a word is a recipe or preset: a name of the package's, a run directory, or a file's name like theirs."""
+    own = name in shipped(PRESETS) or name in shipped(RECIPES)
+    return own or name.endswith(SUFFIXES) or os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.toml"))
 
 
 def _find(name: str, folder: Path, where: str = "") -> Path:

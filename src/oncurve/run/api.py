@@ -101,7 +101,7 @@ def train(
     """
     _check_kinds(recipe, model, tokenizer)
     named = {"template": template, "steps": steps, "seed": seed, **common}
-    arguments = [*arguments_of(named), *_of_model(model, settings), *_of_data(data), *_of_reward(reward)]
+    arguments = [*arguments_of(named), *_of_model(model, settings), *data_arguments(data), *reward_arguments(reward)]
     config, base = configured(recipe, preset, arguments, settings)
     loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
     check_complete(config, model_given=loaded is not None)
@@ -139,7 +139,7 @@ def resume(
     verifies. ConfigError: an object is missing, or a setting cannot change.
     """
     path = Path(directory)
-    before, config, base = resumed_config(path, (), tables_of([], settings), tables_of(_of_reward(reward), None))
+    before, config, base = resumed_config(path, (), tables_of([], settings), tables_of(reward_arguments(reward), None))
     loaded = loaded_from(model, tokenizer) if model is not None else None
     check_complete(config, model_given=loaded is not None)
     resumption = open_to_resume(path, before, config, base, changed)
@@ -232,7 +232,7 @@ def _of_model(model: Any, settings: Any) -> list[Argument]:
     return [Argument("model", "model.path", "")]
 
 
-def _of_data(data: Any) -> list[Argument]:
+def data_arguments(data: Any) -> list[Argument]:
     """The data as settings: a file, or rows in memory."""
     if data is None:
         return []
@@ -240,7 +240,8 @@ def _of_data(data: Any) -> list[Argument]:
     return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
 
 
-def _of_reward(reward: Any) -> list[Argument]:
+def reward_arguments(reward: Any) -> list[Argument]:
+    """The rewards as settings: one, or several."""
     if reward is None:
         return []
     alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)

@@ -1,0 +1,71 @@
+"""The end of each command's help: two examples, and the names of presets, recipes and machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+EXAMPLES = {
+    "train": (
+        "oncurve train Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math",
+        "oncurve train gsm8k.toml learner.learning_rate=2e-6 --out runs/gsm8k",
+    ),
+    "init": ("oncurve init", "oncurve init gsm8k --out mine.toml"),
+    "resume": ("oncurve resume runs/gsm8k", "oncurve resume runs/gsm8k run.steps=500"),
+    "runs": ("oncurve runs", "oncurve runs runs/gsm8k --json"),
+    "export": ("oncurve export runs/gsm8k", "oncurve export runs/gsm8k --step best --out best"),
+    "data check": ("oncurve data check gsm8k.toml", "oncurve data check gsm8k data.path=train.jsonl"),
+    "reward check": (
+        "oncurve reward check gsm8k.toml --sample",
+        "oncurve reward check gsm8k.toml --completions rows.jsonl",
+    ),
+    "eval": (
+        "oncurve eval runs/gsm8k --n 8",
+        "oncurve eval Qwen/Qwen2.5-0.5B-Instruct --recipe gsm8k.toml --limit 200",
+    ),
+    "demo": ("oncurve demo", "oncurve demo --ppo --out runs/demo"),
+    "plan": (
+        "oncurve plan gsm8k.toml rollout.group_size=16",
+        "oncurve plan --parameters 7B --machine h100 --completion-tokens 2048",
+    ),
+    "config show": ("oncurve config show gsm8k", "oncurve config show dapo kl.coef=0.01"),
+    "config explain": ("oncurve config explain dr_grpo", "oncurve config explain gsm8k.toml objective.kind=gspo"),
+    "reward-model train": (
+        "oncurve reward-model train pairs.toml --out runs/reward",
+        "oncurve reward-model train reward_models/sentiment data.path=pairs.jsonl reward_model.path=MODEL",
+    ),
+    "reward-model label": (
+        "oncurve reward-model label gsm8k.toml --out pairs.jsonl",
+        "oncurve reward-model label gsm8k.toml --kind steps --continuations 4 --out steps.jsonl",
+    ),
+}
+"""Two command lines of each command, for its help."""
+
+
+def _lists(name: str) -> dict[str, list[str]]:
+    """Words that a command takes, for the end of its help."""
+    from oncurve.shipped import PRESETS, RECIPES, shipped
+
+    if name in ("train", "config show", "config explain", "data check", "reward check", "init"):
+        recipes = [each for each in shipped(RECIPES) if "/" not in each]
+        return {"Recipes": recipes} | ({} if name == "init" else {"Presets": list(shipped(PRESETS))})
+    if name == "plan":
+        from oncurve.forecast import MACHINES
+
+        return {"Machines": list(MACHINES)}
+    return {}
+
+
+class CommandWithExamples(TyperCommand):
+    """A command whose help ends with examples and the words that it takes."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Two examples, then recipes, presets or machines by name."""
+        name = ctx.command_path.partition(" ")[2]
+        with formatter.section("Examples"):
+            for example in EXAMPLES[name]:
+                formatter.write(f"  {example}\n")
+        for title, words in _lists(name).items():
+            with formatter.section(title):
+                formatter.write_text(", ".join(words))

@@ -1,0 +1,168 @@
+"""A first run without a recipe, the recipe that `init` writes, and what `--help` says of both."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fakes.project import Said, lay_out, oncurve, refused
+from oncurve.cli_help import EXAMPLES
+from oncurve.config import load_config, starters, write_recipe
+from oncurve.errors import ConfigError
+from oncurve.forecast import MACHINES
+from oncurve.run import command_config
+from oncurve.shipped import PRESETS, RECIPES, shipped
+
+Command = Callable[..., Said]
+QUICK = ("run.steps=1", "rollout.group_size=2", "rollout.max_new_tokens=3", "data.prompts_per_step=2", "run.threads=1")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lay_out(tmp_path_factory.mktemp("first run é"))
+
+
+@pytest.fixture
+def command(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Command:
+    for name in ("model", "data.jsonl", "reward.py"):
+        (tmp_path / name).symlink_to(project / name)
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: oncurve(words, monkeypatch, capfd)
+
+
+def test_a_model_data_and_a_reward_are_a_run(command: Command) -> None:
+    said = command("train", "model", "--data", "data.jsonl", "--reward", "reward.py:length", *QUICK, "--out", "out")
+    assert said.code == 0, said.err
+    assert "step 1/1" in said.out
+    config, _ = load_config("out")
+    assert config.model.path == os.path.abspath("model")
+    assert config.rewards[0].model_dump()["path"] == os.path.abspath("reward.py") + ":length"
+    assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_options_replace_what_a_recipe_or_a_preset_says(command: Command) -> None:
+    config, _, name = command_config("task", ["run.steps=7"], rewards=["math", "reward.py:length"])
+    assert [reward.default_name for reward in config.rewards] == ["math", "length"]
+    assert config.run.steps == 7
+    assert type(config.data).__name__ == "Task"
+    config, _, name = command_config("gsm8k", data="data.jsonl", presets=["dr_grpo", "lora"])
+    assert config.advantage.model_dump()["scale"] == "none"
+    assert config.lora.rank == 16
+    assert name == "gsm8k"
+    assert config.model.path == "Qwen/Qwen2.5-0.5B-Instruct"
+    config, _, name = command_config("dr_grpo", data="data.jsonl", rewards=["math"])
+    assert config.model.path == ""
+    config, _, name = command_config("some-lab/a-model", data="data.jsonl", rewards=["math"])
+    assert config.model.path == "some-lab/a-model"
+    assert name == "grpo"
+    assert config.kl.coef == load_config("grpo")[0].kl.coef
+
+
+WRONG = {
+    "model": ("train", "model"),
+    "some-lab/a-model": ("train", "some-lab/a-model"),
+    "rewards: missing": ("train", "model", "--data", "data.jsonl"),
+    "data.path: missing": ("train", "model", "--reward", "math"),
+    "did you mean 'math'?": ("train", "model", "--data", "data.jsonl", "--reward", "mth"),
+    "did you mean 'length'?": ("train", "model", "--data", "data.jsonl", "--reward", "reward.py:lenght"),
+    "did you mean 'data.jsonl'?": ("train", "model", "--data", "date.jsonl", "--reward", "math"),
+    "did you mean 'gsm8k'?": ("train", "gsm8kk", "--data", "data.jsonl", "--reward", "math"),
+    "did you mean 'dr_grpo'?": ("train", "model", "--data", "data.jsonl", "--reward", "math", "--preset", "dr_grp"),
+    "too long for a path": ("train", "x" * 5000, "--data", "data.jsonl", "--reward", "math"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_lacking_or_misspelt_is_said_in_one_message(command: Command, words: str) -> None:
+    said = command(*WRONG[words], *QUICK, "--out", "out")
+    refused(said, words)
+    if len(WRONG[words]) == 2:
+        assert f"oncurve train {words} --data train.jsonl --reward math" in said.err
+
+
+@pytest.mark.parametrize("name", starters())
+def test_init_writes_a_recipe_that_means_what_the_shipped_one_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = write_recipe(name, Path("sub/my recipe.toml"))
+    assert written[0] == Path("sub/my recipe.toml")
+    text = written[0].read_text(encoding="utf-8")
+    assert text.startswith("#")
+    assert f"oncurve train {name} " not in text
+    assert "oncurve train 'sub/my recipe.toml' " in text
+    mine, shipped_one = load_config(written[0])[0], load_config(name)[0]
+    assert mine.model_copy(update={"rewards": ()}) == shipped_one.model_copy(update={"rewards": ()})
+    for here, there in zip(mine.rewards, shipped_one.rewards, strict=True):
+        paths = [str(reward.model_dump().get("path")).rpartition(":") for reward in (here, there)]
+        if paths[0][0].endswith(".py"):
+            assert paths[0][0].startswith(str(tmp_path))
+            assert Path(paths[0][0]).read_text() == Path(paths[1][0]).read_text()
+        else:
+            assert here == there
+
+
+def test_init_never_writes_over_a_file_and_then_writes_none(command: Command) -> None:
+    said = command("init")
+    assert (said.code, said.out) == (
+        0,
+        "wrote own.toml\nwrote rewards/own.py\nedit it, then: oncurve train own.toml\n",
+    )
+    Path("own.toml").unlink()
+    Path("rewards/own.py").write_text("mine")
+    refused(command("init"), "rewards/own.py: there already", "--out")
+    assert Path("rewards/own.py").read_text() == "mine"
+    assert not Path("own.toml").exists()
+    refused(command("init", "gsm"), "did you mean 'gsm8k'?")
+    refused(command("init", "task", "--out", "task.yaml"), "ends in .toml")
+    Path("link.toml").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="there already"):
+        write_recipe("task", Path("link.toml"))
+    assert not Path("nowhere").exists()
+
+
+def test_the_recipe_that_init_writes_trains(command: Command) -> None:
+    assert command("init").code == 0
+    row = {"question": "w3", "answer": "w4"}
+    Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 4)
+    changes = ("data.path=rows.jsonl", "model.path=model", "data.template={question}", "eval.every=0", "run.threads=1")
+    said = command("train", "own.toml", *changes, *QUICK, "--out", "out")
+    assert said.code == 0, said.err
+    assert "rewards/reward" in Path("out/metrics.jsonl").read_text()
+
+
+HELP = """
+import sys
+from oncurve.cli import main
+for words in {commands!r}:
+    sys.argv = ["oncurve", *words.split(), "--help"]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code in (0, None), words
+    heavy = {{"torch", "transformers", "numpy", "datasets", "jinja2", "rich.live"}} & set(sys.modules)
+    print("MODULES", words, len(sys.modules), sorted(heavy))
+"""
+
+
+def test_help_is_light_and_ends_with_two_examples_and_the_names_there_are() -> None:
+    commands = ["", *EXAMPLES]
+    program = HELP.format(commands=commands)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    pages = dict(zip(commands, done.stdout.split("MODULES")[:-1], strict=True))
+    for counted in done.stdout.split("MODULES")[1:]:
+        assert counted.splitlines()[0].endswith("[]"), counted
+        assert int(counted.split("[")[0].split()[-1]) < 700, counted
+    for name, examples in EXAMPLES.items():
+        assert len(examples) == 2
+        assert all(f"  {example}\n" in pages[name] and example.startswith(f"oncurve {name}") for example in examples)
+    told = {name: " ".join(page.split()) for name, page in pages.items()}
+    assert ", ".join(shipped(PRESETS)) in told["train"]
+    assert all(name in told["init"] for name in shipped(RECIPES) if "/" not in name)
+    assert ", ".join(MACHINES) in told["plan"]
