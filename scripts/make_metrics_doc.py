@@ -28,10 +28,8 @@ makes this page from the declarations. When a run looks odd, look at these first
 | `policy/entropy` | at 0 the policy no longer explores |
 | `completions/length`, `completions/truncated` | growth without reward, and answers that are cut off |
 
-A run prints advice, once per state, with the settings to change, where the last 3 steps have `groups/constant` of 0.9
-or more, `completions/truncated` of 0.95 or more, a `policy/entropy` below 0.01, after step 40 a `policy/kl` below a
-thousandth of `policy/kl_coef`, or a reward that falls while `policy/kl` jumps. Where rewards are between 0 and 1 and
-mostly 1 the task is solved, and a run prints no advice.
+A run prints an alarm with the settings to change where metrics show what is wrong: see [doctor](doctor.md), whose rules
+and thresholds `oncurve doctor DIR` applies to a run on the disk.
 
 Notation: a group has G completions o_i with rewards r_i; t is a completion token; ρ = π_θ/π_old and
 d = log π_θ - log π_ref at a sampled token; Â is the advantage. *Trained tokens* are those with `loss_mask` on.

@@ -25,6 +25,7 @@ EXAMPLES = {
         "oncurve eval Qwen/Qwen2.5-0.5B-Instruct --recipe gsm8k.toml --limit 200",
     ),
     "demo": ("oncurve demo", "oncurve demo --ppo --out runs/demo"),
+    "doctor": ("oncurve doctor runs/gsm8k", "oncurve doctor runs/gsm8k --json"),
     "plan": (
         "oncurve plan gsm8k.toml rollout.group_size=16",
         "oncurve plan --parameters 7B --machine h100 --completion-tokens 2048",

@@ -8,7 +8,6 @@ from oncurve.display import (
     BeforeAfter,
     Progress,
     ScoredCompletion,
-    advise,
     explain_group,
     is_plain,
     show_before_after,
@@ -191,121 +190,26 @@ def test_a_narrow_terminal_folds_between_fields() -> None:
     assert 40 < max(len(line) for line in lines) <= 60
 
 
-def test_zeros_are_explained_once_and_then_not_printed_as_numbers() -> None:
+def test_zeros_are_not_printed_as_numbers_once_they_last() -> None:
     console = pipe(width=100)
     with Progress(6, console, Clock()) as progress:
         for number in range(1, 7):
             progress.step(step(number, reward=0.0, constant=1.0))
     text = printed(console)
-    assert text.count("Every reward of the last 3 steps is 0") == 1
-    assert "partial credit" in text
-    assert text.count("reward 0.00 ") == 3
-    assert text.count("no gradient: all groups are constant") == 3
-    assert max(len(line) for line in text.splitlines()) <= 130
+    assert text.count("reward 0.00 ") == 2
+    assert text.count("no gradient: all groups are constant") == 4
 
 
-def history(reward: float, constant: float, count: int = 3) -> list[dict[str, float]]:
-    return [step(n, reward=reward, constant=constant) for n in range(1, count + 1)]
-
-
-def said(lines) -> str | None:
-    found = advise(lines)
-    return None if found is None else found.name
-
-
-def course(count: int, first: int = 1, **values) -> list[dict[str, float]]:
-    """Steps of a healthy run, metrics changed by functions of the step (or constants)."""
-    healthy = {"reward": lambda s: 0.3 + 0.002 * s + 0.03 * (s % 3), "kl": lambda s: 1e-4 * s, "kl_coef": 0.001}
-    healthy |= {"entropy": 0.4, "truncated": 0.1, "learning_rate": 1e-6, "constant": 0.4}
-    made = named(healthy | values)
-    return [
-        {"step": number} | {key: value(number) if callable(value) else value for key, value in made.items()}
-        for number in range(first, first + count)
-    ]
-
-
-def test_groups_that_teach_nothing_are_told_by_what_their_rewards_are() -> None:
-    assert "not even by chance" in advise(history(0.0, 1.0)).text
-    assert "same (mean 1)" in advise(history(1.0, 1.0)).text
-    assert "steps all completions are cut off" in advise(course(60, truncated=1.0)).text
-    assert "90% or more of the groups are the same (mean 0.01)" in advise(history(0.01, 0.9)).text
-    for quiet in (history(0.0, 1.0, count=2), history(0.01, 0.89), [*history(0.0, 1.0), step(4)], []):
-        assert advise(quiet) is None
-
-
-def test_constant_groups_with_an_advantage_all_the_same_are_no_trouble() -> None:
-    assert advise([line | {"advantage/abs_mean": 0.0} for line in history(0.0, 1.0)]) is not None
-    assert advise([line | {"advantage/abs_mean": 2.1} for line in history(0.0, 1.0)]) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "sick", "changes"),
-    [
-        ("constant", "rollout.group_size", {"constant": 0.9}, {"constant": 0.89}),
-        ("truncated", "rollout.max_new_tokens", {"truncated": 0.95}, {"truncated": 0.94}),
-        ("entropy", "objective.clip_high", {"entropy": 0.009}, {"entropy": 0.011}),
-        ("unmoved", "learner.learning_rate", {"kl": 1.9e-5}, {"kl": 2.1e-5}),  # as low as rounding
-        ("unmoved", "learner.learning_rate", {"kl": 3e-5, "kl_coef": 0.04}, {"kl": 5e-5, "kl_coef": 0.04}),
-    ],
-)
-def test_a_state_is_told_once_it_has_lasted(name, key, sick, changes) -> None:
-    assert said(course(60)) is None
-    assert said(course(60, **sick)) == name
-    assert key in advise(course(60, **sick)).text
-    assert said(course(60, **(sick | changes))) is None
-    assert said([*course(57), *course(2, 58, **sick), *course(1, 60)]) is None
-    assert said([*course(57), *course(3, 58, **sick)]) == name
-    assert advise(course(60, **sick), {name}) is None
-    without = [{k: v for k, v in line.items() if k not in named(sick)} for line in course(60, **sick)]
-    assert said(without) is None
-
-
-def test_a_run_that_has_solved_its_task_is_left_alone_until_nothing_at_all_is_left_to_learn() -> None:
-    solved = {"reward": 0.97, "entropy": 0.004, "constant": 0.97}
-    assert said(course(60, **solved)) is None
-    assert said(course(60, **(solved | {"constant": 1.0}))) == "constant"
-    assert said(course(60, **(solved | {"reward": 0.6}))) == "constant"
-    assert said(course(60, **(solved | {"reward": 0.6, "constant": 0.5}))) == "entropy"
-    assert said(course(60, **(solved | {"reward": -0.97}))) == "constant"
-
-
-def test_a_policy_that_does_not_move_is_given_time_and_a_reference_that_moves_is_no_measure() -> None:
-    assert said(course(39, kl=0.0)) is None
-    assert said(course(40, kl=0.0)) == "unmoved"
-    assert said(course(60, kl=0.0, kl_coef=0.0)) is None
-    assert said(course(60, kl=0.0, learning_rate=lambda s: 1e-8 * s)) is None
-    assert said(course(60, kl=0.0, moved=1.0)) is None
-
-
-def test_a_reward_that_falls_while_the_kl_jumps_is_too_high_a_learning_rate() -> None:
-    def falls(s: int) -> float:
-        return 0.5 + 0.02 * (s % 2) if s < 28 else 0.2
-
-    def jumps(s: int) -> float:
-        return 0.01 if s < 28 else 0.2
-
-    for kl in ("kl", "kl_old"):
-        lines = [
-            {k: v for k, v in line.items() if kl == "kl" or k != "policy/kl"} for line in course(30, **{kl: jumps})
-        ]
-        assert said(lines) is None
-        fallen = [line | {"reward/mean": falls(int(line["step"]))} for line in lines]
-        assert said(fallen) == "unstable"
-        assert "lower learner.learning_rate" in advise(fallen).text
-    assert said(course(30, reward=falls)) is None
-    assert said(course(6, 25, reward=falls, kl=jumps)) is None  # too little before to compare with
-    assert said(course(30, kl=jumps, reward=lambda s: 0.5 + 0.2 * (s % 2) - 0.1 * (s >= 28))) is None  # noise
-
-
-def test_each_advice_is_given_once_in_a_run_and_truncation_is_on_the_line() -> None:
-    console = pipe()
-    with Progress(80, console) as progress:
-        for line in course(80, kl=0.0, truncated=lambda s: min(1.0, s / 50)):
-            progress.step(line)
-    text = " ".join(printed(console).split())
-    assert text.count("cut off at rollout.max_new_tokens") == 1
-    assert text.count("The learning rate is too low") == 1
+def test_advice_is_set_off_and_wrapped_and_truncation_is_on_the_line() -> None:
+    console = pipe(width=60)
+    with Progress(2, console, Clock()) as progress:
+        progress.step(step(1, truncated=0.2))
+        progress.advise("cause " * 30 + "\n  1. change it")
+    text = printed(console)
     assert "cut off 20%" in text
+    assert "\n\ncause" in text
+    assert "\n  1. change it\n" in text
+    assert max(len(line) for line in text.partition("\n\n")[2].splitlines()) <= 60
 
 
 def group() -> list[ScoredCompletion]:

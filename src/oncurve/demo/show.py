@@ -82,7 +82,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind
         )
         lesson = Lesson(console, EXPLANATIONS.get(kind))
         with Progress(config.run.steps, console) as progress:
-            stopped = run.train(lesson, shown_by(progress))
+            stopped = run.train(lesson, shown_by(progress, run))
         if stopped is not None:
             write_report(out)
             say(console, "", stopped_at(run, stopped))

@@ -1,6 +1,5 @@
-"""A run in a terminal: its progress, advice, a group that explains GRPO, completions before and after."""
+"""A run in a terminal: its progress, a group that explains GRPO, completions before and after."""
 
-from oncurve.display.advice import Advice as Advice, advise as advise
 from oncurve.display.card import run_card as run_card
 from oncurve.display.lesson import (
     BeforeAfter as BeforeAfter,

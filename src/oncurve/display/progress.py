@@ -14,7 +14,6 @@ from rich.live import Live
 from rich.text import Text
 
 from oncurve import output
-from oncurve.display.advice import WINDOW, advise
 from oncurve.display.card import FIELDS, TROUBLE, run_card
 from oncurve.display.notebook import Cell, in_notebook
 from oncurve.display.screen import Screen
@@ -27,6 +26,7 @@ _BAR = 22
 _SPARK = 14
 _BOLD = frozenset({"reward", "accuracy", "no gradient:"})
 _RECENT = 20  # steps from which the time left is told
+_STILL = 3  # steps without a gradient after which the line says so
 
 
 class Progress:
@@ -50,9 +50,8 @@ class Progress:
         self._now = clock_seconds
         self._ends: deque[tuple[int, float]] = deque(maxlen=_RECENT + 1)
         self._rewards: list[float] = []
-        self._history: deque[Mapping[str, float]] = deque(maxlen=WINDOW)
+        self._history: deque[Mapping[str, float]] = deque(maxlen=_STILL)
         self._accuracy: float | None = None
-        self._told: set[str] = set()
         self._begun = False
         self._live: Live | None = None
         self._cell: Cell | None = None
@@ -87,11 +86,12 @@ class Progress:
         """Print a sentence above the live line. The text is taken as it is: no markup."""
         self.console.print(Text(printable(text, self.console)), soft_wrap=self._plain)
 
-    def step(self, metrics: Mapping[str, float]) -> None:
-        """Show a step that has ended; `metrics` by declared key, `step` among them.
+    def advise(self, text: str) -> None:
+        """Print advice on the run above the live line, set off from the steps and wrapped to the terminal."""
+        self.say(f"\n{wrapped(text, min(100, self.console.width))}\n")
 
-        Prints advice the first time that the last steps show a state that will not get better by itself.
-        """
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """Show a step that has ended; `metrics` by declared key, `step` among them."""
         step = int(metrics["step"])
         if not self._ends:
             self._ends.append((step - 1, self._started))
@@ -108,10 +108,6 @@ class Progress:
             self.console.print(Text(self.line()), soft_wrap=True)
         elif self._live is not None:
             self._live.refresh()
-        found = advise(self._history, self._told)
-        if found is not None:
-            self._told.add(found.name)
-            self.say(f"\n{wrapped(found.text, min(100, self.console.width))}\n")
 
     def _draw(self) -> None:
         """Show all that is known in the cell of a notebook, if there is one."""
@@ -151,8 +147,7 @@ class Progress:
         """The entries of a line about the last step, as (label, value); metrics that are missing are left out."""
         metrics = self._history[-1]
         found: list[tuple[str, str]] = []
-        no_gradient = "constant" in self._told and metrics.get("groups/constant") == 1.0
-        no_gradient = no_gradient and not metrics.get("advantage/abs_mean")
+        no_gradient = len(self._history) == _STILL and all(map(_without_gradient, self._history))
         if no_gradient:
             found.append(("no gradient:", "all groups are constant"))
         elif "reward/mean" in metrics:
@@ -195,6 +190,10 @@ class Progress:
         since = self._now() - self._ends[-1][1]
         fields.append(Text.assemble((clock(self.seconds_left() - since), "bold"), (" left", "dim")))
         return _folded(fields, self.console.width)
+
+
+def _without_gradient(metrics: Mapping[str, float]) -> bool:
+    return metrics.get("groups/constant") == 1.0 and not metrics.get("advantage/abs_mean")
 
 
 def _folded(fields: list[Text], width: int) -> Text:

@@ -306,6 +306,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "sample_results": digest_of_sample_results() if device == "cpu" else None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": memory,
+        **({"device_memory_bytes": torch.cuda.mem_get_info()[1]} if device == "cuda" else {}),
     }
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from oncurve import processors
 from oncurve.config import IN_MEMORY, RunConfig, check_complete, plan, to_tables, to_toml
 from oncurve.display import Progress, Screen, say
+from oncurve.doctor import Watch
 from oncurve.errors import command
 from oncurve.forecast import check_memory
 from oncurve.models.loading import ADAPTER
@@ -105,7 +106,7 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
     try:
         with Progress(run.config.run.steps, console) as progress:
-            stopped = run.train(*observers, shown_by(progress), shown_to(tracking, progress.say))
+            stopped = run.train(*observers, shown_by(progress, run), shown_to(tracking, progress.say))
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
         if path is not None:
@@ -124,11 +125,14 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     return stopped
 
 
-def shown_by(progress: Progress) -> Callable[[StepResult], None]:
-    """An observer that shows each step, and once a notice of other processes that slow the run down."""
+def shown_by(progress: Progress, run: Run) -> Callable[[StepResult], None]:
+    """An observer that shows each step, each new alarm of the doctor's rules, and once a notice of other processes."""
+    watch = Watch(to_tables(run.config), run.trainer.environment)
 
     def show(result: StepResult) -> None:
         progress.step(result.metrics)
+        for finding in watch.step(result.metrics, result.groups):
+            progress.advise(finding.text())
         held_up = processors.notice()
         if held_up is not None:
             progress.say(held_up)

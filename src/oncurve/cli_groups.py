@@ -1,0 +1,142 @@
+"""The commands in groups: configuration, data, rewards, reward models; and what the arguments of commands share."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.cli_help import CommandWithExamples
+from oncurve.output import say
+
+config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configuration.")
+data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data before a run.")
+reward_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's rewards before a run.")
+reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")
+
+Recipe = Annotated[
+    str, typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped recipe or preset.", metavar="RECIPE")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings that override the recipe's.", metavar="SECTION.KEY=VALUE")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one last line of JSON.")]
+
+
+@config_app.command("show", cls=CommandWithExamples)
+def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Print the resolved configuration as TOML."""
+    from oncurve.config import load_config, to_toml
+
+    config, _ = load_config(recipe, overrides or [])
+    say(to_toml(config))
+    here = config.model.precision_here()
+    if config.model.dtype == "auto" and here is not None:
+        say(f"# On this machine model.dtype is {here[0]!r} ({here[1]}); a run's own file says so.")
+
+
+@config_app.command("explain", cls=CommandWithExamples)
+def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Print the objective as an equation, and the plan in words."""
+    from oncurve.config import explain, load_config, plan
+
+    config, _ = load_config(recipe, overrides or [])
+    say(explain(config))
+    say()
+    for line in plan(config):
+        say(f"  {line}")
+
+
+@data_app.command("check", cls=CommandWithExamples)
+def data_check(recipe: Recipe, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Show rows, columns and prompts of a recipe, and what rewards need of them.
+
+    The model's weights are not loaded. Exit code 2: a run would refuse the data.
+    """
+    from oncurve.run import check_data_of
+
+    found = check_data_of(recipe, overrides or [])
+    say(found.text())
+    if as_json:
+        say(json.dumps(found.to_json()))
+    if found.problems:
+        raise typer.Exit(2)
+
+
+@reward_app.command("check", cls=CommandWithExamples)
+def reward_check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample completions with the recipe's model.")] = False,
+    completions: Annotated[
+        Path | None, typer.Option("--completions", help="Take rows with completions from this file.")
+    ] = None,
+    column: Annotated[
+        str, typer.Option("--column", help="The column with the completion, or a list of them.")
+    ] = "completion",
+    prompts: Annotated[int, typer.Option("--prompts", help="How many rows to take.", min=1)] = 4,
+    n: Annotated[
+        int | None, typer.Option("--n", help="Sampled completions per prompt (default: rollout.group_size).", min=1)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the rewards give to completions, as a table.
+
+    Completions are sampled, or given: in a column of the recipe's data, or in a file.
+    """
+    from oncurve.run import check_rewards_of
+
+    found = check_rewards_of(recipe, overrides or [], sample, completions, column, prompts, n)
+    say(found.text())
+    if as_json:
+        say(json.dumps(found.to_json()))
+
+
+@reward_model_app.command("train", cls=CommandWithExamples)
+def reward_model_train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+) -> None:
+    """Train a reward model on pairs or labelled steps."""
+    from oncurve.run import load_reward_recipe, train_reward_model
+
+    config, base = load_reward_recipe(recipe, overrides or [])
+    exit_with(train_reward_model(config, base, out))
+
+
+@reward_model_app.command("label", cls=CommandWithExamples)
+def reward_model_label(
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option("--out", help="The file to write; it must not exist yet.")],
+    overrides: Overrides = None,
+    kind: Annotated[
+        str, typer.Option("--kind", help="preferences (pairs of completions), or steps (labelled).")
+    ] = "preferences",
+    prompts: Annotated[
+        int, typer.Option("--prompts", help="Number of prompts to sample completions for.", min=1)
+    ] = 256,
+    verifier: Annotated[str | None, typer.Option("--verifier", help="The name of the reward that labels.")] = None,
+    continuations: Annotated[
+        int,
+        typer.Option(
+            "--continuations", help="Continuations from each step's end; 0: the verifier scores steps.", min=0
+        ),
+    ] = 0,
+) -> None:
+    """Label a policy's samples, as training data (JSONL)."""
+    from oncurve.errors import ConfigError
+    from oncurve.run import label_samples
+
+    if kind not in ("preferences", "steps"):
+        raise ConfigError(f'--kind: expected "preferences" or "steps", got {kind!r}')
+    label_samples(recipe, overrides or [], out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
+
+
+def exit_with(stopped_by: str | None) -> None:
+    """Exit with 128 + the signal's number, as shells expect, if a signal ended the run."""
+    if stopped_by is not None:
+        raise typer.Exit(128 + signal.Signals[stopped_by])

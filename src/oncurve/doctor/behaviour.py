@@ -1,0 +1,173 @@
+"""Rules of what the policy writes: lengths that collapse or grow, and suspects of reward hacking."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from oncurve.doctor.case import MOST, Case
+from oncurve.doctor.rule import Rule
+
+SHRUNK, GREW = 0.25, 2.0
+"""The mean length as a multiple of that of the first steps, from which a rule of lengths holds."""
+
+CUT = 0.3
+"""The share of truncated completions that makes growth an illness, and that explains why lengths fall."""
+
+LEAST_SAMPLES = 30
+SAME_TEXT, LEAST_PROMPTS, LEAST_LENGTH = 0.5, 4, 8
+"""The share of completions with one text, over how many prompts, and of what length in tokens: answers of one letter
+are often the same."""
+
+
+def _length_collapse(case: Case) -> str | None:
+    now, first = case.mean("completions/length"), case.at_first("completions/length")
+    cut = [line.get("completions/truncated", 0.0) for line in case.opening]
+    if now is None or first is None or now > SHRUNK * first or statistics.fmean(cut) >= CUT:
+        return None
+    return f"The mean length is {now:.3g} tokens; in the first steps it was {first:.3g}"
+
+
+def _length_growth(case: Case) -> str | None:
+    now, cut = case.mean("completions/length"), case.mean("completions/truncated")
+    lengths = [line["completions/length"] for line in case.opening if "completions/length" in line]
+    apart = case.at_first("completions/length") is not None
+    cut_first = min((line.get("completions/truncated", 0.0) for line in case.opening), default=1.0)
+    if now is None or cut is None or not apart or now < GREW * min(lengths) or cut - cut_first < CUT:
+        return None
+    return (
+        f"The mean length grew from {min(lengths):.3g} to {now:.3g} tokens, and {cut:.0%} of the completions are cut "
+        f"off (at first {cut_first:.0%})"
+    )
+
+
+def _length_correlation(case: Case) -> str | None:
+    """The correlation of reward and length within groups, pooled: both less their group's mean."""
+    rewards: list[float] = []
+    lengths: list[float] = []
+    for _, scored in case.scored():
+        values = [reward for _, reward in scored]
+        if len(values) > 1 and max(values) > min(values):
+            rewards += _centred(values)
+            lengths += _centred([sample.length for sample, _ in scored])
+    size = math.sqrt(math.fsum(x * x for x in rewards) * math.fsum(y * y for y in lengths))
+    if len(rewards) < LEAST_SAMPLES or size == 0:
+        return None
+    correlation = math.fsum(x * y for x, y in zip(rewards, lengths, strict=True)) / size
+    if abs(correlation) < MOST:
+        return None
+    return f"Within groups, reward and length correlate by {correlation:+.2f} over {len(rewards)} completions"
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    mean = statistics.fmean(values)
+    return [value - mean for value in values]
+
+
+def _one_text(case: Case) -> str | None:
+    samples = [sample for group in case.groups for sample in group.samples]
+    if len(samples) < LEAST_SAMPLES or statistics.fmean(sample.length for sample in samples) < LEAST_LENGTH:
+        return None
+    text, count = Counter(sample.text for sample in samples).most_common(1)[0]
+    prompts = sum(any(sample.text == text for sample in group.samples) for group in case.groups)
+    if count < SAME_TEXT * len(samples) or prompts < LEAST_PROMPTS:
+        return None
+    shown = text if len(text) <= 40 else f"{text[:40]}…"
+    return f"{count} of the last {len(samples)} completions, over {prompts} prompts, are the same text: {shown!r}"
+
+
+def _one_part(case: Case) -> str | None:
+    """One part makes nearly all differences of rewards within groups, while the mean of another has fallen."""
+    spread: Counter[str] = Counter()
+    for _, scored in case.scored():
+        parts = [sample.parts for sample, _ in scored]
+        for name, weight in _weights(parts[0] if parts else {}, case).items():
+            values = [value for part in parts if (value := part.get(name)) is not None]
+            if len(values) > 1:
+                spread[name] += weight**2 * math.fsum(x * x for x in _centred(values))  # type: ignore[assignment]
+    total = math.fsum(spread.values())
+    if len(spread) < 2 or not total:
+        return None
+    name, most = spread.most_common(1)[0]
+    fallen = next((text for other in spread if other != name and (text := _fallen(case, other))), None)
+    if most < MOST * total or fallen is None:
+        return None
+    return f"The reward {name!r} makes {most / total:.0%} of the differences within groups, while {fallen}"
+
+
+def _weights(parts: Mapping[str, float | None], case: Case) -> dict[str, float]:
+    """The weight of each part, from the settings, where these have as many rewards with a weight; else 1."""
+    tables = case.settings.get("rewards", ())
+    given = [float(table.get("weight", 1.0)) for table in tables if isinstance(table, Mapping)]
+    given = [weight for weight in given if weight]
+    return dict(zip(parts, given if len(given) == len(parts) else [1.0] * len(parts), strict=True))
+
+
+def _fallen(case: Case, name: str) -> str | None:
+    now, first = case.mean(f"rewards/{name}"), case.at_first(f"rewards/{name}")
+    if now is None or first is None or first - now < max(0.05, 0.25 * abs(first)):
+        return None
+    return f"{name!r} fell from {first:.3g} to {now:.3g}"
+
+
+BEHAVIOUR_RULES = (
+    Rule(
+        "length-collapse",
+        "alarm",
+        _length_collapse,
+        "A policy that writes next to nothing has found that short completions pay, or that only those are rewarded.",
+        (
+            "Read some completions in rollouts/: what is rewarded although it is short?",
+            "Take a length punishment out of [[rewards]], or lower its weight.",
+            "With aggregation.kind=seq-mean-token-mean short completions weigh more per token: token-mean or "
+            "seq-mean-token-sum-norm do not do that.",
+        ),
+        ("length",),
+    ),
+    Rule(
+        "length-growth",
+        "alarm",
+        _length_growth,
+        "Completions that grow until they are cut off lose their answers; often the reward pays for length.",
+        (
+            "Read some completions in rollouts/: do they repeat themselves, or go on after the answer?",
+            "Raise rollout.max_new_tokens if the working needs the room; else add a reward of kind overlong.",
+            'Use aggregation.kind=seq-mean-token-sum-norm with advantage.scale="none" (the preset dr_grpo), which does '
+            "not favour long wrong completions.",
+        ),
+        ("length",),
+    ),
+    Rule(
+        "length-correlation",
+        "hint",
+        _length_correlation,
+        "A reward that length alone predicts is one that length alone can raise.",
+        (
+            "Read some completions in rollouts/: are long (or short) ones better, or only rewarded?",
+            "Take length out of the reward, or lower its weight in [[rewards]].",
+        ),
+    ),
+    Rule(
+        "one-text",
+        "alarm",
+        _one_text,
+        "A policy that answers every prompt alike no longer reads the prompt: the reward accepts a text that does not "
+        "depend on it.",
+        (
+            "Let the reward depend on the prompt's columns, so that this text is not right everywhere.",
+            "Raise kl.coef, or lower learner.learning_rate, and start again from an earlier checkpoint.",
+        ),
+    ),
+    Rule(
+        "one-part-dominates",
+        "hint",
+        _one_part,
+        "The policy is trained on one reward at the cost of another.",
+        (
+            "Change weight in [[rewards]], so that standard deviation times weight is of one size for all rewards.",
+            "Normalise each reward by itself: advantage.kind=gdpo (the preset gdpo).",
+        ),
+    ),
+)

@@ -1,0 +1,175 @@
+"""All rules over one case, over the steps of a run that goes on, and over a run on the disk."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oncurve.doctor.behaviour import BEHAVIOUR_RULES
+from oncurve.doctor.case import LEAST_STEPS, OPENING, WINDOW, Case, Line, SampledGroup
+from oncurve.doctor.resources import RESOURCE_RULES
+from oncurve.doctor.rule import Finding, Rule
+from oncurve.doctor.signal import SIGNAL_RULES
+from oncurve.doctor.updates import UPDATE_RULES
+from oncurve.report import RunRecord, read_run
+from oncurve.types import Group
+
+RULES: tuple[Rule, ...] = (*UPDATE_RULES, *SIGNAL_RULES, *BEHAVIOUR_RULES, *RESOURCE_RULES)
+"""In the order of precedence: an earlier rule of a family is the reason for the later ones."""
+
+FAMILIES = {rule.name: rule.families for rule in RULES}
+
+MOST_CASES = 2000
+"""The most steps of a run on the disk at which the rules are tried; of a longer run, every second, third, ... one."""
+
+
+def examine(case: Case) -> tuple[Finding, ...]:
+    """What the rules find in a case, at most one finding per family. A rule whose metrics are missing does not hold.
+
+    Before `case.span` steps there is too little to see, and nothing is found.
+    """
+    found: list[Finding] = []
+    taken: set[str] = set()
+    if len(case.lines) < case.span:
+        return ()
+    for rule in RULES:
+        if taken.isdisjoint(rule.families) and (finding := rule(case)) is not None:
+            taken.update(rule.families)
+            found.append(finding)
+    return tuple(found)
+
+
+def memory_of(environment: Mapping[str, Any]) -> float | None:
+    """Bytes of the memory that `memory/peak_bytes` counts, by `environment.json`; None where it is not recorded."""
+    on_cpu = environment.get("device", "cpu") == "cpu"
+    found = environment.get("memory_bytes" if on_cpu else "device_memory_bytes")
+    return float(found) if isinstance(found, (int, float)) else None
+
+
+class Watch:
+    """The rules over a run that goes on: each alarm is given once, at the first step at which its rule holds.
+
+    settings       the tables of the run's configuration
+    environment    what `environment.json` holds
+    """
+
+    def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
+        self._settings, self._memory = settings, memory_of(environment or {})
+        self._opening: list[Line] = []
+        self._lines: deque[Line] = deque(maxlen=WINDOW)
+        self._groups: deque[tuple[SampledGroup, ...]] = deque(maxlen=LEAST_STEPS)
+        self._told: set[str] = set()
+
+    def step(self, metrics: Line, groups: Sequence[Group] = ()) -> tuple[Finding, ...]:
+        """The alarms that are new after this step, by its metrics and its scored groups; hints are for `diagnose`."""
+        if len(self._opening) < OPENING:
+            self._opening.append(metrics)
+        self._lines.append(metrics)
+        self._groups.append(tuple(SampledGroup.of(group) for group in groups if group.scores))
+        known = tuple(group for step in self._groups for group in step)
+        case = Case(tuple(self._lines), tuple(self._opening), known, self._settings, self._memory)
+        new = tuple(found for found in examine(case) if found.level == "alarm" and found.rule not in self._told)
+        self._told.update(found.rule for found in new)
+        return new
+
+
+@dataclass(frozen=True)
+class Course:
+    """A finding with the first and the last step at which its rule was seen to hold."""
+
+    finding: Finding
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the rules find in a run on the disk.
+
+    present    what holds at its last step
+    past       alarms that held earlier and hold no more, but for those that a present finding explains
+    steps      the number of its last step; 0: it has none
+    damage     a sentence for each damaged file, whose damaged part is left out
+    """
+
+    directory: Path
+    steps: int
+    present: tuple[Course, ...] = ()
+    past: tuple[Course, ...] = ()
+    damage: tuple[str, ...] = field(default=())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether no alarm holds at the last step."""
+        return all(course.finding.level != "alarm" for course in self.present)
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"directory": ..., "steps": 40, "healthy": false, "present": [{"rule": "all-wrong", "level": "alarm",
+        "evidence": ..., "reason": ..., "changes": [...], "first_step": 3, "last_step": 40}], "past": [],
+        "damage": []}`."""
+        return {
+            "directory": str(self.directory),
+            "steps": self.steps,
+            "healthy": self.healthy,
+            "present": [_course_json(course) for course in self.present],
+            "past": [_course_json(course) for course in self.past],
+            "damage": list(self.damage),
+        }
+
+
+def _course_json(course: Course) -> dict[str, Any]:
+    return {**course.finding.to_json(), "first_step": course.first, "last_step": course.last}
+
+
+def diagnose(directory: Path) -> Diagnosis:
+    """Examine the run in `directory`, finished, stopped or going on. Nothing is written.
+
+    The rules of metrics are tried at every step, as the run itself does; those of groups at the last one.
+    Raises RunDirectoryError: it is no run. CheckpointError: metrics.jsonl cannot be read.
+    """
+    record = read_run(directory)
+    lines = record.metrics
+    if not lines:
+        return Diagnosis(directory, 0, damage=record.damage)
+    memory = memory_of(record.environment or {})
+    settings = record.config or {}
+    courses: dict[str, Course] = {}
+    every = -(-len(lines) // MOST_CASES)
+    for end in range(len(lines), 0, -every):
+        groups = _last_groups(record) if end == len(lines) else ()
+        case = Case(lines[max(0, end - WINDOW) : end], lines[:OPENING][:end], groups, settings, memory)
+        for finding in examine(case):
+            known = courses.get(finding.rule)
+            courses[finding.rule] = Course(finding, case.step, case.step) if known is None else _since(known, case.step)
+    last = int(lines[-1].get("step", len(lines)))
+    order = {rule.name: number for number, rule in enumerate(RULES)}
+    found = sorted(courses.values(), key=lambda course: order[course.finding.rule])
+    present = tuple(course for course in found if course.last == last)
+    explained = {family for course in present for family in FAMILIES[course.finding.rule]}
+    past = tuple(
+        course
+        for course in found
+        if course.last < last
+        and course.finding.level == "alarm"
+        and explained.isdisjoint(FAMILIES[course.finding.rule])
+    )
+    return Diagnosis(directory, last, present, past, record.damage)
+
+
+def _since(course: Course, step: int) -> Course:
+    return Course(course.finding, step, course.last)
+
+
+def _last_groups(record: RunRecord) -> tuple[SampledGroup, ...]:
+    """The groups of the last steps; without those that cannot be read."""
+    found: list[SampledGroup] = []
+    for step in record.steps[-LEAST_STEPS:]:
+        for group in record.groups(step):
+            try:
+                found.append(SampledGroup.read(group))
+            except (KeyError, TypeError, AttributeError):
+                continue
+    return tuple(found)

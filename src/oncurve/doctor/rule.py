@@ -1,0 +1,61 @@
+"""A rule: an illness of a run, the evidence for it, the reason why it is one, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oncurve.doctor.case import Case
+
+Level = Literal["alarm", "hint"]
+"""alarm: the run will not get better by itself. hint: it learns, and there may be something to gain or to look at."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that holds: its name and level, the `evidence` in numbers, the `reason`, and the `changes` in order."""
+
+    rule: str
+    level: Level
+    evidence: str
+    reason: str
+    changes: tuple[str, ...]
+
+    def text(self) -> str:
+        """Evidence, reason and changes as a few lines for a terminal."""
+        changes = "".join(f"\n  {number}. {change}" for number, change in enumerate(self.changes, 1))
+        return f"{self.rule} ({self.level}): {self.evidence}. {self.reason} What helps, in this order:{changes}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "rule": self.rule,
+            "level": self.level,
+            "evidence": self.evidence,
+            "reason": self.reason,
+            "changes": list(self.changes),
+        }
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An illness by its `name`.
+
+    evidence    the evidence of it in a case, as a clause with numbers; None: the rule does not hold
+    reason      why it is an illness, in whole sentences
+    changes     what to change, settings by their key, in the order in which to try it
+    families    of the rules that share a family, only the first that holds is reported: the others follow from it
+    """
+
+    name: str
+    level: Level
+    evidence: Callable[[Case], str | None]
+    reason: str
+    changes: tuple[str, ...]
+    families: tuple[str, ...] = ()
+
+    def __call__(self, case: Case) -> Finding | None:
+        """What this rule finds; None: it does not hold, or the metrics that it reads are missing."""
+        evidence = self.evidence(case)
+        return Finding(self.name, self.level, evidence, self.reason, self.changes) if evidence is not None else None

@@ -1,0 +1,218 @@
+"""Rules of the learning signal: rewards that are all the same, and why; completions that are cut off."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from oncurve.doctor.case import MOST, Case, SampledGroup
+from oncurve.doctor.rule import Rule
+
+NOTHING_LEFT = 0.99
+"""The share of constant groups from which a solved task has nothing left to learn from."""
+
+LOWEST = 0.02
+"""A mean reward between 0 and 1 up to which nearly all completions are wrong."""
+
+UNRECOGNISED, UNRECOGNISED_SHORT, LEAST_UNRECOGNISED = 0.05, 0.2, 5
+"""The share of unrewarded completions that end in the right answer (and of answers of one character, which more end in
+by chance), and their least number."""
+
+_ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label")
+_MARKED = re.compile(r"(?:####|\\boxed\{)\s*([^\n}]+)")
+
+NO_SIGNAL = (
+    "GRPO learns from the differences between completions of one prompt: where all rewards of a group are the same, "
+    "every advantage is 0, and so is the gradient."
+)
+
+
+def _share(value: float) -> str:
+    return "all" if value == 1 else f"{value:.0%} of the"
+
+
+def _truncated(case: Case) -> str | None:
+    share = case.mean("completions/truncated")
+    if share is None or share < MOST:
+        return None
+    limit = case.setting("rollout.max_new_tokens")
+    limited = f"rollout.max_new_tokens ({limit})" if limit else "rollout.max_new_tokens"
+    return f"In the last {case.span} steps {_share(share)} completions are cut off at {limited}"
+
+
+def _right_answer(group: SampledGroup, named: str | None) -> str | None:
+    """The right answer of a group's prompt, from the column that has it; None: no column that is known has it."""
+    for column in filter(None, (named, *_ANSWER_COLUMNS)):
+        value = group.columns.get(column)
+        if isinstance(value, (str, int, float)) and str(value).strip():
+            marked = _MARKED.findall(str(value))
+            return str(marked[-1] if marked else value).strip()
+    return None
+
+
+def _answer_column(settings: Any) -> str | None:
+    rewards = settings.get("rewards", ())
+    columns = [item.get("answer") for item in rewards if isinstance(item, dict)]
+    return next((column for column in columns if isinstance(column, str)), None)
+
+
+def ends_with(text: str, answer: str) -> bool:
+    """Whether the last line of `text` that is not blank has `answer` as a whole word. Example: `#### 12.` has `12`."""
+    lines = text.strip().splitlines()
+    return bool(lines) and re.search(rf"(?<![\w.,]){re.escape(answer)}(?![\w]|[.,]\d)", lines[-1][-200:]) is not None
+
+
+def _unrecognised(case: Case) -> str | None:
+    if case.flat is None or not _lowest(case):
+        return None
+    named = _answer_column(case.settings)
+    found = unrewarded = 0
+    shortest = 2
+    for group, scored in case.scored():
+        answer = _right_answer(group, named)
+        if answer is not None:
+            wrong = [sample for sample, reward in scored if reward <= LOWEST]
+            hits = sum(ends_with(sample.text, answer) for sample in wrong)
+            found, unrewarded = found + hits, unrewarded + len(wrong)
+            shortest = min(shortest, len(answer)) if hits else shortest
+    least = UNRECOGNISED if shortest > 1 else UNRECOGNISED_SHORT
+    if found < LEAST_UNRECOGNISED or found < least * unrewarded:
+        return None
+    return f"{found} of the last {unrewarded} completions without a reward end in the right answer"
+
+
+def _lowest(case: Case) -> bool:
+    reward = case.mean("reward/mean")
+    return case.bounded and reward is not None and reward <= LOWEST
+
+
+def _all_right(case: Case) -> str | None:
+    return _right(case, NOTHING_LEFT)
+
+
+def _mostly_right(case: Case) -> str | None:
+    return _right(case, MOST)
+
+
+def _right(case: Case, least: float) -> str | None:
+    if case.flat is None or case.flat < least or not case.solved:
+        return None
+    reward = case.mean("reward/mean")
+    return f"In the last {case.span} steps {_share(case.flat)} groups are constant, with a mean reward of {reward:.3g}"
+
+
+def _identical(case: Case) -> str | None:
+    groups = [group.samples for group in case.groups if len(group.samples) > 1]
+    if not groups or case.solved:
+        return None
+    alike = sum(len({sample.text for sample in samples}) == 1 for samples in groups)
+    if alike < MOST * len(groups):
+        return None
+    return f"In {alike} of the last {len(groups)} groups all completions are the same text"
+
+
+def _all_wrong(case: Case) -> str | None:
+    if case.flat is None or not _lowest(case):
+        return None
+    reward = case.mean("reward/mean")
+    share = "every reward is 0" if reward == 0 else f"the mean reward is {reward:.2g}"
+    return f"In the last {case.span} steps {share}: no completion solved its prompt, or hardly one"
+
+
+def _flat(case: Case) -> str | None:
+    if case.flat is None or case.solved:
+        return None
+    reward = case.mean("reward/mean")
+    return (
+        f"In the last {case.span} steps the rewards within {_share(case.flat)} groups are the same (mean {reward:.3g})"
+    )
+
+
+SIGNAL_RULES = (
+    Rule(
+        "truncated",
+        "alarm",
+        _truncated,
+        "A completion that is cut off has seldom reached its answer, and its end token is not trained.",
+        (
+            "Read some completions in rollouts/: if they go on after their answer, the model's end token is never "
+            "sampled: set rollout.eos_ids or rollout.stop, or check the chat template (data.chat).",
+            "If they have not reached it, raise rollout.max_new_tokens, or ask for shorter answers in data.template.",
+            "Where some do end, filter.mask_truncated=true leaves the others out of the loss.",
+        ),
+        ("signal",),
+    ),
+    Rule(
+        "answers-not-recognised",
+        "alarm",
+        _unrecognised,
+        f"{NO_SIGNAL} Here the reward does not find answers that are there: it looks for another form of them.",
+        (
+            "Ask for the form that the reward reads, in data.template (kinds math and numeric read the answer after "
+            '"####", in \\boxed{} or after "The answer is").',
+            "Or make the reward read the form that the model writes: another kind in [[rewards]], or a function.",
+        ),
+        ("signal",),
+    ),
+    Rule(
+        "all-right",
+        "alarm",
+        _all_right,
+        f"{NO_SIGNAL} By their reward the prompts are solved: more steps will not change the policy.",
+        (
+            "Stop here: evaluate the model on held-out prompts (oncurve eval).",
+            "Or use harder prompts; filter.dynamic_sampling=true trains on the groups that are not all right.",
+        ),
+        ("signal",),
+    ),
+    Rule(
+        "mostly-right",
+        "hint",
+        _mostly_right,
+        "Few groups still have a gradient, because most prompts are solved.",
+        (
+            "Stop here if the held-out accuracy is as high.",
+            "Or use harder prompts; filter.dynamic_sampling=true trains on the groups that are not all right.",
+        ),
+        ("signal",),
+    ),
+    Rule(
+        "identical-completions",
+        "alarm",
+        _identical,
+        f"{NO_SIGNAL} Completions that are all the same have the same reward.",
+        (
+            "Raise rollout.temperature (1.0 is usual).",
+            "If the temperature is 1 already, the policy has lost its entropy: go back to an earlier checkpoint, with "
+            "a lower learner.learning_rate.",
+            "Start from a model that is less trained on these prompts.",
+        ),
+        ("signal",),
+    ),
+    Rule(
+        "all-wrong",
+        "alarm",
+        _all_wrong,
+        f"{NO_SIGNAL} A prompt that is never solved by chance teaches nothing, and more steps will not change this.",
+        (
+            "Read some completions in rollouts/: if there are right answers, the reward does not recognise them.",
+            "Use easier prompts, some of which the model solves now and then (oncurve eval prints pass@k).",
+            "Give partial credit, for the form of the answer or for steps on the way to it.",
+            "Use a larger or better trained model, or a larger rollout.group_size.",
+        ),
+        ("signal",),
+    ),
+    Rule(
+        "flat-reward",
+        "alarm",
+        _flat,
+        NO_SIGNAL,
+        (
+            "Read some completions in rollouts/: if they are all alike, raise rollout.temperature.",
+            "If nearly all are wrong, use easier prompts, or a reward with partial credit.",
+            "If they differ and their rewards do not, use a finer reward, or a larger rollout.group_size.",
+        ),
+        ("signal",),
+    ),
+)
+"""In the order of precedence: the first that holds is the reason why there is nothing to learn from."""

@@ -1,0 +1,185 @@
+"""Rules of the updates: rates that are too high or too low, KL, entropy, sampler and learner, skipped updates."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from oncurve.doctor.case import Case
+from oncurve.doctor.rule import Rule
+
+RUNAWAY = 1.0
+"""Nats per token: a policy at this KL has little left of the model that it began as."""
+
+FELL, JUMPED, HALVED = 3.0, 3.0, 0.5
+BEFORE = 5
+"""Steps before the last ones that a comparison needs."""
+
+UNMOVED, UNMOVED_STEP = 1e-3, 40
+ROUNDING = 2e-5
+"""Nats per token: a KL in bfloat16 may be this large from rounding alone."""
+
+LEAST_ENTROPY, ENTROPY_LEFT = 0.01, 0.05
+MISMATCH, MISMATCH_FLOAT32 = 0.05, 1e-3
+
+
+def _kl(case: Case) -> str:
+    """The KL that tells how far the policy went: from the reference, or, without one, from the policy that sampled."""
+    return "policy/kl" if case.last("policy/kl") else "policy/kl_old"
+
+
+def _rate_too_high(case: Case) -> str | None:
+    """The reward falls while the KL jumps, or half of the best reward is lost at a KL that has run away."""
+    reward, kl = case.last("reward/mean"), case.last(_kl(case))
+    if not reward or not kl:
+        return None
+    now = statistics.fmean(reward)
+    before = [line for line in case.lines[: -case.span] if "reward/mean" in line]
+    earlier = [line["reward/mean"] for line in (*case.opening, *before) if "reward/mean" in line]
+    lost = earlier and max(earlier) - now >= max(LEAST_LOSS, HALVED * abs(max(earlier)))
+    if not (lost and statistics.median(kl) >= RUNAWAY) and not _jumps(case, before, now, statistics.fmean(kl)):
+        return None
+    return (
+        f"The reward fell to {now:.3g} from up to {max(earlier):.3g} while the KL went to {statistics.median(kl):.2g} "
+        "nats per token"
+    )
+
+
+LEAST_LOSS = 0.05
+"""A smaller loss of reward may be chance."""
+
+
+def _jumps(case: Case, before: Sequence[object], now: float, kl: float) -> bool:
+    """Whether the reward is below the range of the eight steps before while the KL is above theirs."""
+    lines = list(case.lines)[-case.span - 8 : -case.span]
+    rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
+    others = [line[_kl(case)] for line in lines if _kl(case) in line]
+    if len(before) < BEFORE or len(rewards) < BEFORE or len(others) < len(rewards):
+        return False
+    mean = statistics.fmean(rewards)
+    fall = max(FELL * statistics.pstdev(rewards), 0.1 * abs(mean))
+    return mean - now > fall and kl > JUMPED * max(0.0, *others)
+
+
+def _runaway(case: Case) -> str | None:
+    kl = case.last("policy/kl")
+    if not kl or statistics.median(kl) < RUNAWAY:
+        return None
+    return f"The KL from the reference is {statistics.median(kl):.2g} nats per token in the last {case.span} steps"
+
+
+def _rate_too_low(case: Case) -> str | None:
+    """The KL from a reference that does not move is negligible after the warm-up."""
+    kl, coefficient, rate = (case.last(key) for key in ("policy/kl", "policy/kl_coef", "optim/learning_rate"))
+    warming = bool(rate) and rate[-1] > rate[0]
+    moved = any("reference/moved" in line for line in case.lines)
+    if not kl or not coefficient or case.step < UNMOVED_STEP or warming or moved:
+        return None
+    negligible = max(UNMOVED * coefficient[-1], ROUNDING)
+    if coefficient[-1] <= 0 or max(map(abs, kl)) >= negligible:
+        return None
+    return (
+        f"After {case.step} steps the KL from the reference is {kl[-1]:.1e} nats per token, less than {negligible:.1e}"
+    )
+
+
+def _entropy(case: Case) -> str | None:
+    now, first = case.mean("policy/entropy"), case.at_first("policy/entropy")
+    if now is None or case.solved:
+        return None
+    fallen = first is not None and now < ENTROPY_LEFT * first and not case.rising
+    if now >= LEAST_ENTROPY and not fallen:
+        return None
+    since = f", {now / first:.1%} of that of the first steps" if first else ""
+    return f"The entropy is {now:.2g} nats per token in the last {case.span} steps{since}"
+
+
+def _mismatch(case: Case) -> str | None:
+    value = case.mean("policy/mismatch")
+    corrected = case.setting("correction.kind") not in (None, "none")
+    exact = case.setting("model.dtype") in ("float32", "float64") and not case.setting("filter.dynamic_sampling")
+    if value is None or corrected or value < (MISMATCH_FLOAT32 if exact else MISMATCH):
+        return None
+    return f"Log-probs of learner and sampler differ by {value:.2g} nats per token in the last {case.span} steps"
+
+
+def _skipped(case: Case) -> str | None:
+    skipped, made = (sum(case.last(key)) for key in ("optim/updates_skipped", "optim/updates"))
+    if not skipped:
+        return None
+    return f"{skipped:.0f} of the last {skipped + made:.0f} updates had a loss or gradient that is not finite"
+
+
+UPDATE_RULES = (
+    Rule(
+        "rate-too-high",
+        "alarm",
+        _rate_too_high,
+        "The updates are too large, and the policy loses what it has learned.",
+        (
+            "Continue from an earlier checkpoint, or start again, with learner.learning_rate 3 to 10 times lower.",
+            "Raise kl.coef, lower learner.max_grad_norm, or make fewer updates per rollout (learner.ppo_epochs, "
+            "learner.minibatches).",
+        ),
+        ("signal", "kl", "length"),
+    ),
+    Rule(
+        "entropy-collapse",
+        "alarm",
+        _entropy,
+        "The policy writes the same every time, explores nothing, and has not solved its task.",
+        (
+            "Go back to an earlier checkpoint, or start again, with a lower learner.learning_rate or a higher kl.coef.",
+            "Raise objective.clip_high (0.28 is usual), rollout.temperature, or entropy.coef (0.001).",
+        ),
+        ("entropy",),
+    ),
+    Rule(
+        "kl-runaway",
+        "alarm",
+        _runaway,
+        "At this distance the policy has left the model that it began as: what it wrote well it may write no more, and "
+        "a reward that rises here is often one that is being exploited.",
+        (
+            "Read some completions in rollouts/ of the last steps.",
+            "Raise kl.coef 10 times, or set kl.target with kl.where=reward.",
+            "Lower learner.learning_rate 3 to 10 times.",
+        ),
+        ("kl",),
+    ),
+    Rule(
+        "rate-too-low",
+        "alarm",
+        _rate_too_low,
+        "The learning rate is too low for the policy to change.",
+        (
+            "Raise learner.learning_rate 3 to 10 times (usual: 1e-6 for all weights of a model of billions of "
+            "parameters, ten times that for LoRA, 1e-4 for a tiny model).",
+            "Check learner.warmup_steps and learner.schedule.",
+        ),
+    ),
+    Rule(
+        "sampler-mismatch",
+        "alarm",
+        _mismatch,
+        "The learner trains on what another distribution sampled, so its gradient is biased.",
+        (
+            "If the engine is your own, check that it samples with the present weights, at rollout.temperature, "
+            "without top-p or top-k.",
+            "Compute in model.dtype=float32, to see whether it is rounding.",
+            "If the engine has to lag, set a [correction].",
+        ),
+    ),
+    Rule(
+        "updates-skipped",
+        "alarm",
+        _skipped,
+        "A skipped update trains nothing; three in a row stop the run.",
+        (
+            "Lower learner.learning_rate.",
+            "Compute in model.dtype=float32.",
+            "Look at the batch of a skipped update in incidents/.",
+        ),
+    ),
+)
+"""In the order of precedence."""

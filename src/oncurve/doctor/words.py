@@ -1,0 +1,52 @@
+"""A diagnosis as lines for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+
+from oncurve.doctor.case import LEAST_STEPS
+from oncurve.doctor.examine import Course, Diagnosis
+
+WIDTH = 100
+
+
+def in_words(diagnosis: Diagnosis) -> str:
+    """The whole diagnosis: each present finding with evidence, reason and changes, and one line per past alarm."""
+    lines = [*diagnosis.damage]
+    if diagnosis.steps < LEAST_STEPS:
+        return "\n".join([*lines, f"{diagnosis.directory}: {diagnosis.steps} steps; the rules need {LEAST_STEPS}"])
+    count = len(diagnosis.present)
+    found = f"{count} finding{'s' if count != 1 else ''}" if count else "nothing found"
+    lines.append(f"{diagnosis.directory}: {diagnosis.steps} steps, {found}")
+    for course in diagnosis.present:
+        lines += ["", *_paragraphs(course)]
+    if diagnosis.past:
+        lines += ["", "Earlier, and no more:"]
+        lines += [f"  {course.finding.rule}, {_when(course)}" for course in diagnosis.past]
+    return "\n".join(lines)
+
+
+def _when(course: Course) -> str:
+    return f"step {course.last}" if course.first == course.last else f"steps {course.first} to {course.last}"
+
+
+def _paragraphs(course: Course) -> list[str]:
+    finding = course.finding
+    lines = [f"{finding.rule} ({finding.level}), {_when(course)}"]
+    for name, text in (("evidence", finding.evidence), ("reason", finding.reason)):
+        lines += _block(f"  {name}  ", text)
+    for number, change in enumerate(finding.changes, 1):
+        lines += _block(f"  {'change' if number == 1 else '':<8}  {number}. ", change)
+    return lines
+
+
+def _block(head: str, text: str) -> list[str]:
+    head = f"{head:<12}"
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,213 @@
+"""`oncurve doctor` on runs of the built-in task that are ill, each in its own way, and on healthy ones."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from oncurve.cli import app
+from oncurve.config import load_config
+from oncurve.doctor import Diagnosis, diagnose
+from oncurve.run import train_recipe
+
+REWARDS = """
+import time
+
+
+def zero(completion):
+    return 0.0
+
+
+def picky(completion, answer):
+    return float(completion.strip().endswith("The answer is " + answer))
+
+
+def coarse(completion):
+    return 0.3
+
+
+def long(completion):
+    return min(1.0, len(completion) / 250)
+
+
+def short(completion):
+    return 1.0 - min(1.0, len(completion) / 60)
+
+
+def nines(completion):
+    return completion.count("9") / max(1, len(completion))
+
+
+def format_only(completion):
+    return float("#### " in completion)
+
+
+def not_a_number(completion, answer):
+    return 1.0 if int(answer) % 2 else float("nan")
+
+
+def slow(completions):
+    time.sleep(3)
+    return [float(len(completion) % 2) for completion in completions]
+"""
+
+
+HARD = [f'{{ prompt = "What is the capital of the {place} one?\\n", answer = "Q{place}" }}' for place in range(40)]
+
+
+def rewards(*names: str) -> str:
+    """The setting `rewards` with these functions, `name:weight` where the weight is not 1, or the task's own."""
+    tables = []
+    for name, _, weight in (item.partition(":") for item in names):
+        kind = 'kind = "task"' if name == "task" else f'kind = "python", path = "rewards.py:{name}", processes = 1'
+        tables.append(f"{{ {kind}, weight = {weight or 1.0} }}")
+    return f"rewards=[{', '.join(tables)}]"
+
+
+HIGH = ("high", 14, ["learner.learning_rate=3e-2"])
+NINES = ("nines", 24, [rewards("nines"), "learner.learning_rate=2e-3"])
+ILL = {
+    "truncated": ("cut", 4, ["rollout.max_new_tokens=6"]),
+    "answers-not-recognised": ("picky", 4, [rewards("picky")]),
+    "all-right": ("format", 4, [rewards("format_only")]),
+    "all-wrong": ("hard", 4, ["data.kind=list", f"data.rows=[{', '.join(HARD)}]", 'rewards=[{ kind = "exact" }]']),
+    "flat-reward": ("coarse", 4, [rewards("coarse")]),
+    "identical-completions": ("cold", 4, ["rollout.temperature=0.003"]),
+    "rate-too-high": HIGH,
+    "entropy-collapse": HIGH,
+    "rate-too-low": ("low", 42, ["learner.learning_rate=1e-8"]),
+    "kl-runaway": NINES,
+    "one-text": NINES,
+    "length-growth": NINES,
+    "length-collapse": ("short", 20, [rewards("short"), "learner.learning_rate=2e-3"]),
+    "length-correlation": ("long", 4, [rewards("long"), "learner.learning_rate=1e-5"]),
+    "one-part-dominates": ("mixed", 12, [rewards("task:0.05", "nines:5"), "learner.learning_rate=1e-3"]),
+    "reward-faults": ("faults", 4, [rewards("not_a_number")]),
+    "sampler-mismatch": ("hot", 4, ["engine.kind=hot.py:Hot", "rollout.temperature=0.7"]),
+    "slow-rewards": ("slow", 4, [rewards("slow")]),
+}
+"""An ill run for each rule: its name, its number of steps, the settings that make it ill."""
+
+QUICK = ("truncated",)
+HEALTHY = {
+    "grpo": [],
+    "dr_grpo": ["run.seed=1"],
+    "rloo": ["run.seed=2"],
+    "dapo": ["run.seed=3", 'rewards=[{ kind = "task" }, { kind = "overlong", penalty = 20 }]'],
+    "ppo": ["run.seed=4"],
+}
+"""Presets with a seed each, on the built-in task."""
+
+HOT = """
+from oncurve.rollout import LocalEngine
+
+
+class Hot(LocalEngine):
+    exact = False
+
+    def build(self, sampling, tokenizer, eos_ids, seed):
+        return super().build(sampling.model_copy(update={"temperature": 1.0}), tokenizer, eos_ids, seed)
+"""
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, list[str]], Path]:
+    """Trains a run of the built-in task once per session; its directory."""
+    folder = tmp_path_factory.mktemp("doctor")
+    for name, text in (("rewards.py", REWARDS), ("hot.py", HOT)):
+        (folder / name).write_text(text)
+
+    def make(name: str, steps: int, settings: list[str], preset: str = "grpo") -> Path:
+        recipe, out = folder / f"{name}.toml", folder / name
+        if not out.exists():
+            recipe.write_text(f'extends = ["task", "{preset}"]\n')
+            small = ["run.threads=1", "model.dtype=float32", "data.prompts_per_step=8", "rollout.max_new_tokens=72"]
+            small += [f"run.steps={steps}", "eval.every=0", "checkpoint.every=0"]
+            with contextlib.chdir(folder):  # paths in settings are relative to the working directory
+                assert train_recipe(*load_config(recipe, [*small, *settings]), out) is None
+        return out
+
+    return make
+
+
+def found(diagnosis: Diagnosis) -> list[str]:
+    return [course.finding.rule for course in diagnosis.present]
+
+
+def alarms(diagnosis: Diagnosis) -> list[str]:
+    courses = (*diagnosis.present, *diagnosis.past)
+    return [course.finding.rule for course in courses if course.finding.level == "alarm"]
+
+
+@pytest.mark.parametrize("rule", [pytest.param(r, marks=[] if r in QUICK else pytest.mark.slow) for r in ILL])
+def test_an_ill_run_has_its_illness_named(rule: str, made, capfd) -> None:
+    diagnosis = diagnose(made(*ILL[rule]))
+    assert rule in found(diagnosis)
+    if diagnosis.present[0].finding.level == "alarm":
+        assert not diagnosis.healthy
+    shown = capfd.readouterr().out  # of the run, where this test was the first to need it
+    if shown and rule not in ("length-correlation", "slow-rewards", "one-part-dominates"):
+        assert f"{rule} (alarm): " in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", HEALTHY)
+def test_a_healthy_run_has_no_alarm_at_any_step(preset: str, made) -> None:
+    diagnosis = diagnose(made(f"healthy-{preset}", 40, HEALTHY[preset], preset))
+    assert alarms(diagnosis) == []
+    assert diagnosis.healthy
+
+
+def run_doctor(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["doctor", *arguments])
+    return done.exit_code, done.output
+
+
+def test_the_command_prints_evidence_reason_and_changes_and_exits_with_1(made) -> None:
+    out = made(*ILL["truncated"])
+    before = sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*"))
+    code, text = run_doctor(str(out), "--json")
+    assert code == 1
+    assert "truncated (alarm), step 4" in text
+    assert "cut off at rollout.max_new_tokens (6)" in " ".join(text.split())
+    said = json.loads(text.splitlines()[-1])
+    assert (said["steps"], said["healthy"], said["past"], said["damage"]) == (4, False, [], [])
+    first = next(item for item in said["present"] if item["rule"] == "truncated")
+    assert (first["level"], first["first_step"], first["last_step"]) == ("alarm", 4, 4)
+    assert any("rollout.max_new_tokens" in change for change in first["changes"])
+    assert sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*")) == before
+
+
+def test_memory_near_its_limit_is_found_by_what_the_environment_records(made, tmp_path: Path) -> None:
+    out = made(*ILL["truncated"])
+    for name in ("config.toml", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    peak = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["memory/peak_bytes"]
+    environment = json.loads((out / "environment.json").read_text())
+    for limit, near in ((1.05 * peak, True), (1.2 * peak, False)):
+        (tmp_path / "environment.json").write_text(json.dumps(environment | {"memory_bytes": limit}))
+        assert ("memory-near-limit" in found(diagnose(tmp_path))) == near
+
+
+def test_a_torn_or_damaged_directory_is_read_as_far_as_it_goes(made, tmp_path: Path) -> None:
+    out = made(*ILL["truncated"])
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "metrics.jsonl").write_bytes((out / "metrics.jsonl").read_bytes() + b'{"step": 5, "rew')
+    (tmp_path / "config.toml").write_text("not [ toml")
+    (tmp_path / "environment.json").write_text("[]")
+    (tmp_path / "rollouts" / "step-000004.jsonl").write_text('{"no": "group"}\nnot json\n')
+    code, text = run_doctor(str(tmp_path))
+    assert code == 1
+    assert "truncated (alarm), step" in text
+    assert "environment.json holds no object" in text
+
+
+def test_a_run_without_steps_is_no_illness_and_what_is_no_run_is_refused(made, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    assert run_doctor(str(tmp_path)) == (0, f"{tmp_path}: 0 steps; the rules need 3\n")
+    for wrong in (tmp_path / "none", tmp_path / "config.toml"):
+        done = CliRunner().invoke(app, ["doctor", str(wrong)])
+        assert "is not a folder" in str(done.exception)

@@ -1,0 +1,278 @@
+"""The doctor's rules on made records: where each begins to hold, and what it is quiet about."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from oncurve.doctor import RULES, Case, Sample, SampledGroup, Watch, examine
+from oncurve.types import Completion, Group, Prompt, Score
+
+KEYS = {
+    "reward": "reward/mean",
+    "length": "completions/length",
+    "truncated": "completions/truncated",
+    "constant": "groups/constant",
+    "kl": "policy/kl",
+    "kl_old": "policy/kl_old",
+    "kl_coef": "policy/kl_coef",
+    "entropy": "policy/entropy",
+    "mismatch": "policy/mismatch",
+    "learning_rate": "optim/learning_rate",
+    "moved": "reference/moved",
+}
+
+
+def named(values) -> dict[str, object]:
+    return {KEYS.get(name, name): value for name, value in values.items()}
+
+
+def course(count: int = 60, first: int = 1, **values) -> list[dict[str, float]]:
+    """Steps of a healthy run, metrics changed by functions of the step (or constants)."""
+    healthy = {"reward": lambda s: 0.3 + 0.002 * s + 0.03 * (s % 3), "kl": lambda s: 1e-4 * s, "kl_coef": 0.001}
+    healthy |= {"entropy": 0.4, "truncated": 0.1, "learning_rate": 1e-6, "constant": 0.4, "length": 40.0}
+    healthy |= {"mismatch": 1e-6, "time/step": 10.0, "time/reward": 0.5, "time/processor_wait": 0.1}
+    healthy |= {"optim/updates": 1.0, "optim/updates_skipped": 0.0, "memory/peak_bytes": 5e9}
+    healthy |= {"completions/invalid": 0.0}
+    made = named(healthy | values)
+    return [
+        {"step": number} | {key: value(number) if callable(value) else value for key, value in made.items()}
+        for number in range(first, first + count)
+    ]
+
+
+def case(lines, groups=(), settings=None, memory=None) -> Case:
+    return Case(lines[-40:], lines[:5], groups, settings or {}, memory)
+
+
+def names(lines, groups=(), settings=None, memory=None) -> list[str]:
+    return [found.rule for found in examine(case(lines, groups, settings, memory))]
+
+
+SETTINGS = {
+    "data": {"prompts_per_step": 16},
+    "rollout": {"group_size": 8},
+    "model": {"dtype": "float32"},
+    "run": {"threads": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "sick", "changes"),
+    [
+        ("all-wrong", "rollout.group_size", {"reward": 0.0, "constant": 0.9}, {"constant": 0.89}),
+        ("flat-reward", "rollout.group_size", {"reward": 0.3, "constant": 0.9}, {"constant": 0.89}),
+        ("all-right", "filter.dynamic_sampling", {"reward": 0.95, "constant": 0.995}, {"constant": 0.8}),
+        ("mostly-right", "filter.dynamic_sampling", {"reward": 0.95, "constant": 0.9}, {"constant": 0.89}),
+        ("truncated", "rollout.max_new_tokens", {"truncated": 0.9}, {"truncated": 0.89}),
+        ("entropy-collapse", "objective.clip_high", {"entropy": 0.009}, {"entropy": 0.011}),
+        ("rate-too-low", "learner.learning_rate", {"kl": 1.9e-5}, {"kl": 2.1e-5}),  # as low as rounding
+        ("rate-too-low", "learner.learning_rate", {"kl": 3e-5, "kl_coef": 0.04}, {"kl": 5e-5, "kl_coef": 0.04}),
+        ("kl-runaway", "kl.coef", {"kl": 1.0}, {"kl": 0.99}),
+        ("sampler-mismatch", "model.dtype", {"mismatch": 0.05}, {"mismatch": 0.049}),
+        ("updates-skipped", "learner.learning_rate", {"optim/updates_skipped": 1.0}, {"optim/updates_skipped": 0.0}),
+        ("slow-rewards", "processes", {"time/reward": 5.0}, {"time/reward": 4.9}),
+        ("crowded-processors", "run.threads", {"time/processor_wait": 3.4}, {"time/processor_wait": 3.3}),
+    ],
+)
+def test_a_rule_holds_once_a_state_has_lasted(rule, key, sick, changes) -> None:
+    flat = {"reward": sick["reward"]} if "reward" in sick else {}
+    assert names(course()) == []
+    assert names(course(**sick)) == [rule]
+    (found,) = examine(case(course(**sick)))
+    assert any(key in change for change in found.changes)
+    assert found.text().startswith(f"{rule} (")
+    assert names(course(**(sick | changes))) == []
+    assert names([*course(57, **flat), *course(3, 58, **sick)]) == [rule]
+    without = [{k: v for k, v in line.items() if k not in named(sick)} for line in course(**sick)]
+    assert names(without) == []
+
+
+def test_nothing_is_said_before_the_third_step_nor_of_an_empty_run() -> None:
+    sick = course(3, reward=0.0, constant=1.0)
+    assert names(sick) == ["all-wrong"]
+    assert names(sick[:2]) == names([]) == []
+
+
+def test_with_few_prompts_per_step_chance_is_given_more_steps() -> None:
+    flat = course(20, reward=0.0, constant=1.0)
+    assert case(flat, settings={"data": {"prompts_per_step": 4}}).span == 8
+    assert names(flat[:7], settings={"data": {"prompts_per_step": 4}}) == []
+    assert names(flat[:8], settings={"data": {"prompts_per_step": 4}}) == ["all-wrong"]
+    assert case(flat, settings={"data": {"prompts_per_step": 1}}).span == 12
+    assert case(flat, settings={"data": "edited"}).span == 3
+
+
+def test_constant_groups_with_an_advantage_all_the_same_are_no_trouble() -> None:
+    flat = course(5, reward=0.0, constant=1.0)
+    assert names([line | {"advantage/abs_mean": 0.0} for line in flat]) == ["all-wrong"]
+    assert names([line | {"advantage/abs_mean": 2.1} for line in flat]) == []
+
+
+def test_a_run_that_has_solved_its_task_may_have_no_entropy() -> None:
+    solved = {"reward": 0.97, "entropy": 0.004, "constant": 0.8}
+    assert names(course(**solved)) == []
+    assert names(course(**(solved | {"reward": 0.6}))) == ["entropy-collapse"]
+    assert names(course(**(solved | {"reward": -0.97, "constant": 0.95}))) == ["entropy-collapse", "flat-reward"]
+
+
+def test_a_policy_that_does_not_move_is_given_time_and_a_reference_that_moves_is_no_measure() -> None:
+    assert names(course(39, kl=0.0)) == []
+    assert names(course(40, kl=0.0)) == ["rate-too-low"]
+    assert names(course(kl=0.0, kl_coef=0.0)) == []
+    assert names(course(kl=0.0, learning_rate=lambda s: 1e-8 * s)) == []
+    assert names(course(kl=0.0, moved=1.0)) == []
+
+
+def test_a_reward_that_falls_while_the_kl_jumps_is_too_high_a_learning_rate() -> None:
+    def falls(s: int) -> float:
+        return 0.5 + 0.02 * (s % 2) if s < 28 else 0.2
+
+    def jumps(s: int) -> float:
+        return 0.01 if s < 28 else 0.2
+
+    for kl in ("kl", "kl_old"):
+        lines = [
+            {k: v for k, v in line.items() if kl == "kl" or k != "policy/kl"} for line in course(30, **{kl: jumps})
+        ]
+        assert names(lines) == []
+        fallen = [line | {"reward/mean": falls(int(line["step"]))} for line in lines]
+        assert names(fallen) == ["rate-too-high"]
+    assert names(course(30, reward=falls)) == []
+    assert names(course(6, 25, reward=falls, kl=jumps)) == []  # too little before to compare with
+    assert names(course(30, kl=jumps, reward=lambda s: 0.5 + 0.2 * (s % 2) - 0.1 * (s >= 28))) == []  # noise
+
+
+def test_a_rate_that_is_too_high_explains_what_follows_from_it() -> None:
+    broken = course(12, reward=lambda s: 0.3 * (s < 3), kl=lambda s: 9.0 * (s >= 3), constant=1.0, truncated=1.0)
+    assert names(broken) == ["rate-too-high"]
+
+
+@pytest.mark.parametrize(("later", "cut", "rule"), [(10.0, 0.0, "length-collapse"), (80.0, 0.5, "length-growth")])
+def test_lengths_are_compared_with_those_of_the_first_steps(later, cut, rule) -> None:
+    def run(length=later, share=cut, first_share=0.0):
+        return course(
+            20, length=lambda s: 40.0 if s < 6 else length, truncated=lambda s: first_share if s < 6 else share
+        )
+
+    assert names(run()) == [rule]
+    assert names(run(length=(later + 40) / 2)) == []
+    assert names(run(first_share=0.5)) == []  # it was cut off from the start: shorter is better, longer is impossible
+    assert names(run()[:7]) == []
+    assert names(run()[10:]) == []  # a resumed run has no first steps to compare with
+
+
+def sampled(*rows, answer="12") -> SampledGroup:
+    """A group of (text, length, reward) rows."""
+    return SampledGroup(tuple(Sample(*row) for row in rows), {"answer": answer})
+
+
+def test_right_answers_without_a_reward_are_seen_at_the_end_of_completions() -> None:
+    flat = course(5, reward=0.0, constant=1.0)
+
+    def group(last, answer="12", others=15):
+        return sampled((f"3*4\n{last}\n", 5, 0.0), *[("12 first\n7", 5, 0.0)] * others, answer=answer)
+
+    for last in ("So it is 12.", "\\boxed{12}", "**12**", "12 apples", "= 12"):
+        assert names(flat, [group(last)] * 5) == ["answers-not-recognised"]
+    for last in ("112", "12.5", "1,12", "-x12", "12,000"):
+        assert names(flat, [group(last)] * 5) == ["all-wrong"], last
+    assert names(flat, [group("12")] * 4) == ["all-wrong"]  # four may be chance
+    assert names(flat, [group("12", others=20)] * 5) == ["all-wrong"]
+    assert names(flat, [group("12", "So 3*4 = 12\n#### 12")] * 5) == ["answers-not-recognised"]
+    assert names(flat, [group("B", "B", others=9)] * 9) == ["all-wrong"]  # one letter is often right by chance
+    assert names(flat, [group("B", "B", others=3)] * 9) == ["answers-not-recognised"]
+    column = {"rewards": [{"kind": "math", "answer": "key"}]}
+    keyed = [SampledGroup(group("12").samples, {"key": 12, "answer": "40"})] * 5
+    assert names(flat, keyed) == ["all-wrong"]
+    assert names(flat, keyed, column) == ["answers-not-recognised"]
+
+
+def test_completions_that_are_all_alike_are_the_reason_for_constant_groups() -> None:
+    flat = course(5, reward=0.3, constant=1.0)
+    alike = sampled(("a", 9, 0.0), ("a", 9, 0.0))
+    differ = sampled(("a", 9, 0.0), ("b", 9, 0.0))
+    assert names(flat, [alike] * 9 + [differ]) == ["identical-completions"]
+    assert names(flat, [alike] * 8 + [differ] * 2) == ["flat-reward"]
+
+
+def test_a_reward_that_length_predicts_is_a_suspect_within_groups_only() -> None:
+    def groups(slope, noise=0.0):
+        return [sampled(*[(f"{n}{m}", m, slope * m + n + noise * (-1) ** m) for m in range(5, 13)]) for n in range(4)]
+
+    assert names(course(), groups(0.1)) == names(course(), groups(-0.1)) == ["length-correlation"]
+    assert "-1.00 over 32" in examine(case(course(), groups(-0.1)))[0].evidence
+    assert names(course(), groups(0.1, noise=0.5)) == []
+    assert names(course(), groups(0.1)[:3]) == []  # 24 completions
+    assert names(course(), groups(0.0)) == []
+
+
+def test_one_text_for_many_prompts_is_an_alarm_but_not_one_letter() -> None:
+    def groups(length, same=6):
+        return [
+            sampled(*[("yes" if m < same else f"{n}{m}", length, float(m % 2)) for m in range(10)]) for n in range(4)
+        ]
+
+    assert names(course(), groups(8)) == ["one-text"]
+    assert "24 of the last 40 completions, over 4 prompts" in examine(case(course(), groups(8)))[0].evidence
+    assert names(course(), groups(7)) == names(course(), groups(8, same=4)) == names(course(), groups(8)[:3]) == []
+
+
+def test_one_part_dominates_where_another_one_falls() -> None:
+    def group(big=1.0):
+        rows = [(f"{m}", m % 3 + 5, 0.0, {"right": float(m == 1), "style": big * (m % 2)}) for m in range(8)]
+        return [sampled(*rows)]
+
+    falling = {"rewards/right": lambda s: 0.5 if s < 9 else 0.2, "rewards/style": lambda s: min(1.0, s / 20)}
+    weights = {"rewards": [{"kind": "task", "weight": 1.0}, {"kind": "python", "weight": 4.0}]}
+    assert names(course(**falling), group(), weights) == ["one-part-dominates"]
+    assert "'right' fell from 0.5 to 0.2" in examine(case(course(**falling), group(), weights))[0].evidence
+    assert names(course(**falling), group()) == []  # weights unknown: 1 each
+    assert names(course(**(falling | {"rewards/right": 0.5})), group(), weights) == []
+
+
+def test_faults_memory_and_mismatch_are_measured_by_the_settings() -> None:
+    assert names(course(**{"completions/invalid": 12.8}), settings=SETTINGS) == ["reward-faults"]
+    assert names(course(**{"completions/invalid": 12.7}), settings=SETTINGS) == []
+    assert names(course(**{"completions/invalid": 100.0})) == []  # of how many is not known
+    assert names(course(), memory=5.5e9) == ["memory-near-limit"]
+    assert names(course(), memory=5.6e9) == names(course()) == []
+    assert names(course(**{"optim/out_of_memory": 1.0}), memory=1e12) == ["memory-near-limit"]
+    assert names(course(mismatch=2e-3), settings=SETTINGS) == ["sampler-mismatch"]
+    surplus = SETTINGS | {"filter": {"dynamic_sampling": True}}
+    assert names(course(mismatch=2e-3), settings=surplus) == []
+    corrected = SETTINGS | {"correction": {"kind": "token"}}
+    assert names(course(mismatch=0.5), settings=corrected) == []
+
+
+def test_a_watch_gives_each_alarm_once_and_no_hints() -> None:
+    watch = Watch({}, {})
+    given = [
+        (line["step"], found.rule)
+        for line in course(80, kl=0.0, truncated=lambda s: min(1.0, s / 50), **{"time/reward": 9.0})
+        for found in watch.step(line)
+    ]
+    assert given == [(40, "rate-too-low"), (46, "truncated")]
+
+
+def test_a_watch_reads_the_groups_of_the_last_steps() -> None:
+    watch = Watch({}, {"device": "cpu", "memory_bytes": 9e9})
+    prompt = Prompt(0, "3*4=", (1,), {"answer": "12"})
+    completions = tuple(Completion((1, 2), f"it is 12 {n}", (0.0, 0.0), "eos", n, 0) for n in range(3))
+    group = Group(prompt, completions, (Score(0.0), Score(0.0), Score(float("nan"), valid=False, fault="x")))
+    found = [watch.step(line, [group]) for line in course(4, reward=0.0, constant=1.0)]
+    assert [[finding.rule for finding in step] for step in found] == [[], [], ["answers-not-recognised"], []]
+
+
+def test_names_are_unique_and_texts_are_sentences() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule.reason.endswith(".")
+        assert rule.changes
+        assert all(change[0].isupper() and change[-1] in ".?" for change in rule.changes)
+
+
+def test_the_page_has_a_row_for_each_rule() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| (\w+) \|", page, re.MULTILINE)
+    assert rows == [(rule.name, rule.level) for rule in RULES]
