@@ -50,8 +50,8 @@ def not_a_number(completion, answer):
 
 
 def slow(completions):
-    time.sleep(3)
-    return [float(len(completion) % 2) for completion in completions]
+    time.sleep(8)
+    return [float("4" in completion) for completion in completions]
 """
 
 
@@ -96,21 +96,38 @@ HEALTHY = {
     "grpo": [],
     "dr_grpo": ["run.seed=1"],
     "rloo": ["run.seed=2"],
-    "dapo": ["run.seed=3", 'rewards=[{ kind = "task" }, { kind = "overlong", penalty = 20 }]'],
+    "dapo": ["run.seed=3", 'rewards=[{ kind = "task" }, { kind = "overlong", buffer = 20 }]'],
     "ppo": ["run.seed=4"],
 }
 """Presets with a seed each, on the built-in task."""
 
-HOT = """
+HOT = '''
 from oncurve.rollout import LocalEngine
+
+
+class HotEngine:
+    """Samples at temperature 1, whatever the run's is."""
+
+    exact = False
+
+    def follow(self, weights):
+        self.inner.follow(weights)
+
+    def generate(self, *arguments, **named):
+        return self.inner.generate(*arguments, **named)
+
+    def close(self):
+        self.inner.close()
 
 
 class Hot(LocalEngine):
     exact = False
 
     def build(self, sampling, tokenizer, eos_ids, seed):
-        return super().build(sampling.model_copy(update={"temperature": 1.0}), tokenizer, eos_ids, seed)
-"""
+        engine = HotEngine()
+        engine.inner = super().build(sampling.model_copy(update={"temperature": 1.0}), tokenizer, eos_ids, seed)
+        return engine
+'''
 
 
 @pytest.fixture(scope="session")
@@ -156,7 +173,7 @@ def test_an_ill_run_has_its_illness_named(rule: str, made, capfd) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", HEALTHY)
 def test_a_healthy_run_has_no_alarm_at_any_step(preset: str, made) -> None:
-    diagnosis = diagnose(made(f"healthy-{preset}", 40, HEALTHY[preset], preset))
+    diagnosis = diagnose(made(f"healthy-{preset}", 40, ["learner.learning_rate=3e-4", *HEALTHY[preset]], preset))
     assert alarms(diagnosis) == []
     assert diagnosis.healthy
 

@@ -98,10 +98,9 @@ def _one_part(case: Case) -> str | None:
 
 
 def _weights(parts: Mapping[str, float | None], case: Case) -> dict[str, float]:
-    """The weight of each part, from the settings, where these have as many rewards with a weight; else 1."""
+    """The weight of each part, from the settings, where these have as many rewards; else 1."""
     tables = case.settings.get("rewards", ())
     given = [float(table.get("weight", 1.0)) for table in tables if isinstance(table, Mapping)]
-    given = [weight for weight in given if weight]
     return dict(zip(parts, given if len(given) == len(parts) else [1.0] * len(parts), strict=True))
 
 
