@@ -137,6 +137,6 @@ def reward_model_label(
 
 
 def exit_with(stopped_by: str | None) -> None:
-    """Exit with 128 + the signal's number, as shells expect, if a signal ended the run."""
+    """Exit with 128 + the signal's number, as shells expect, if a signal ended the run; a limit counts as SIGTERM."""
     if stopped_by is not None:
-        raise typer.Exit(128 + signal.Signals[stopped_by])
+        raise typer.Exit(128 + signal.Signals.__members__.get(stopped_by, signal.SIGTERM))

@@ -223,11 +223,13 @@ _own = False
 def own_process() -> Iterator[None]:
     """A context in which the command owns this process and may end it. Python code that calls oncurve keeps its own.
 
-    A missing reader is from now on an error of a write, not the end of the process.
+    A missing reader is from now on an error of a write, not the end of the process, and SIGUSR1, which asks a run for a
+    checkpoint, has no effect before training.
     """
     global _own
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it, unless the caller changed it
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     before, _own = _own, True
     try:
         yield

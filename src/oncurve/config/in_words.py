@@ -208,7 +208,11 @@ def _evaluation(config: RunConfig, facts: RunFacts) -> str:
     sampled += f" at temperature {config.eval.temperature:g}" if sampled and config.eval.temperature else ""
     verifier = verifier_of(config.rewards, config.eval.verifier)
     correct = "" if verifier is None else f"; a completion is correct where {verifier!r} gives 1"
-    return f"Evaluation every {_count(config.eval.every, 'step')} on {how_many}: greedy{sampled}{correct}."
+    when = f"{'before step 1 and ' if config.eval.at_start else ''}every {_count(config.eval.every, 'step')}"
+    best = config.checkpoint.best
+    kept = "" if best is None else f" The checkpoint with the best {best} stays."
+    ends = f" {config.eval.patience} evaluations without a better one end the run." if config.eval.patience else ""
+    return f"Evaluation {when} on {how_many}: greedy{sampled}{correct}.{kept}{ends}"
 
 
 def _safety(config: RunConfig, facts: RunFacts) -> str:

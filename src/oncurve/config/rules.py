@@ -13,6 +13,7 @@ from typing import Any
 from oncurve.advantages import needs_of, reads_rewards
 from oncurve.capabilities import Impossible, Inert, rules_of
 from oncurve.config import policy_term
+from oncurve.config.best import wrong_best
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.config.teaching import wrong_template
 from oncurve.errors import ConfigError
@@ -246,7 +247,7 @@ INERT: tuple[Inert, ...] = (
         "without iterations the reward model is not trained",
     ),
     Inert(
-        ("eval.n",),
+        ("eval.n", "eval.at_start", "eval.max_new_tokens"),
         ("eval.every",),
         lambda c: c.eval.every == 0,
         "eval.every = 0 means that nothing is evaluated",
@@ -295,7 +296,7 @@ def check_config(config: RunConfig) -> None:
         if rule.holds(reward)
     ]
     broken += filter(None, (_unfit(index, reward, config) for index, reward in enumerate(config.rewards)))
-    broken += wrong_template(config)
+    broken += wrong_template(config) + wrong_best(config)
     if broken:
         raise ConfigError("\n".join(broken))
 

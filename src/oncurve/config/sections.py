@@ -87,6 +87,10 @@ class RunSettings(Component):
     grace_seconds: float = Field(default=30.0, ge=0, le=1e6)
     """How long a step may go on after Ctrl-C, SIGTERM or SIGHUP before it is abandoned."""
 
+    max_minutes: float | None = Field(default=None, gt=0, le=1e7)
+    """Stop in order, with a checkpoint, before a step that would end later than this many minutes after training began
+    or was resumed, judged by the longest step so far. The exit code is 143, as after SIGTERM; none: no limit."""
+
 
 class FilterSettings(Component):
     """Which groups, completions and tokens are trained on."""
@@ -139,11 +143,26 @@ class CheckpointSettings(Component):
     """How many checkpoints to keep."""
 
 
+class RunCheckpointSettings(CheckpointSettings):
+    """Checkpoints, from which a stopped or killed run resumes, and of which one may be the best."""
+
+    best: str | None = None
+    """The held-out metric, like "eval/accuracy", whose best checkpoint stays in addition to `keep`; more is better.
+    `oncurve export DIR --step best` writes its policy; none: no checkpoint is the best."""
+
+
 class EvalSettings(Component):
     """Evaluation of the policy on held-out prompts during training: greedy, and optionally by samples."""
 
     every: int = Field(default=0, ge=0, le=10**9)
     """Steps between evaluations; 0: none."""
+
+    at_start: bool = True
+    """Evaluate before step 1, too; it is step 0 in `metrics.jsonl`."""
+
+    patience: int = Field(default=0, ge=0, le=10**9)
+    """End the run after this many evaluations in a row in which `checkpoint.best` has not been better than before; 0:
+    never."""
 
     limit: int | None = Field(default=None, ge=1)
     """Use only this many held-out prompts, the first ones; none: all."""
@@ -153,6 +172,9 @@ class EvalSettings(Component):
 
     temperature: float | None = Field(default=None, gt=0)
     """The temperature of those samples; none: `rollout.temperature`. Greedy completions have none."""
+
+    max_new_tokens: int | None = Field(default=None, ge=1, le=10**7)
+    """The longest completion in an evaluation; none: `rollout.max_new_tokens`."""
 
     verifier: str | None = None
     """The name of the reward whose value 1 says that a completion is right, whatever its weight (which may be 0).
@@ -183,7 +205,7 @@ class RunConfig(Component):
     critic: Annotated[Critic, SkipValidation] = NoCritic()
     reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
     iterative: IterativeSettings = IterativeSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()
+    checkpoint: RunCheckpointSettings = RunCheckpointSettings()
     eval: EvalSettings = EvalSettings()
     tracking: TrackingSettings = TrackingSettings()
 
@@ -264,6 +286,11 @@ class RunConfig(Component):
         return ReferenceSettings(every=steps, mixup_alpha=1.0) if steps else self.reference
 
     @property
+    def longest_completion(self) -> int:
+        """Tokens of the longest completion that is sampled, in training or in an evaluation."""
+        return max(self.rollout.max_new_tokens, (self.eval.max_new_tokens or 0) if self.eval.every else 0)
+
+    @property
     def completions_per_step(self) -> int:
         """Completions sampled in one step."""
         return self.data.prompts_per_step * self.rollout.group_size
@@ -288,7 +315,7 @@ SECTIONS: dict[str, Section] = {
     "critic": Section(CRITIC_KINDS, "none", check_critic),
     "reward_model": Section(REWARD_MODEL_KINDS, "none"),
     "iterative": fixed(IterativeSettings),
-    "checkpoint": fixed(CheckpointSettings),
+    "checkpoint": fixed(RunCheckpointSettings),
     "eval": fixed(EvalSettings),
     "tracking": fixed(TrackingSettings),
 }

@@ -146,8 +146,10 @@ def newest_valid(
     return Newest(None, skipped)
 
 
-def prune(directory: Path, prefix: str, keep: int) -> list[Path]:
+def prune(directory: Path, prefix: str, keep: int, spare: Collection[int] = ()) -> list[Path]:
     """Remove all but the newest `keep` intact directories, and leftovers of killed writers; returns the removed.
+
+    The numbers in `spare` stay, and do not count towards `keep` unless they are among the newest.
 
     Only directories whose files have the right sizes count towards `keep`, so a damaged one never displaces a good one;
     damaged ones newer than the oldest kept stay for inspection. Each is renamed before it is emptied: after a kill a
@@ -161,9 +163,11 @@ def prune(directory: Path, prefix: str, keep: int) -> list[Path]:
     kept = 0
     own_folder(directory)
     with storage_errors(directory, 0):
-        for _, path in reversed(numbered(directory, prefix)):
+        for number, path in reversed(numbered(directory, prefix)):
             if kept < keep:
                 kept += not verify(path, contents=False)
+                continue
+            if number in spare:
                 continue
             aside = temporary_name(path)
             path.rename(aside)

@@ -153,7 +153,7 @@ def resume(
         raise
     try:
         restore(trained.run, resumption, console)
-        trained.metrics.extend(read_log(path / "metrics.jsonl", damaged=True))
+        trained.metrics.extend(line for line in read_log(path / "metrics.jsonl", damaged=True) if line.get("step") != 0)
         if not resumption.finished:
             trained.stopped_by = finish(trained.run, console, *_observers(trained, on_step))
         trained.run.let_go()

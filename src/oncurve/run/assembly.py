@@ -315,12 +315,15 @@ def evaluate_policy(
     """
     verifier = verifier_of(config.rewards, config.eval.verifier)
     temperature = config.eval.temperature or config.rollout.temperature
+    longest = {"max_new_tokens": config.eval.max_new_tokens or config.rollout.max_new_tokens}
     return evaluate(
         engine,
         rewards if config.eval.verifier is None else ScoredBy(rewards, config.eval.verifier),
         [prompts[index] for index in range(len(prompts))],
-        greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0}),
-        sampled=config.rollout.model_copy(update={"group_size": n, "temperature": temperature}) if n else None,
+        greedy=config.rollout.model_copy(update={"group_size": 1, "temperature": 0.0, **longest}),
+        sampled=config.rollout.model_copy(update={"group_size": n, "temperature": temperature, **longest})
+        if n
+        else None,
         correct=None if verifier is None else part_is_1(verifier),
         verifier=verifier,
         seed=config.run.seed,

@@ -23,13 +23,15 @@ from oncurve.run.tracking import check_tracking
 class Resumption:
     """A run's directory, held, and how the run continues in it.
 
-    finished   all steps are done, and model and report are written
+    done       the steps that are done
+    finished   none is left, and model and report are written
     changes    the settings that this resume changes
     """
 
     held: RunDirectory
     taken_up: TakenUp
     changes: tuple[Change, ...]
+    done: int
     finished: bool
 
 
@@ -58,12 +60,13 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
     held = RunDirectory.open(directory)
     try:
         changes = changes_between(before, now)
-        check_changes(before, now, changes, steps_done(held))
-        finished = now.run.epochs is None and held.is_finished(now.run.steps)
+        done = steps_done(held)
+        check_changes(before, now, changes, done)
+        finished = now.run.epochs is None and held.is_finished(now.run.steps, now.eval.patience)
         if finished:
-            return Resumption(held, TakenUp(held.identity() or {}, []), (), finished)
+            return Resumption(held, TakenUp(held.identity() or {}, []), (), done, finished)
         wanted = {change.key for change in changes}
-        return Resumption(held, take_up(held, identity_of(now, base), changed, wanted), changes, finished)
+        return Resumption(held, take_up(held, identity_of(now, base), changed, wanted), changes, done, finished)
     except BaseException:
         held.close()
         raise
@@ -89,7 +92,7 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
             lines.append(f"exact up to step {step}; from step {step + 1} on with {', '.join(words)}")
         elif not any(line.startswith("not exact") for line in lines):
             lines.append(f"exact: the run goes on to the same numbers, with {', '.join(words)}")
-    if not resumption.finished and step < run.config.run.steps:
+    if not resumption.finished and not run.trainer.is_done:
         held.set_products_aside(step)
     say(console, *lines, f"{held.path}: {step} of {run.config.run.steps} steps are done")
 

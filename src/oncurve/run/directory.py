@@ -166,10 +166,13 @@ class RunDirectory(Closing):
                 )
             raise RunDirectoryError(f"{path} has no config.toml, so it is not a run of `oncurve train`.")
 
-    def is_finished(self, steps: int) -> bool:
-        """Whether all `steps` are done, and model and report are written."""
+    def is_finished(self, steps: int, patience: int = 0) -> bool:
+        """Whether all `steps` are done, or `patience` ended the run early, and model and report are written."""
         newest = durable.newest_valid(self.checkpoints, "step-").path
-        done = newest is not None and int(newest.name.removeprefix("step-")) >= steps
+        if newest is None:
+            return False
+        state = (_object(newest / "state.json") or {}).get("trainer", {})
+        done = int(newest.name.removeprefix("step-")) >= steps or 0 < patience <= state.get("since_best", 0)
         return done and not durable.verify(self.path / "model") and (self.path / "report.html").is_file()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from oncurve.config import RunConfig
 from oncurve.evaluate import part_is_1
 from oncurve.rewards import verifier_of
-from oncurve.trainer import DynamicSampling, OldPolicy, TrainerConfig
+from oncurve.trainer import DynamicSampling, HeldOut, OldPolicy, TrainerConfig
 
 
 def trainer_config(config: RunConfig) -> TrainerConfig:
@@ -26,8 +26,9 @@ def trainer_config(config: RunConfig) -> TrainerConfig:
         ),
         mask_truncated=config.filter.mask_truncated,
         checkpoint_every=config.checkpoint.every,
-        eval_every=config.eval.every,
+        held_out=HeldOut(config.eval.every, config.eval.at_start, config.checkpoint.best, config.eval.patience),
         grace_seconds=config.run.grace_seconds,
+        max_minutes=config.run.max_minutes,
     )
 
 

@@ -36,10 +36,11 @@ def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
 
 
 def _room(row: int | None, config: RunConfig) -> int | None:
-    longest = config.rollout.max_new_tokens
+    longest = config.longest_completion
     if row is not None and longest >= row:
+        key = "rollout.max_new_tokens" if longest == config.rollout.max_new_tokens else "eval.max_new_tokens"
         raise ConfigError(
-            f"rollout.max_new_tokens: {longest} leaves no room for a prompt: the model takes rows of at most {row} "
+            f"{key}: {longest} leaves no room for a prompt: the model takes rows of at most {row} "
             "tokens, prompt and completion together; lower it"
         )
     return None if row is None else row - longest
@@ -48,7 +49,7 @@ def _room(row: int | None, config: RunConfig) -> int | None:
 def fix_reach(model: CausalModel, config: RunConfig, *prompts: Prompts) -> None:
     """Tell a model whose rotation depends on the length of a row how long the rows of this run may be.
 
-    That is the longest prompt (`data.max_prompt_tokens`, where it is set) and `rollout.max_new_tokens`, and never more
+    That is the longest prompt (`data.max_prompt_tokens`, where it is set) and the longest completion, and never more
     than the model takes. Other models stay as they are, and no prompt is read for them.
     """
     if reach_of(model.module) is None:
@@ -57,5 +58,5 @@ def fix_reach(model: CausalModel, config: RunConfig, *prompts: Prompts) -> None:
     if longest is None or any(some.teacher is not None for some in prompts):
         each = (some[index] for some in prompts for index in range(len(some)))
         longest = max((max(len(prompt.ids), len(prompt.teacher_ids or ())) for prompt in each), default=0)
-    most = longest + config.rollout.max_new_tokens
+    most = longest + config.longest_completion
     set_reach(model.module, min(most, model.longest_row or most))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -72,7 +72,8 @@ def go_on(directory: Path, before: RunConfig, now: RunConfig, base: Path, change
     resumption = open_to_resume(directory, before, now, base, changed)
     with resumption.held:
         if resumption.finished:
-            say(console, f"{directory} is finished: all {now.run.steps} steps are done", *_products(directory))
+            steps = f"all {now.run.steps} steps" if resumption.done >= now.run.steps else f"{resumption.done} steps"
+            say(console, f"{directory} is finished: {steps} are done", *_products(directory))
             return None
         say(console, *resumption.taken_up.lines)
         with assemble(now, base) as run:
@@ -106,6 +107,7 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
     try:
         with Progress(run.config.run.steps, console) as progress:
+            run.trainer.on_start = lambda metrics: progress.say(_before_training(metrics))
             stopped = run.train(*observers, shown_by(progress, run), shown_to(tracking, progress.say))
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
@@ -118,11 +120,26 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     if stopped is None:
         run.save_model(path / "model")  # what the run was for comes first
         run.save_reward_model(path / "reward_model")
-        say(console, "", *_reported(path), *_products(path))
+        say(console, "", *best_of(run), *_reported(path), *_products(path))
     else:
         say(console, "", stopped_at(run, stopped), *(_reported(path) or [f"report  {path / 'report.html'}"]))
     say(console, *tracking.close())
     return stopped
+
+
+def best_of(run: Run) -> list[str]:
+    """Lines about the best checkpoint of a run that has one, and about an early end."""
+    metric, state, path = run.config.checkpoint.best, run.trainer.state, run.directory
+    if metric is None or state.best is None or path is None:
+        return []
+    ended = f"ended early after step {state.step}: {metric} has not been better in {state.since_best} evaluations"
+    kept = f"best    {metric} {state.best:.4g} after step {state.best_step}: "
+    early = state.step < run.config.run.steps
+    return [*([ended] if early else []), kept + command("export", path.path, "--step", "best")]
+
+
+def _before_training(metrics: Mapping[str, float]) -> str:
+    return "before training  " + "  ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key != "step")
 
 
 def shown_by(progress: Progress, run: Run) -> Callable[[StepResult], None]:

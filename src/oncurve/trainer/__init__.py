@@ -7,6 +7,7 @@ from oncurve.trainer.checkpoint import (
 )
 from oncurve.trainer.collecting import Collected as Collected
 from oncurve.trainer.control import EntropyControl as EntropyControl, KLControl as KLControl
+from oncurve.trainer.held_out import HeldOut as HeldOut
 from oncurve.trainer.iterative import Iterations as Iterations, IterativeSettings as IterativeSettings
 from oncurve.trainer.labelling import (
     Labeller as Labeller,

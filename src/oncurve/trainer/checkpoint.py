@@ -33,9 +33,9 @@ class FoundCheckpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run. `keep` newest ones stay (0 keeps all); `newest`: the step of the last, 0 for none.
+    """The checkpoints of one run. `keep` newest ones and the best stay (0 keeps all).
 
-    `run` is the run's identity (`oncurve.run.identity`), which is written into each.
+    `newest` is the step of the last, 0 for none; `run` the run's identity (`oncurve.run.identity`), written into each.
     """
 
     def __init__(self, directory: Path, keep: int, run: Mapping[str, Any] | None = None) -> None:
@@ -44,8 +44,10 @@ class Checkpoints:
         self.run = dict(run or {})
         self.newest = 0
 
-    def write(self, number: int, fill: Callable[[Path], Mapping[str, Any]]) -> Path:
+    def write(self, number: int, fill: Callable[[Path], Mapping[str, Any]], best: int = 0) -> Path:
         """Write `step-<number>` and prune older ones: `fill` writes its files into a folder and returns its record.
+
+        The checkpoint of the step `best` is not pruned.
 
         Raises OncurveError when the disk is full; earlier ones stay valid.
         """
@@ -55,7 +57,7 @@ class Checkpoints:
             durable.write_file(folder / "state.json", durable.to_json(record))
         self.newest = number
         if self.keep:
-            durable.prune(self.directory, "step-", self.keep)
+            durable.prune(self.directory, "step-", self.keep, spare={best})
             durable.discard(self.directory / FROZEN, self._records())
         return path
 
@@ -98,7 +100,7 @@ class Checkpoints:
                 "environment": dict(environment),
             }
 
-        return self.write(state.step, fill)
+        return self.write(state.step, fill, state.best_step)
 
     def restore(self, learner: Learner, outer: OuterLoop) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
         """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.

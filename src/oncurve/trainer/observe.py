@@ -16,6 +16,8 @@ from torch import Tensor
 
 from oncurve import processors
 from oncurve.metrics import Metrics
+from oncurve.trainer.protocols import PromptSource
+from oncurve.trainer.state import TrainerState
 from oncurve.types import Group, TrainBatch
 
 log = logging.getLogger("oncurve.trainer")
@@ -116,3 +118,15 @@ def observe_processors(metrics: Metrics) -> None:
     waiting = processors.waiting()
     if waiting is not None:
         metrics.add("time/processor_wait", waiting)
+
+
+def summarized(metrics: Metrics, state: TrainerState, source: PromptSource, seconds: float) -> dict[str, float]:
+    """The metrics by declared key of a step that took so many seconds, and after which the state is `state`."""
+    metrics.add("step", float(state.step))
+    metrics.add("progress/prompts_seen", float(state.cursor))
+    metrics.add("progress/epoch", source.epoch(state.cursor))
+    metrics.add("time/step", seconds)
+    observe_processors(metrics)
+    result = metrics.result()
+    result["tokens/per_second"] = result.get("tokens/sampled", 0.0) / seconds
+    return result

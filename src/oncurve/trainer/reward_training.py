@@ -135,7 +135,7 @@ class RewardTraining:
                 self.done += 1
                 with signals.unabandoned():
                     self._write(metrics, tell)
-                    if self.keep_every and self.done % self.keep_every == 0:
+                    if signals.checkpoint_wanted() or (self.keep_every and self.done % self.keep_every == 0):
                         self._save()
         self.close()
         return signals.requested.name if signals.requested else None

@@ -1,10 +1,15 @@
-"""Ctrl-C, SIGTERM, SIGHUP: finish the step within a grace time, else abandon it; the second signal ends at once."""
+"""Ctrl-C, SIGTERM, SIGHUP: finish the step within a grace time, else abandon it; the second signal ends at once.
+
+SIGUSR1 asks for a checkpoint after the running step; `TimeLimit` ends a run in order after a given time.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -22,27 +27,56 @@ class StepAbandonedError(BaseException):
     """
 
 
+class TimeLimit:
+    """A run's share of time, from now on: no step begins that would end later if it took as long as the longest so far.
+
+    The first step is always begun.
+    """
+
+    name = "run.max_minutes"
+
+    def __init__(self, minutes: float | None) -> None:
+        self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self._before = time.monotonic()
+        self._longest = 0.0
+
+    @property
+    def allows_a_step(self) -> bool:
+        """Whether a step that begins now ends in time."""
+        return not self._longest or time.monotonic() + self._longest < self._end
+
+    def step_ended(self) -> None:
+        """A step with all that belongs to it has ended."""
+        now = time.monotonic()
+        self._longest, self._before = max(self._longest, now - self._before), now
+
+
 class StopSignals:
     """While active, the first of `STOPPING` sets `requested`; a step that runs `grace_seconds` longer is dropped.
 
     The second one ends the command's own process (`output.own_process`) at once. A process that only calls oncurve,
     such as a notebook's kernel, goes on: SIGINT raises KeyboardInterrupt there, as always, the others SystemExit.
 
+    SIGUSR1 asks for a checkpoint: `checkpoint_wanted` is then True once.
+
     Outside the main thread (a notebook's worker, a test) Python delivers no signals, and nothing is installed.
     The last checkpoint is valid in every case, because checkpoints are renamed into place whole.
     """
 
-    def __init__(self, grace_seconds: float) -> None:
+    def __init__(self, grace_seconds: float, max_minutes: float | None = None) -> None:
         self.grace_seconds = grace_seconds
+        self._limit = TimeLimit(max_minutes)
         self.requested: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
         self._saving = False
+        self._checkpoint = False
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell starts what runs in the background
                     self._before[number] = signal.signal(number, self._stop)
+            self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._want_checkpoint)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._abandon)
             self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader that is gone
         return self
@@ -55,7 +89,7 @@ class StopSignals:
 
     @contextmanager
     def unabandoned(self) -> Iterator[None]:
-        """Inside, a first signal waits, so that the files of the finished step are written whole."""
+        """Inside, a first signal waits, so that the files of the finished step are written whole; then it has ended."""
         self._saving = True
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -63,6 +97,7 @@ class StopSignals:
             yield
         finally:
             self._saving = False
+            self._limit.step_ended()
 
     @contextmanager
     def at_the_end(self, save: Callable[[], None]) -> Iterator[None]:
@@ -80,6 +115,26 @@ class StopSignals:
             raise
         with self.unabandoned():
             save()
+
+    @property
+    def allow_a_step(self) -> bool:
+        """Whether another step may begin: no signal came, and it would end within `max_minutes`."""
+        return self.requested is None and self._limit.allows_a_step
+
+    def stopped_by(self, is_done: bool) -> str | None:
+        """The name of the signal that came, else of the setting that ended a run which is not done; None: neither."""
+        if self.requested is not None:
+            return self.requested.name
+        return None if is_done else TimeLimit.name
+
+    def checkpoint_wanted(self) -> bool:
+        """Whether SIGUSR1 came since the last call."""
+        wanted, self._checkpoint = self._checkpoint, False
+        return wanted
+
+    def _want_checkpoint(self, number: int, frame: FrameType | None) -> None:
+        self._checkpoint = True
+        output.urgent("oncurve: SIGUSR1: a checkpoint is written after this step")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:

@@ -24,6 +24,8 @@ class TrainerState:
     seconds         time spent in steps so far
     kl_coef         β of the next step, where the KL is in the reward and adaptive
     entropy_coef    c of the next step, where the entropy bonus is adapted; `entropy`: of the last step, None: not known
+    best            the best value of `checkpoint.best` so far, None: none yet; `best_step`: after which step;
+                    `since_best`: evaluations since then
     surplus         groups that dynamic sampling has kept for the next step, in the order in which it trains on them
     """
 
@@ -36,6 +38,9 @@ class TrainerState:
     kl_coef: float | None = None
     entropy_coef: float | None = None
     entropy: float | None = None
+    best: float | None = None
+    best_step: int = 0
+    since_best: int = 0
     surplus: tuple[SurplusGroup, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -33,11 +33,12 @@ from oncurve.trainer.checkpoint import Checkpoints
 from oncurve.trainer.collecting import Collected, Collecting
 from oncurve.trainer.control import EntropyControl, KLControl
 from oncurve.trainer.credit import credited, weighted_by
+from oncurve.trainer.held_out import HeldOut
 from oncurve.trainer.observe import (
     UntrainedUpdates,
     observe_batch,
-    observe_processors,
     split_advantages,
+    summarized,
     timer,
 )
 from oncurve.trainer.old_policy import OldPolicy
@@ -65,8 +66,9 @@ class TrainerConfig:
     old_policy: OldPolicy = field(default_factory=OldPolicy)
     mask_truncated: bool = False
     checkpoint_every: int = 0
-    eval_every: int = 0
+    held_out: HeldOut = field(default_factory=HeldOut)
     grace_seconds: float = 30.0
+    max_minutes: float | None = None
 
 
 @dataclass
@@ -89,25 +91,32 @@ class Trainer:
     checkpoints: Checkpoints | None = None
     evaluator: Callable[[int], dict[str, float]] | None = None
     observers: tuple[Callable[[StepResult], None], ...] = ()
+    on_start: Callable[[dict[str, float]], None] = lambda metrics: None
     environment: dict[str, object] | None = None
     untrained: UntrainedUpdates = field(default_factory=UntrainedUpdates)
     _settled: tuple[int, int] | None = None
 
     def train(self) -> str | None:
-        """Run the steps that are left. Returns the name of the signal that stopped the run early, or None.
+        """Run the steps that are left. Returns the signal or the setting that stopped the run before its end, or None.
 
         Whatever ends it, a checkpoint has the last finished step afterwards, unless weights have begun to change since.
         """
         self.settle()
-        with StopSignals(self.config.grace_seconds) as signals, signals.at_the_end(self.save):
-            while self.state.step < self.config.steps and signals.requested is None:  # 4   for step = 1, ..., M
+        with StopSignals(self.config.grace_seconds, self.config.max_minutes) as signals, signals.at_the_end(self.save):
+            self.evaluate_first()
+            while not self.is_done and signals.allow_a_step:  # 4   for step = 1, ..., M
                 self.outer.before_step(self.state)  # 2, 3   at the start of an iteration: π_ref ← π_θ
                 self.settle()
                 result = self.step()  # 5-11
                 result = self.maybe_evaluate(self.outer.after_step(result))  # 12   at its end: the reward model
                 with signals.unabandoned():
-                    self.finish(result)
-        return signals.requested.name if signals.requested else None
+                    self.finish(result, now=signals.checkpoint_wanted())
+        return signals.stopped_by(self.is_done)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left, or `held_out` ends the run early."""
+        return self.state.step >= self.config.steps or self.config.held_out.ends(self.state)
 
     def settle(self) -> None:
         """Note that everything is as the last finished step left it, and recorded: a checkpoint may be written."""
@@ -129,19 +138,16 @@ class Trainer:
                 updates.add(weighted, update, self.learner.version)
                 if updates.too_far:
                     break
-            updates.leave_out(self.planned(batch))
+            updates.leave_out(self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts)))
         self.state = self.advanced(batch, collected, updates, time.perf_counter() - started)
-        return StepResult(self.state.step, self.summary(metrics, started), collected.groups, advantages)
+        summary = summarized(metrics, self.state, self.source, time.perf_counter() - started)
+        return StepResult(self.state.step, summary, collected.groups, advantages)
 
     def updates(self, metrics: Metrics) -> Updates:
         """Collects the results of the next step's updates."""
         state = self.state
         target = self.config.target_kl
         return Updates(state.step + 1, self.learner.version, state.skipped_in_a_row, metrics, self.recorder, target)
-
-    def planned(self, batch: TrainBatch) -> int:
-        """The updates on `batch`: at most one per group in each PPO epoch."""
-        return self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts))
 
     def collect(self, metrics: Metrics) -> Collected:
         """The groups of the next step, with their rewards."""
@@ -202,34 +208,35 @@ class Trainer:
         )
         return self.entropy.after(state, updates.metrics.result().get("policy/entropy"))
 
-    def summary(self, metrics: Metrics, started: float) -> dict[str, float]:
-        """The step's metrics by declared key."""
-        seconds = time.perf_counter() - started
-        metrics.add("step", float(self.state.step))
-        metrics.add("progress/prompts_seen", float(self.state.cursor))
-        metrics.add("progress/epoch", self.source.epoch(self.state.cursor))
-        metrics.add("time/step", seconds)
-        observe_processors(metrics)
-        result = metrics.result()
-        result["tokens/per_second"] = result.get("tokens/sampled", 0.0) / seconds
-        return result
+    def evaluate_first(self) -> None:
+        """Evaluate the policy before step 1, where `held_out` wants it, as step 0 of the metrics."""
+        if self.evaluator is not None and self.config.held_out.at_start and self.state.step == 0:
+            metrics = {"step": 0.0, **self.evaluator(0)}
+            self.write_metrics(metrics)
+            self.settle()
+            self.on_start(metrics)
 
     def maybe_evaluate(self, result: StepResult) -> StepResult:
         """The result with held-out metrics, where an evaluation is due."""
-        every = self.config.eval_every
-        if self.evaluator is not None and every and (result.step % every == 0 or result.step == self.config.steps):
+        if self.evaluator is not None and self.config.held_out.due(result.step, self.config.steps):
             result.metrics.update(self.evaluator(result.step))
+            self.state = self.config.held_out.after(self.state, result.metrics)
         return result
 
-    def finish(self, result: StepResult) -> None:
-        """After a step: record it, write a checkpoint where one is due, call the observers."""
-        if self.recorder is not None:
-            self.state = replace(self.state, metrics_bytes=self.recorder.metrics(result.metrics))
+    def finish(self, result: StepResult, now: bool = False) -> None:
+        """After a step: record it, write a checkpoint where one is due or wanted `now`, call the observers."""
+        self.write_metrics(result.metrics)
         self.settle()
-        if self.config.checkpoint_every and result.step % self.config.checkpoint_every == 0:
+        due = self.config.checkpoint_every and result.step % self.config.checkpoint_every == 0
+        if now or due or self.state.best_step == result.step:
             self.save()
         for observer in self.observers:
             observer(result)
+
+    def write_metrics(self, metrics: dict[str, float]) -> None:
+        """Write a line of metrics into the run's directory, if it has one."""
+        if self.recorder is not None:
+            self.state = replace(self.state, metrics_bytes=self.recorder.metrics(metrics))
 
     def save(self) -> None:
         """Write a checkpoint, unless the newest is of this step, or something has changed since the last whole one."""

@@ -146,7 +146,7 @@ def test_the_plan_counts_epochs_and_memory_once_they_are_known():
     assert "100 steps take 3,200 prompts: 0.428 epochs of 7,473 rows; 3 prompts too long, dropped." in text
     assert "its frozen copy takes memory (4 MB)" in text
     assert "The model has 1,000,000 parameters on cpu; fast path." in text
-    assert "Evaluation every 10 steps on 50 held-out prompts: greedy and 4 samples each." in text
+    assert "Evaluation before step 1 and every 10 steps on 50 held-out prompts: greedy and 4 samples each." in text
     assert "no reference is kept" in said("kl.coef=0")
 
 

@@ -1,0 +1,161 @@
+"""Evaluation before step 1, the best checkpoint, an early end, a limit of time and SIGUSR1: resumed, the same bits."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncurve
+from fakes.killed_runs import KILLER, TIMES, command as process
+from fakes.project import ROWS, Said, lay_out, oncurve as run_command
+from oncurve.durable import read_json
+from oncurve.run import resume_any
+from oncurve.trainer import StepResult
+
+Command = Callable[..., Said]
+REWARD = """
+def ones(completion):
+    return completion.count("w1") / 10
+"""
+SETTINGS: dict[str, Any] = {
+    "data": {"eval_path": "held_out.jsonl"},
+    "rewards": [{"kind": "python", "path": "reward.py:ones", "processes": 1}],
+    "learner": {"learning_rate": 0.03},
+    "checkpoint": {"every": 1, "keep": 1, "best": "eval/reward"},
+    "eval": {"every": 1, "max_new_tokens": 9},
+    "model": {"dtype": "float32"},
+}
+WORDS = ["data.eval_path=held_out.jsonl", "learner.learning_rate=0.03", "checkpoint.every=1", "checkpoint.keep=1"]
+WORDS += ["rewards=[{kind='python', path='reward.py:ones', processes=1}]", "checkpoint.best=eval/reward"]
+WORDS += ["eval.every=1", "eval.max_new_tokens=9", "model.dtype=float32"]
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project, with the run that nothing interrupts in `whole`."""
+    folder = lay_out(tmp_path_factory.mktemp("project"))
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:2]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        oncurve.train("recipe.toml", out="whole", steps=STEPS, settings=SETTINGS).close()
+    return folder
+
+
+@pytest.fixture
+def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(project)
+    shutil.rmtree("out", ignore_errors=True)
+    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
+
+
+def lines(out: str) -> list[dict[str, float]]:
+    found = [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in found]
+
+
+def checkpoints(out: str) -> dict[str, Any]:
+    """The state and the weights of each checkpoint, without times."""
+    found = {}
+    for path in sorted(Path(out, "checkpoints").glob("step-*")):
+        state = read_json(path / "state.json")["trainer"]
+        state = {key: value for key, value in state.items() if key not in ("seconds", "metrics_bytes")}
+        found[path.name] = state, (path / "learner.safetensors").read_bytes()
+    return found
+
+
+def best_of(found: list[dict[str, float]]) -> int:
+    """The step of the first highest evaluation after training began."""
+    return int(max(found[1:], key=lambda line: line["eval/reward"])["step"])
+
+
+def test_the_policy_is_evaluated_before_step_1_and_after_each(command: Command) -> None:
+    found = lines("whole")
+    assert [line["step"] for line in found] == [0, 1, 2, 3, 4]
+    assert {"step", "eval/reward", "eval/length"} <= found[0].keys()
+    assert "reward/mean" not in found[0]
+    assert max(line["eval/length"] for line in found) == 9  # its own length: rollouts have 6
+    assert max(line.get("completions/length_max", 0) for line in found) == 6
+    with oncurve.resume("whole") as run:
+        assert [line["step"] for line in run.metrics] == [1, 2, 3, 4]
+
+
+def test_the_best_checkpoint_stays_beside_the_newest_and_is_exported(command: Command) -> None:
+    best = best_of(lines("whole"))
+    assert 1 < best < STEPS, "the learning rate makes no curve that tells the best from the first and the last"
+    assert list(checkpoints("whole")) == [f"step-{step:06d}" for step in (best, STEPS)]
+    shutil.rmtree("best", ignore_errors=True)
+    said = command("export", "whole", "--step", "best", "--out", "best")
+    assert (said.code, f"the policy after step {best}" in said.out) == (0, True)
+    assert (
+        f"eval/reward {max(line['eval/reward'] for line in lines('whole')):.4g} at {best}" in command("runs", ".").out
+    )
+
+
+def test_a_stopped_run_keeps_its_best_and_goes_on_to_the_same_bits(command: Command) -> None:
+    stop = lambda result: result.step == STEPS - 1 and os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    with oncurve.train("recipe.toml", out="out", steps=STEPS, settings=SETTINGS, on_step=stop) as run:
+        assert run.stopped_by == "SIGTERM"
+    assert resume_any(Path("out")) is None
+    assert lines("out") == lines("whole")
+    assert checkpoints("out") == checkpoints("whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", ["1", "3", "4"])
+def test_a_killed_run_keeps_its_best_and_goes_on_to_the_same_bits(command: Command, count: str) -> None:
+    words = ["train", "recipe.toml", f"run.steps={STEPS}", *WORDS, "--out", "out"]
+    place = ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", count)
+    assert process([*place, *words], "-c", KILLER).returncode == -signal.SIGKILL
+    assert process(["resume", "out"]).returncode == 0
+    assert lines("out") == lines("whole")
+    assert checkpoints("out") == checkpoints("whole")
+
+
+def test_a_run_ends_early_where_nothing_gets_better_and_goes_on_where_it_is_told_to(command: Command) -> None:
+    best = best_of(lines("whole"))
+    said = command("train", "recipe.toml", f"run.steps={STEPS + 1}", *WORDS, "eval.patience=1", "--out", "out")
+    state = next(reversed(checkpoints("out").values()))[0]
+    ended = int(state["step"])
+    assert (said.code, state["since_best"], ended <= best + 1) == (0, 1, True)
+    assert f"ended early after step {ended}: eval/reward has not been better in 1 evaluations" in said.out
+    assert f"out is finished: {ended} steps are done" in command("resume", "out").out
+    said = command("resume", "out", "eval.patience=0")
+    assert (said.code, "exact: the run goes on to the same numbers" in said.out) == (0, True)
+    assert lines("out")[: STEPS + 1] == lines("whole")
+    assert lines("out")[-1]["step"] == STEPS + 1
+    assert Path("out", f"model-{ended:06d}").is_dir()
+
+
+def test_a_limit_of_time_ends_a_run_in_order_and_a_resume_has_a_new_one(command: Command) -> None:
+    words = ("train", "recipe.toml", f"run.steps={STEPS}", *WORDS, "--out", "out", "--resume-if-there")
+    said = command(*words, "run.max_minutes=1e-9")
+    assert said.code == 128 + signal.SIGTERM
+    assert "stopped by run.max_minutes; to continue after step 1: oncurve resume out" in said.out
+    assert command(*words, "run.max_minutes=1e-9").code == 128 + signal.SIGTERM
+    assert list(checkpoints("out"))[-1] == "step-000002"
+    assert command(*words).code == 0
+    assert lines("out") == lines("whole")
+
+
+def test_sigusr1_makes_a_checkpoint_now_and_changes_no_bit(command: Command) -> None:
+    said, before = [], signal.getsignal(signal.SIGUSR1)
+
+    def ask(result: StepResult) -> None:
+        said.append(sorted(path.name for path in Path("out/checkpoints").glob("step-*")))
+        if result.step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    settings = {**SETTINGS, "checkpoint": {"every": 0}}
+    oncurve.train("recipe.toml", out="out", steps=STEPS, settings=settings, on_step=ask).close()
+    assert said == [[], [], ["step-000003"], ["step-000003"]]
+    assert lines("out") == lines("whole")
+    name = f"checkpoints/step-{STEPS:06d}/learner.safetensors"
+    assert Path("out", name).read_bytes() == Path("whole", name).read_bytes()
+    assert signal.getsignal(signal.SIGUSR1) is before
