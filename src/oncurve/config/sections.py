@@ -89,7 +89,7 @@ class RunSettings(Component):
 
     max_minutes: float | None = Field(default=None, gt=0, le=1e7)
     """Stop in order, with a checkpoint, before a step that would end later than this many minutes after training began
-    or was resumed, judged by the longest step so far. The exit code is 143, as after SIGTERM; none: no limit."""
+    or was resumed, if it took as long as the longest did. The exit code is 143, as after SIGTERM; none: no limit."""
 
 
 class FilterSettings(Component):
