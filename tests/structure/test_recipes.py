@@ -30,7 +30,18 @@ ALL_KINDS = [
 RUN_RECIPES = sorted(path for path in RECIPES.glob("*") if path.suffix in SUFFIXES)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 LEAVES_CAP = 90
-OPTIONAL = {"critic", "engine", "filter", "lora", "reference", "reward_model", "iterative", "eval", "tracking"}
+OPTIONAL = {
+    "critic",
+    "engine",
+    "filter",
+    "lora",
+    "reference",
+    "reward_model",
+    "iterative",
+    "entropy",
+    "eval",
+    "tracking",
+}
 """Sections that a GRPO run does without. So it does without the kinds of a section that are not its default: of each
 the keys of its own are counted by themselves."""
 OPTIONAL_CAP = 10

@@ -14,7 +14,7 @@ import oncurve
 from fakes.architectures import architecture
 from fakes.project import ROWS, lay_out, words_tokenizer
 from fakes.tiny_policy import TinyLM
-from oncurve import processors
+from oncurve import doctor, processors
 from oncurve.display import Progress
 from oncurve.process import prepare_process
 from oncurve.processors import NOTICE_WINDOWS, Reading, Watch
@@ -80,7 +80,7 @@ def test_a_neighbour_that_stays_is_told_once_above_the_steps(monkeypatch: pytest
     monkeypatch.setattr(processors, "_watch", watch)
     out = io.StringIO()
     with Progress(100, Console(file=out, width=400)) as progress:
-        show = shown_by(progress)
+        show = shown_by(progress, doctor.Watch({}))
         show(StepResult(1, {"step": 1.0}, (), ()))
         for window in range(1, 2 * NOTICE_WINDOWS):
             watch.observe(Reading(0.25 * window, {"1": 0.25 * window}, 0.5 * window, 0.25 * window))

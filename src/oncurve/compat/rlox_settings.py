@@ -42,6 +42,7 @@ WITHOUT_MEANING = {
     "run.name": "nothing is written",
     "run.threads": "call torch.set_num_threads",
     "run.grace_seconds": "signals are left to Python",
+    "run.max_minutes": "train(prompts, n_epochs) says how many steps; nothing could be continued",
     "model": "the module is given",
     "data": "every step takes all prompts that train is given",
     "rewards": "reward_fn is the reward",
@@ -49,6 +50,7 @@ WITHOUT_MEANING = {
     "iterative": "there is no reward model to train between steps",
     "checkpoint": "nothing is written; save writes the weights",
     "eval": "evaluate is a call of its own",
+    "tracking": "nothing is written; train returns the metrics of each step",
     "filter.dynamic_sampling": "every step takes all prompts that train is given",
     "rollout.stop": "there is no tokenizer that would find a text; eos_ids end completions",
 }

@@ -108,7 +108,8 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     try:
         with Progress(run.config.run.steps, console) as progress:
             run.trainer.on_start = lambda metrics: progress.say(_before_training(metrics))
-            stopped = run.train(*observers, shown_by(progress, run), shown_to(tracking, progress.say))
+            watch = Watch(to_tables(run.config), run.trainer.environment)
+            stopped = run.train(*observers, shown_by(progress, watch), shown_to(tracking, progress.say))
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
         if path is not None:
@@ -142,9 +143,8 @@ def _before_training(metrics: Mapping[str, float]) -> str:
     return "before training  " + "  ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key != "step")
 
 
-def shown_by(progress: Progress, run: Run) -> Callable[[StepResult], None]:
+def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
     """An observer that shows each step, each new alarm of the doctor's rules, and once a notice of other processes."""
-    watch = Watch(to_tables(run.config), run.trainer.environment)
 
     def show(result: StepResult) -> None:
         progress.step(result.metrics)

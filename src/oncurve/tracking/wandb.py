@@ -62,7 +62,7 @@ class Wandb:
             reinit="create_new",
             settings=wandb.Settings(console="off", silent=True, init_timeout=limit, finish_timeout=limit),
         )
-        self.place = self._run.url if online else f"wandb sync {run.folder / 'wandb'}/offline-run-*-{run.id}"
+        self.place = self._run.url if online else f"wandb sync {run.folder / 'wandb'}/offline-run-*-{run.id}*"
         return max(0, self._run.starting_step - 1) if online else shown
 
     def groups(self, step: int, rows: Sequence[CompletionRow]) -> None:
@@ -91,7 +91,7 @@ def last_step(folder: Path, run: str) -> int:
     from wandb.proto.wandb_internal_pb2 import Record
 
     last = 0
-    for file in (folder / "wandb").glob(f"*run-*-{run}/run-{run}.wandb"):
+    for file in (folder / "wandb").glob(f"*run-*-{run}*/run-{run}.wandb"):
         for raw in records(file.read_bytes()):
             record = Record.FromString(raw)
             if record.HasField("history"):
