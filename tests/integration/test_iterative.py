@@ -204,17 +204,8 @@ def whole(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return run
 
 
-# Three processes for each; with an outcome reward model and at the other places the slow tests have them.
-@pytest.mark.parametrize(
-    ("place", "kind"),
-    [
-        pytest.param(
-            place, kind, marks=[] if (place, kind) == ("reward-model training", "process") else pytest.mark.slow
-        )
-        for place in PLACES
-        for kind in KINDS
-    ],
-)
+@pytest.mark.slow  # three processes for each
+@pytest.mark.parametrize(("place", "kind"), [(place, kind) for place in PLACES for kind in KINDS])
 def test_a_kill_inside_any_phase_and_a_resume_are_the_uninterrupted_run_bit_for_bit(
     place: str, kind: str, networks: dict[str, Path], whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
