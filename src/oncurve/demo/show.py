@@ -33,7 +33,7 @@ from oncurve.display import (
 )
 from oncurve.evaluate import Evaluation, Interval, paired_difference
 from oncurve.report import write_report
-from oncurve.run import Run, RunDirectory, assemble, create_directory, free_directory, shown_by, stopped_at
+from oncurve.run import Run, RunDirectory, assemble, create_directory, free_directory, shown_by, stopped_at, watch_of
 from oncurve.steps import pieces
 from oncurve.trainer import StepResult, peak_memory_bytes
 from oncurve.types import Group
@@ -82,7 +82,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind
         )
         lesson = Lesson(console, EXPLANATIONS.get(kind))
         with Progress(config.run.steps, console) as progress:
-            stopped = run.train(lesson, shown_by(progress, run))
+            stopped = run.train(lesson, shown_by(progress, watch_of(run)))
         if stopped is not None:
             write_report(out)
             say(console, "", stopped_at(run, stopped))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         stopped_at as stopped_at,
         train_or_resume as train_or_resume,
         train_recipe as train_recipe,
+        watch_of as watch_of,
     )
     from oncurve.run.trained import TrainedRun as TrainedRun
 

@@ -108,8 +108,7 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     try:
         with Progress(run.config.run.steps, console) as progress:
             run.trainer.on_start = lambda metrics: progress.say(_before_training(metrics))
-            watch = Watch(to_tables(run.config), run.trainer.environment)
-            stopped = run.train(*observers, shown_by(progress, watch), shown_to(tracking, progress.say))
+            stopped = run.train(*observers, shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
         if path is not None:
@@ -141,6 +140,11 @@ def best_of(run: Run) -> list[str]:
 
 def _before_training(metrics: Mapping[str, float]) -> str:
     return "before training  " + "  ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key != "step")
+
+
+def watch_of(run: Run) -> Watch:
+    """The doctor's rules over a run that goes on."""
+    return Watch(to_tables(run.config), run.trainer.environment)
 
 
 def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
