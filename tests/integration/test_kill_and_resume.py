@@ -139,7 +139,8 @@ def compare(first: Path, second: Path, steps: int) -> None:
     one_lines, two_lines = (
         [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (first, second)
     )
-    assert [line["step"] for line in two_lines] == list(range(1, steps + 1))
+    trained = [line["step"] for line in two_lines if line["step"]]  # step 0 is the evaluation before training
+    assert trained == list(range(1, steps + 1))
     for left, right in zip(one_lines, two_lines, strict=True):
         assert {k: v for k, v in left.items() if k not in TIMES} == {k: v for k, v in right.items() if k not in TIMES}
     for path in sorted((first / "rollouts").iterdir()):

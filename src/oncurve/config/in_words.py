@@ -210,7 +210,7 @@ def _evaluation(config: RunConfig, facts: RunFacts) -> str:
     correct = "" if verifier is None else f"; a completion is correct where {verifier!r} gives 1"
     when = f"{'before step 1 and ' if config.eval.at_start else ''}every {_count(config.eval.every, 'step')}"
     best = config.checkpoint.best
-    kept = "" if best is None else f" The checkpoint with the best {best} stays."
+    kept = "" if best is None or not facts.kept else f" The checkpoint with the best {best} stays."
     ends = f" {config.eval.patience} evaluations without a better one end the run." if config.eval.patience else ""
     return f"Evaluation {when} on {how_many}: greedy{sampled}{correct}.{kept}{ends}"
 

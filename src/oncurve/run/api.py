@@ -254,6 +254,8 @@ def _reward_table(reward: Any) -> Any:
     if isinstance(reward, str):
         if ":" in reward:
             return {"kind": "python", "path": reward}
+        if reward.endswith(".py"):
+            raise ConfigError(f"reward: {reward} names no function; write {reward}:NAME")
         is_model = reward not in REWARD_KINDS and ("/" in reward or Path(reward).is_dir())
         return {"kind": "model", "path": reward} if is_model else {"kind": reward}
     if callable(reward):

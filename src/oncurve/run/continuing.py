@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,10 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
         changes = changes_between(before, now)
         done = steps_done(held)
         check_changes(before, now, changes, done)
-        finished = now.run.epochs is None and held.is_finished(now.run.steps, now.eval.patience)
+        patience = now.eval.patience if now.checkpoint.best == before.checkpoint.best else 0
+        finished = now.run.epochs is None and held.is_finished(now.run.steps, patience)
         if finished:
-            return Resumption(held, TakenUp(held.identity() or {}, []), (), done, finished)
+            return Resumption(held, TakenUp(held.identity() or {}, []), tuple(changes), done, finished)
         wanted = {change.key for change in changes}
         return Resumption(held, take_up(held, identity_of(now, base), changed, wanted), changes, done, finished)
     except BaseException:
@@ -84,6 +85,8 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
     except CheckpointError as error:
         again = command("train", held.path / CONFIG, "--out", "ANOTHER")
         raise CheckpointError(f"{error}\nPut back what is missing, or train again: {again}") from error
+    if any(change.key == "checkpoint.best" for change in resumption.changes):  # numbers of another metric
+        run.trainer.state = replace(run.trainer.state, best=None, best_step=0, since_best=0)
     step = run.trainer.state.step
     if resumption.changes:
         words = [str(change) for change in resumption.changes]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+import tomllib
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oncurve import durable
-from oncurve.config import RunConfig, load_config
+from oncurve.config import IN_MEMORY, RunConfig, load_config
 from oncurve.errors import CheckpointError, ConfigError, RunDirectoryError, command
 from oncurve.models.loading import ADAPTER
 from oncurve.paths import usable_path
@@ -46,7 +48,7 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     no adapter, or its model was an object in Python. CheckpointError: no checkpoint verifies.
     """
     RunDirectory.check_run(directory)
-    config, _ = load_config(directory / CONFIG)
+    config, _ = load_config(directory / CONFIG, settings=_stand_ins(directory / CONFIG))
     if not config.model.path:
         raise ConfigError(
             f"{directory}: its model was an object in Python, which no file holds; give it again "
@@ -62,6 +64,8 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
         _check_free(target)
         try:
             return _export(config, found, number, target, adapter)
+        except OSError as error:
+            raise RunDirectoryError(f"{target} cannot be written: {error.strerror}; choose another --out") from error
         except CheckpointError:
             if found.path.is_dir() or step is not None or attempt == ATTEMPTS:
                 raise  # else the run has removed it in the meantime, and there is a newer one
@@ -109,8 +113,28 @@ def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, ada
         return Exported(out, step, "the adapter alone, in PEFT's form")
 
 
+def _stand_ins(file: Path) -> dict[str, Any]:
+    """Rewards in place of functions that were objects in Python: an export calls none."""
+    rewards = tomllib.loads(file.read_text(encoding="utf-8")).get("rewards", [])
+    lost = [str(table.get("function", "")).startswith(IN_MEMORY) for table in rewards]
+    if not any(lost):
+        return {}
+    pairs = zip(rewards, lost, strict=True)
+    return {"rewards": [{**table, "function": _not_called} if gone else table for table, gone in pairs]}
+
+
+def _not_called(completion: str) -> float:
+    raise AssertionError
+
+
 def _check_free(out: Path) -> None:
-    """Raises RunDirectoryError: there is something at `out` already."""
+    """Raises RunDirectoryError: there is something at `out` already, or nothing can be made there."""
     usable_path(out, "--out")
     if out.exists() or out.is_symlink():
         raise RunDirectoryError(f"{out} exists; nothing is overwritten. Remove it, or choose another --out.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=out.parent):
+            pass
+    except OSError as error:
+        raise RunDirectoryError(f"{out} cannot be made: {error.strerror}; choose another --out") from error

@@ -74,6 +74,12 @@ def go_on(directory: Path, before: RunConfig, now: RunConfig, base: Path, change
         if resumption.finished:
             steps = f"all {now.run.steps} steps" if resumption.done >= now.run.steps else f"{resumption.done} steps"
             say(console, f"{directory} is finished: {steps} are done", *_products(directory))
+            if resumption.changes:
+                words = ", ".join(map(str, resumption.changes))
+                say(console, f"without effect on a finished run: {words}; it goes on with a larger run.steps")
+            if resumption.done < now.run.steps:
+                again = command("resume", directory, "eval.patience=0")
+                say(console, f"eval.patience = {now.eval.patience} ended it early; to go on: {again}")
             return None
         say(console, *resumption.taken_up.lines)
         with assemble(now, base) as run:
@@ -116,11 +122,12 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
         raise
     tracking.end()
     if path is None:
+        say(console, *ended_early(run), *([] if stopped is None else [f"stopped by {stopped}"]))
         return stopped
     if stopped is None:
         run.save_model(path / "model")  # what the run was for comes first
         run.save_reward_model(path / "reward_model")
-        say(console, "", *best_of(run), *_reported(path), *_products(path))
+        say(console, "", *ended_early(run), *best_of(run), *_reported(path), *_products(path))
     else:
         say(console, "", stopped_at(run, stopped), *(_reported(path) or [f"report  {path / 'report.html'}"]))
     say(console, *tracking.close())
@@ -128,14 +135,20 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
 
 
 def best_of(run: Run) -> list[str]:
-    """Lines about the best checkpoint of a run that has one, and about an early end."""
+    """A line about the best checkpoint of a run that has one."""
     metric, state, path = run.config.checkpoint.best, run.trainer.state, run.directory
     if metric is None or state.best is None or path is None:
         return []
-    ended = f"ended early after step {state.step}: {metric} has not been better in {state.since_best} evaluations"
-    kept = f"best    {metric} {state.best:.4g} after step {state.best_step}: "
-    early = state.step < run.config.run.steps
-    return [*([ended] if early else []), kept + command("export", path.path, "--step", "best")]
+    export = command("export", path.path, "--step", "best")
+    return [f"best    {metric} {state.best:.4g} after step {state.best_step}: {export}"]
+
+
+def ended_early(run: Run) -> list[str]:
+    """A line about a run that `eval.patience` has ended."""
+    metric, state, held_out = run.config.checkpoint.best, run.trainer.state, run.trainer.config.held_out
+    if not held_out.ends(state) or state.step >= run.config.run.steps:
+        return []
+    return [f"ended early after step {state.step}: {metric} has not been better in {state.since_best} evaluations"]
 
 
 def _before_training(metrics: Mapping[str, float]) -> str:

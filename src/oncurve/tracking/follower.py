@@ -35,7 +35,7 @@ class Follower:
     def __init__(self, name: str, make: Callable[[], Tracker], run: TrackedRun, log: Path) -> None:
         self.name = name
         self.failures = 0
-        self.shown = 0
+        self.shown = -1
         self.news: list[str] = []
         self._make, self._run, self._log = make, run, log
         self._recorded = run.step
@@ -66,7 +66,7 @@ class Follower:
     def wait(self, seconds: float) -> str | None:
         """Wait until the tracker is closed, `seconds` at most; returns a line where it does not show all steps."""
         self._thread.join(seconds)
-        missing = self._recorded - self.shown
+        missing = self._recorded - max(self.shown, 0)
         if missing <= 0 and not self._thread.is_alive():
             return None
         why = f"it failed {self.failures} times" if self.failures else "it gave no answer in the time it had"

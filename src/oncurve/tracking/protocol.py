@@ -52,7 +52,7 @@ class Tracker(Protocol):
     """
 
     def begin(self, run: TrackedRun) -> int:
-        """Open the run, or reopen it; returns the last step that is shown, 0 for none: later ones follow.
+        """Open the run, or reopen it; returns the last step that is shown, -1 for none: later ones follow.
 
         Steps after `run.step` come again. A tracker that can take points back removes those that it has of them and
         returns at most `run.step`; of another these points stay, and the steps are not shown twice.

@@ -44,7 +44,7 @@ class TensorBoard:
         if shown > run.step:
             again = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=run.step + 1, session_log=again))
-        elif shown == 0:
+        elif shown < 0:
             about = {"name": run.name, "tags": list(run.settings.tags), **run.config}
             table = json.dumps(about, indent=2, ensure_ascii=False)
             self._text("config", "\n".join(f"    {line}" for line in table.splitlines()), 0)
@@ -81,11 +81,11 @@ class TensorBoard:
 
 
 def last_step(folder: Path) -> int:
-    """The last step whose scalars TensorBoard shows of the event files in `folder`; 0: of none."""
+    """The last step whose scalars TensorBoard shows of the event files in `folder`; -1: of none."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-    last = 0
+    last = -1
     for file in sorted(folder.glob("events.out.tfevents.*")):
         for raw in RawEventFileLoader(str(file)).Load():
             event = Event.FromString(raw)

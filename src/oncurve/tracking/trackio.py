@@ -47,7 +47,7 @@ class Trackio:
         )
         self.place = settings.space or f"trackio show --project {settings.project}"
         waiting = SQLiteStorage.get_max_step_for_run(settings.project, name)  # also steps not sent to a Space yet
-        return int(max(waiting or 0, self._run._next_step - 1))
+        return int(max(-1 if waiting is None else waiting, self._run._next_step - 1))
 
     def groups(self, step: int, rows: Sequence[CompletionRow]) -> None:
         """A table under the key `completions`, logged together with the metrics of the step."""

@@ -48,7 +48,7 @@ class Wandb:
         import wandb
 
         online, limit = _mode(run.settings) == "online", run.settings.timeout_seconds
-        shown = 0 if online else last_step(run.folder, run.id)
+        shown = -1 if online else last_step(run.folder, run.id)
         self._run = wandb.init(
             project=run.settings.project,
             entity=run.settings.entity,
@@ -63,7 +63,7 @@ class Wandb:
             settings=wandb.Settings(console="off", silent=True, init_timeout=limit, finish_timeout=limit),
         )
         self.place = self._run.url if online else f"wandb sync {run.folder / 'wandb'}/offline-run-*-{run.id}*"
-        return max(0, self._run.starting_step - 1) if online else shown
+        return self._run.starting_step - 1 if online else shown
 
     def groups(self, step: int, rows: Sequence[CompletionRow]) -> None:
         """A `wandb.Table` under the key `completions`, in the same row of the history as the step's metrics."""
@@ -87,10 +87,10 @@ def _mode(settings: TrackingSettings) -> Any:
 
 
 def last_step(folder: Path, run: str) -> int:
-    """The last step in the `.wandb` files that earlier processes wrote of a run; 0: none."""
+    """The last step in the `.wandb` files that earlier processes wrote of a run; -1: none."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    last = 0
+    last = -1
     for file in (folder / "wandb").glob(f"*run-*-{run}*/run-{run}.wandb"):
         for raw in records(file.read_bytes()):
             record = Record.FromString(raw)

@@ -40,6 +40,10 @@ class TimeLimit:
         self._before = time.monotonic()
         self._longest = 0.0
 
+    def steps_begin(self) -> None:
+        """What took time until now, such as a first evaluation, is no step."""
+        self._before = time.monotonic()
+
     @property
     def allows_a_step(self) -> bool:
         """Whether a step that begins now ends in time."""
@@ -115,6 +119,10 @@ class StopSignals:
             raise
         with self.unabandoned():
             save()
+
+    def steps_begin(self) -> None:
+        """The first step begins: what came before does not count as its time."""
+        self._limit.steps_begin()
 
     @property
     def allow_a_step(self) -> bool:

@@ -104,6 +104,7 @@ class Trainer:
         self.settle()
         with StopSignals(self.config.grace_seconds, self.config.max_minutes) as signals, signals.at_the_end(self.save):
             self.evaluate_first()
+            signals.steps_begin()
             while not self.is_done and signals.allow_a_step:  # 4   for step = 1, ..., M
                 self.outer.before_step(self.state)  # 2, 3   at the start of an iteration: π_ref ← π_θ
                 self.settle()

@@ -120,6 +120,13 @@ def test_every_step_is_shown_once_also_those_that_come_again(kind: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", READERS)
+def test_the_evaluation_before_training_is_step_0_and_shown_once(kind: str, tmp_path: Path) -> None:
+    follow(kind, tmp_path / "run", {0: 0.25, 1: 0.5})
+    follow(kind, tmp_path / "run", {0: 0.25, 1: 0.5, 2: 0.75}, begun_at=0)  # killed before the first checkpoint
+    assert READERS[kind](tmp_path / "run", "reward/mean") == [(0, 0.25), (1, 0.5), (2, 0.75)]
+
+
+@pytest.mark.parametrize("kind", READERS)
 def test_steps_that_a_killed_process_had_not_written_yet_are_shown_from_the_log(kind: str, tmp_path: Path) -> None:
     follow(kind, tmp_path / "run", {1: 0.5, 2: 0.25})
     follow(kind, tmp_path / "run", {step: step * 0.5 for step in range(1, 7)}, begun_at=6)
@@ -155,7 +162,7 @@ def test_wandb_has_configuration_tags_and_completions(tmp_path: Path) -> None:
     follow("wandb", tmp_path / "run", dict.fromkeys(range(1, 6), 0.0))
     (file,) = (tmp_path / "run").glob(f"wandb/offline-run-*-{ID}/run-{ID}.wandb")
     assert last_step(tmp_path / "run", ID) == 5
-    assert last_step(tmp_path / "run", "another") == 0
+    assert last_step(tmp_path / "run", "another") == -1
     (begun,) = [record.run for record in map(Record.FromString, records(file.read_bytes())) if record.HasField("run")]
     assert (begun.run_id, begun.display_name, begun.project, list(begun.tags)) == (
         ID,
