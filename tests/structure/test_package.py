@@ -1,5 +1,6 @@
 """What an installed package has: files, recipes by name, bounds of versions, a description without dead links."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -156,4 +157,5 @@ def test_an_installed_wheel_trains_a_recipe_by_its_name_in_an_empty_folder(
     )
     assert done.returncode == 0, done.stderr
     assert f'"{installed}/oncurve/models/tiny"' in (folder / "run" / "config.toml").read_text(encoding="utf-8")
-    assert len((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
