@@ -107,6 +107,31 @@ def test_a_stopped_run_keeps_its_best_and_goes_on_to_the_same_bits(command: Comm
     assert checkpoints("out") == checkpoints("whole")
 
 
+def test_another_metric_begins_anew_and_a_finished_run_says_what_has_no_effect(command: Command) -> None:
+    shutil.copytree("whole", "out")
+    said = command("resume", "out", "checkpoint.best=eval/accuracy")
+    assert (said.code, "without effect on a finished run: checkpoint.best" in said.out) == (0, True)
+    assert command("resume", "out", "checkpoint.best=eval/accuracy", f"run.steps={STEPS + 1}").code == 0
+    state, _ = checkpoints("out")[f"step-{STEPS + 1:06d}"]
+    assert (state["best"], state["best_step"]) == (0, STEPS + 1)  # no reward of an earlier step
+    early = command("resume", "out", "eval.patience=1", f"run.steps={STEPS + 4}")
+    assert "ended early after step" in early.out
+    again = command("resume", "out", f"run.steps={STEPS + 5}")
+    assert "eval.patience = 1 ended it early; to go on: oncurve resume out eval.patience=0" in again.out
+
+
+def test_a_run_without_a_directory_says_that_it_ended_early(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    tables = {**SETTINGS, "checkpoint": {"best": "eval/accuracy"}, "eval": {**SETTINGS["eval"], "patience": 1}}
+    with oncurve.train("recipe.toml", steps=9, settings=tables) as run:
+        assert len(run.metrics) == 2
+    out = capfd.readouterr().out
+    assert "ended early after step 2: eval/accuracy has not been better in 1 evaluation" in out
+    assert "stays" not in out  # no checkpoint does
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count", ["1", "3", "4"])
 def test_a_killed_run_keeps_its_best_and_goes_on_to_the_same_bits(command: Command, count: str) -> None:
@@ -124,7 +149,7 @@ def test_a_run_ends_early_where_nothing_gets_better_and_goes_on_where_it_is_told
     state = next(reversed(checkpoints("out").values()))[0]
     ended = int(state["step"])
     assert (said.code, state["since_best"], ended <= best + 1) == (0, 1, True)
-    assert f"ended early after step {ended}: eval/reward has not been better in 1 evaluations" in said.out
+    assert f"ended early after step {ended}: eval/reward has not been better in 1 evaluation" in said.out
     assert f"out is finished: {ended} steps are done" in command("resume", "out").out
     said = command("resume", "out", "eval.patience=0")
     assert (said.code, "exact: the run goes on to the same numbers" in said.out) == (0, True)

@@ -54,6 +54,20 @@ def test_the_newest_checkpoint_is_the_model_of_the_run(command: Command) -> None
     assert AutoTokenizer.from_pretrained("run/export/step-000002")("w3 w4").input_ids
 
 
+def test_a_run_whose_reward_was_an_object_is_exported(command: Command) -> None:
+    def reward(completion: str) -> float:
+        return len(completion) / 10
+
+    oncurve.train("recipe.toml", reward=reward, out="lost", steps=1).close()
+    assert command("export", "lost").code == 0
+    assert same("lost/export/step-000001", "lost/model")
+
+
+def test_a_place_where_nothing_can_be_made_is_refused_before_loading(command: Command) -> None:
+    said = command("export", "run", "--out", "/proc/self/there")
+    assert (said.code, "cannot be made" in said.err, "Traceback" in said.err) == (2, True, False)
+
+
 def test_a_step_of_a_run_that_goes_on_is_that_step_and_loads(command: Command) -> None:
     assert command("export", "run", "--step", "1", "--out", "first").code == 0
     assert same("first", "midway")

@@ -211,7 +211,8 @@ def _evaluation(config: RunConfig, facts: RunFacts) -> str:
     when = f"{'before step 1 and ' if config.eval.at_start else ''}every {_count(config.eval.every, 'step')}"
     best = config.checkpoint.best
     kept = "" if best is None or not facts.kept else f" The checkpoint with the best {best} stays."
-    ends = f" {config.eval.patience} evaluations without a better one end the run." if config.eval.patience else ""
+    patience = config.eval.patience
+    ends = f" The run ends after {_count(patience, 'evaluation')} without a better one." if patience else ""
     return f"Evaluation {when} on {how_many}: greedy{sampled}{correct}.{kept}{ends}"
 
 

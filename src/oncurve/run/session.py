@@ -148,7 +148,8 @@ def ended_early(run: Run) -> list[str]:
     metric, state, held_out = run.config.checkpoint.best, run.trainer.state, run.trainer.config.held_out
     if not held_out.ends(state) or state.step >= run.config.run.steps:
         return []
-    return [f"ended early after step {state.step}: {metric} has not been better in {state.since_best} evaluations"]
+    count = f"{state.since_best} evaluation{'' if state.since_best == 1 else 's'}"
+    return [f"ended early after step {state.step}: {metric} has not been better in {count}"]
 
 
 def _before_training(metrics: Mapping[str, float]) -> str:
