@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,25 +10,9 @@ from typing import Any
 
 import pytest
 
-from fakes.project import Said, lay_out, oncurve, refused
-from oncurve.models.loading import hub
+from fakes.project import Said, refused
 
 Command = Callable[..., Said]
-
-
-@pytest.fixture(scope="module")
-def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture
-def command(
-    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Command:
-    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub, "reachable", lambda: False)
-    return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
 
 
 PATHS = {"long": "x" * 5000, "NUL": "a\0b", "a long name": "x" * 300, "deep": "/".join(["d"] * 3000), "~": "~nouser/x"}

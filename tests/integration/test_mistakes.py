@@ -11,25 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fakes.project import RECIPE, Said, lay_out, oncurve, refused
-from oncurve.models.loading import hub
+from fakes.project import RECIPE, Said, refused
 
 Command = Callable[..., Said]
-
-
-@pytest.fixture(scope="module")
-def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture
-def command(
-    laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Command:
-    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub, "reachable", lambda: False)
-    return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
 
 
 SETTINGS = {
