@@ -1,0 +1,224 @@
+"""The settings of another tool as data, and their translation into settings of oncurve.
+
+A dialect is a table with one `Key` per setting of the tool: what it is here, how its value changes, or why it has no
+meaning or is refused. `Dialect.translate` reads the table; the printed recipe and docs/coming-from.md are made from it
+too, so they cannot disagree. Every key that is given ends in one line of the `Translation`.
+
+Covered: names, types, values that depend on each other, the tool's own defaults. Not covered: where the words come
+from (a command line, a file, a Python call), which each dialect reads in its own room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from oncurve.errors import ConfigError, shown
+from oncurve.spec import suggest
+
+Fate = Literal["translated", "no meaning", "refused"]
+
+MANY = "rewards"
+"""The setting that is a list of tables: what several keys give is put together."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """A value that was given, and where it stands, as messages call it: `line 12`, `--verl`, `GRPOConfig`."""
+
+    value: Any
+    place: str = ""
+
+
+class Values(Mapping[str, Any]):
+    """What was given, over the tool's defaults: `values["trainer.nnodes"]`; None for a key with neither.
+
+    A key outside the dialect's table is a KeyError, so that a misspelt table shows in the first test.
+    """
+
+    def __init__(self, keys: Mapping[str, Key], said: Mapping[str, Said]) -> None:
+        self.keys_of, self.said = keys, said
+
+    def __getitem__(self, name: str) -> Any:
+        key = self.keys_of[name]
+        return self.said[name].value if name in self.said else key.default
+
+    def __iter__(self) -> Any:
+        return iter(self.keys_of)
+
+    def __len__(self) -> int:
+        return len(self.keys_of)
+
+    def given(self, name: str) -> bool:
+        """Whether the user gave this key. Raises KeyError: it is not in the table."""
+        return self.keys_of[name].theirs in self.said
+
+
+Make = Callable[[Any, Values], Mapping[str, Any]]
+"""`(value, values) -> {our setting: our value}`. Raises ConfigError (without the key's name) for what cannot be."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting of another tool. Example: `Key("trainer.save_freq", ("checkpoint.every",), make=never_is_zero)`.
+
+    theirs    its name, with its sections
+    ours      the settings here that it becomes; none: it has no meaning here, or is refused
+    note      how its value differs; why it has no meaning; what to do in place of it
+    make      the settings of a value, where it is not the same value under another name
+    default   the tool's default; `applied` says whether a run that does not give the key gets it
+    applied   True where the tool's default is not oncurve's
+    types     the types of its values; none: any. A whole number is a float, True is no number
+    harmless  of a refused key: the values that change nothing, and so are no error
+    """
+
+    theirs: str
+    ours: tuple[str, ...] = ()
+    note: str = ""
+    make: Make | None = None
+    default: Any = None
+    applied: bool = False
+    types: tuple[type, ...] = ()
+    refused: bool = False
+    harmless: tuple[Any, ...] = ()
+
+    @property
+    def fate(self) -> Fate:
+        """What becomes of it."""
+        return "refused" if self.refused else "translated" if self.ours else "no meaning"
+
+    def check(self, value: Any) -> None:
+        """Raises ConfigError: the key is refused, or the value is of a wrong type."""
+        if self.refused and not any(value == each and type(value) is type(each) for each in self.harmless):
+            raise ConfigError(f"not available here: {self.note}")
+        if self.types and not any(_is(value, kind) for kind in self.types):
+            names = " or ".join(_TYPE_NAMES.get(kind, kind.__name__) for kind in self.types)
+            raise ConfigError(f"expected {names}, got {shown(value)}")
+
+    def settings(self, value: Any, values: Values) -> dict[str, Any]:
+        """Our settings for a checked value. Raises ConfigError: a value that cannot be."""
+        return dict(self.make(value, values)) if self.make is not None else dict.fromkeys(self.ours, value)
+
+
+_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list"}
+_TYPE_NAMES |= {dict: "a table", type(None): "null"}
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of one key: `settings` is empty where it has no meaning. `given`: else it is the tool's default."""
+
+    key: Key
+    value: Any
+    given: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The settings of a run in another tool's words."""
+
+    tool: str
+    lines: tuple[Line, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Nested tables, as `oncurve.config.load_config` takes them; of rewards a list."""
+        tables: dict[str, Any] = {}
+        for line in self.lines:
+            for name, value in line.settings.items():
+                section, _, key = name.partition(".")
+                if section == MANY:
+                    tables.setdefault(MANY, []).extend(value)
+                else:
+                    tables.setdefault(section, {})[key] = value
+        return tables
+
+    def given(self, fate: Fate | None = None) -> list[Line]:
+        """The lines of keys that were given, of one fate or of any."""
+        return [line for line in self.lines if line.given and (fate is None or line.key.fate == fate)]
+
+    def counted(self) -> str:
+        """For example: `42 keys of verl: 31 translated, 11 without meaning here; 4 defaults of verl that differ`."""
+        whole, moved = len(self.given()), len(self.given("translated"))
+        rest = f"; {count} defaults of {self.tool} that differ" if (count := len(self.lines) - whole) else ""
+        return f"{whole} keys of {self.tool}: {moved} translated, {whole - moved} without meaning here{rest}"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A tool's settings. `tool` and `version` are how pages and messages call it; names in `keys` are unique."""
+
+    tool: str
+    version: str
+    keys: tuple[Key, ...]
+
+    @property
+    def table(self) -> dict[str, Key]:
+        """The keys by name."""
+        return {key.theirs: key for key in self.keys}
+
+    def translate(self, said: Mapping[str, Said]) -> Translation:
+        """The settings here for what was given, over the tool's defaults that differ from oncurve's.
+
+        Raises ConfigError with one line for each key that is unknown, refused, of a wrong type, or that contradicts
+        another; each with its place.
+        """
+        table, problems = self.table, list[str]()
+        for name, each in said.items():  # all of them before any `make`, which may read the values of other keys
+            try:
+                table[name].check(each.value)
+            except KeyError:
+                problems.append(self._unknown(name, each, table))
+            except ConfigError as error:
+                problems.append(f"{_placed(name, each)}: {error}")
+        if problems:
+            raise ConfigError("\n".join(problems))
+        values, lines = Values(table, said), list[Line]()
+        for key in self.keys:
+            if key.theirs in said or key.applied:
+                try:
+                    made = key.settings(values[key.theirs], values)
+                except ConfigError as error:
+                    problems.append(f"{_placed(key.theirs, said.get(key.theirs))}: {error}")
+                else:
+                    lines.append(Line(key, values[key.theirs], key.theirs in said, made))
+        lines, contradictions = _settled(lines)
+        if problems or contradictions:
+            raise ConfigError("\n".join([*problems, *contradictions]))
+        return Translation(self.tool, tuple(lines))
+
+    def _unknown(self, name: str, said: Said, table: Mapping[str, Key]) -> str:
+        endings = [key for key in table if key.rpartition(".")[2] == name.rpartition(".")[2]]
+        near = f"; did you mean {endings[0]!r}?" if len(endings) == 1 else suggest(name, table)
+        return f"{_placed(name, said)}: {self.tool} {self.version} has no such setting{near}"
+
+
+def _placed(name: str, said: Said | None) -> str:
+    return name if said is None or not said.place else f"{said.place}: {name}"
+
+
+def _settled(lines: Sequence[Line]) -> tuple[list[Line], list[str]]:
+    """The lines with one value per setting: a given key wins over a default; two given ones must agree."""
+    owner, problems = dict[str, Line](), list[str]()
+    for line in sorted(lines, key=lambda line: not line.given):
+        for name, value in line.settings.items():
+            first = owner.setdefault(name, line)
+            if name != MANY and line.given and first.settings[name] != value:
+                problems.append(
+                    f"{line.key.theirs}: makes {name} {shown(value)}, and {first.key.theirs} makes it "
+                    f"{shown(first.settings[name])}; leave one of them out"
+                )
+    kept = list[Line]()
+    for line in lines:
+        mine = {name: value for name, value in line.settings.items() if name == MANY or owner[name] is line}
+        if line.given or mine:
+            kept.append(Line(line.key, line.value, line.given, mine))
+    return kept, problems

@@ -1,0 +1,67 @@
+"""A translation as a recipe to read and keep: TOML, with a comment at each setting that says where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+from oncurve.compat.dialect import MANY, Line, Translation
+
+WIDTH = 120
+
+
+def recipe_of(translation: Translation) -> str:
+    """The recipe of a translation: `load_config` reads it to the same run as `translation.settings`."""
+    sections: dict[str, list[str]] = {}
+    rewards: list[str] = []
+    for line in translation.lines:
+        for name, value in line.settings.items():
+            section, _, key = name.partition(".")
+            if section == MANY:
+                for table in value:
+                    rewards += ["", f"# {_source(line)}", f"[[{MANY}]]", *_assignments(table)]
+            else:
+                sections.setdefault(section, []).extend(_explained(key, value, _source(line)))
+    body = [part for section, said in sections.items() for part in ("", f"[{section}]", *said)]
+    idle = [f"#   {_one_line(_source(line))}" for line in translation.given("no meaning")]
+    if idle:
+        idle = ["", f"# Keys of {translation.tool} without meaning here:", *idle]
+    return "\n".join([f"# {translation.counted()}.", *body, *rewards, *idle]) + "\n"
+
+
+def _source(line: Line) -> str:
+    """Where a setting comes from: the tool's key and value, and how they differ."""
+    value = line.value if isinstance(line.value, str) else json.dumps(line.value, default=str)
+    source = f"{line.key.theirs}={value}" if line.given else f"default of {line.key.theirs}"
+    return _one_line(f"{source}: {line.key.note}" if line.key.note else source)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _explained(key: str, value: Any, source: str) -> list[str]:
+    """An assignment with its comment behind it, or above it where the line would be too long."""
+    assignment = f"{_key(key)} = {_toml(value)}"
+    whole = f"{assignment}  # {source}"
+    return [whole] if len(whole) <= WIDTH else [f"# {source}", assignment]
+
+
+def _assignments(table: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {_toml(value)}" for key, value in table.items()]
+
+
+def _key(key: str) -> str:
+    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
+
+
+def _toml(value: Any) -> str:
+    """A value on one line; None as the text that stands for it, since TOML has no null."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(_assignments(value))} }}" if value else "{}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return tomli_w.dumps({"v": "none" if value is None else value}).removeprefix("v = ").rstrip("\n")

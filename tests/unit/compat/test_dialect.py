@@ -1,0 +1,92 @@
+"""The translation of another tool's settings, on a table made up here, and the recipe that is printed of it."""
+
+import tomllib
+
+import pytest
+
+from oncurve.compat.dialect import Dialect, Key, Said, Values
+from oncurve.compat.recipe import recipe_of
+from oncurve.errors import ConfigError
+
+TOOL = Dialect(
+    "tool",
+    "1.0",
+    (
+        Key("optim.lr", ("learner.learning_rate",), types=(float,), default=1e-5, applied=True),
+        Key("optim.decay", ("learner.weight_decay",), types=(float,), default=0.01, applied=True),
+        Key("rows", ("data.prompts_per_step",), "in completions", lambda rows, values: _prompts(rows, values)),
+        Key("group", ("rollout.group_size",), types=(int,), default=4),
+        Key("size", ("rollout.group_size",), types=(int,)),
+        Key("fused", (), "always"),
+        Key("top_p", (), "completions are sampled whole", refused=True, harmless=(1, 1.0, None)),
+        Key("stop", ("rollout.stop",), types=(list, str)),
+        Key("reward", ("rewards",), make=lambda name, _: {"rewards": [{"kind": name, "kwargs": {"a b": [1, "x"]}}]}),
+        Key("reward_two", ("rewards",), make=lambda name, _: {"rewards": [{"kind": name}]}),
+    ),
+)
+
+
+def _prompts(rows: int, values: Values) -> dict[str, int]:
+    if rows % values["group"]:
+        raise ConfigError(f"{rows} completions are no whole groups of {values['group']}")
+    return {"data.prompts_per_step": rows // values["group"]}
+
+
+def given(**values: object) -> dict[str, Said]:
+    return {name.replace("__", "."): Said(value, "line 3") for name, value in values.items()}
+
+
+def test_every_given_key_has_a_line_and_a_default_of_the_tool_is_applied():
+    found = TOOL.translate(given(optim__lr=1, rows=16, group=8, fused=True))
+    assert found.settings == {
+        "learner": {"learning_rate": 1, "weight_decay": 0.01},
+        "data": {"prompts_per_step": 2},
+        "rollout": {"group_size": 8},
+    }
+    assert found.counted() == "4 keys of tool: 3 translated, 1 without meaning here; 1 defaults of tool that differ"
+
+
+def test_values_depend_on_defaults_of_other_keys():
+    assert TOOL.translate(given(rows=16)).settings["data"] == {"prompts_per_step": 4}
+
+
+def test_every_problem_is_said_with_its_place():
+    with pytest.raises(ConfigError) as caught:
+        TOOL.translate(given(optim__lrr=1, group=True, rows=3, top_p=0.9, lr=2))
+    assert str(caught.value).splitlines() == [
+        "line 3: optim.lrr: tool 1.0 has no such setting; did you mean 'optim.lr'?",
+        "line 3: group: expected a whole number, got True",
+        "line 3: top_p: not available here: completions are sampled whole",
+        "line 3: lr: tool 1.0 has no such setting; did you mean 'optim.lr'?",
+    ]
+
+
+def test_values_that_cannot_be_are_said_with_their_place():
+    with pytest.raises(ConfigError, match=r"^line 3: rows: 3 completions are no whole groups of 4$"):
+        TOOL.translate(given(rows=3))
+
+
+def test_a_harmless_value_of_a_refused_key_is_no_error():
+    assert TOOL.translate(given(top_p=1.0)).settings.keys() == {"learner"}
+    with pytest.raises(ConfigError, match="not available"):
+        TOOL.translate(given(top_p=True))
+
+
+def test_two_keys_that_are_one_setting_must_agree():
+    assert TOOL.translate(given(group=3, size=3)).settings["rollout"] == {"group_size": 3}
+    with pytest.raises(ConfigError, match=r"size: makes rollout.group_size 4, and group makes it 3; leave one"):
+        TOOL.translate(given(group=3, size=4))
+
+
+def test_the_recipe_is_the_settings_with_a_comment_at_each():
+    found = TOOL.translate(given(stop=['"', "\n\n"], reward="math", reward_two="exact", fused="a\nb", rows=8))
+    text = recipe_of(found)
+    assert tomllib.loads(text) == found.settings
+    assert "prompts_per_step = 2  # rows=8: in completions" in text
+    assert "weight_decay = 0.01  # default of optim.decay" in text
+    assert text.endswith("# Keys of tool without meaning here:\n#   fused=a b: always\n")
+
+
+def test_none_in_a_recipe_is_the_text_that_stands_for_it():
+    key = Key("limit", ("data.limit",), types=(int, type(None)))
+    assert 'limit = "none"' in recipe_of(Dialect("tool", "1", (key,)).translate(given(limit=None)))
