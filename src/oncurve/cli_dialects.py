@@ -11,7 +11,7 @@ from oncurve.errors import ConfigError, command
 from oncurve.output import say
 
 if TYPE_CHECKING:
-    from oncurve.compat.dialect import Translation
+    from oncurve.compat import Translation
 
 RecipeOut = Annotated[
     Path | None, typer.Option("--out", help="Write the recipe to this file, which must not exist yet.")
@@ -20,7 +20,7 @@ RecipeOut = Annotated[
 
 def show_recipe(translation: Translation, out: Path | None) -> None:
     """Print a translation as a recipe, or write it. Raises ConfigError: the file exists, or cannot be written."""
-    from oncurve.compat.recipe import recipe_of
+    from oncurve.compat import recipe_of
 
     text = recipe_of(translation)
     if out is None:

@@ -1,7 +1,19 @@
-"""The interfaces of other tools, on top of the same rooms."""
+"""The settings and interfaces of other tools, on top of the same rooms."""
 
-from oncurve.compat.rlox import (
-    GRPO as GRPO,
-    compute_batch_group_advantages as compute_batch_group_advantages,
-    compute_group_advantages as compute_group_advantages,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncurve.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.compat.dialect import Dialect as Dialect, Key as Key, Translation as Translation
+    from oncurve.compat.recipe import recipe_of as recipe_of
+    from oncurve.compat.rlox import (
+        GRPO as GRPO,
+        compute_batch_group_advantages as compute_batch_group_advantages,
+        compute_group_advantages as compute_group_advantages,
+    )
+
+
+__getattr__, __all__ = lazily(__name__)
