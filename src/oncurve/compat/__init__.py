@@ -8,6 +8,7 @@ from oncurve.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.compat.dialect import Dialect as Dialect, Key as Key, Translation as Translation
+    from oncurve.compat.loading import config_of as config_of
     from oncurve.compat.recipe import recipe_of as recipe_of
     from oncurve.compat.rlox import (
         GRPO as GRPO,

@@ -145,6 +145,20 @@ class Translation:
         """The lines of keys that were given, of one fate or of any."""
         return [line for line in self.lines if line.given and (fate is None or line.key.fate == fate)]
 
+    def explained(self, complaint: str) -> str:
+        """A complaint of `load_config` about these settings, with the tool's key at each line about one of them."""
+        return "\n".join(map(self._explained, complaint.split("\n")))
+
+    def _explained(self, line: str) -> str:
+        setting = line.partition(": ")[0]
+        section = setting.partition(".")[0]
+        names = {name: each for each in self.lines for name in each.settings}
+        found = names.get(setting, names.get(MANY) if section == MANY else None)
+        if found is None:
+            return line
+        source = f"{found.key.theirs}={found.value}" if found.given else f"its default of {found.key.theirs}"
+        return f"{line.removesuffix(' (the arguments)')} ({self.tool}: {source})"
+
     def counted(self) -> str:
         """For example: `42 keys of verl: 31 translated, 11 without meaning here; 4 defaults of verl that differ`."""
         whole, moved = len(self.given()), len(self.given("translated"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tomli_w
@@ -26,10 +26,15 @@ def recipe_of(translation: Translation) -> str:
             else:
                 sections.setdefault(section, []).extend(_explained(key, value, _source(line)))
     body = [part for section, said in sections.items() for part in ("", f"[{section}]", *said)]
-    idle = [f"#   {_one_line(_source(line))}" for line in translation.given("no meaning")]
-    if idle:
-        idle = ["", f"# Keys of {translation.tool} without meaning here:", *idle]
-    return "\n".join([f"# {translation.counted()}.", *body, *rewards, *idle]) + "\n"
+    parts = [line for line in translation.given("translated") if not line.settings]
+    notes = _listed("Keys that are part of a setting above, or without effect next to it:", parts)
+    notes += _listed(f"Keys of {translation.tool} without meaning here:", translation.given("no meaning"))
+    notes += _listed("Refused elsewhere, but harmless with these values:", translation.given("refused"))
+    return "\n".join([f"# {translation.counted()}.", *body, *rewards, *notes]) + "\n"
+
+
+def _listed(title: str, lines: Sequence[Line]) -> list[str]:
+    return ["", f"# {title}", *(f"#   {_source(line)}" for line in lines)] if lines else []
 
 
 def _source(line: Line) -> str:

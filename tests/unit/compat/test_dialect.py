@@ -5,6 +5,7 @@ import tomllib
 import pytest
 
 from oncurve.compat.dialect import Dialect, Key, Said, Values
+from oncurve.compat.loading import config_of
 from oncurve.compat.recipe import recipe_of
 from oncurve.errors import ConfigError
 
@@ -90,3 +91,26 @@ def test_the_recipe_is_the_settings_with_a_comment_at_each():
 def test_none_in_a_recipe_is_the_text_that_stands_for_it():
     key = Key("limit", ("data.limit",), types=(int, type(None)))
     assert 'limit = "none"' in recipe_of(Dialect("tool", "1", (key,)).translate(given(limit=None)))
+
+
+def test_a_key_that_makes_no_setting_of_its_own_is_listed_too():
+    part = Key("reward.name", ("rewards",), "the function of reward.path", lambda name, values: {})
+    harmless = Key("top_p", (), "no", refused=True, harmless=(1.0,))
+    text = recipe_of(Dialect("tool", "1", (part, harmless)).translate(given(reward__name="f", top_p=1.0)))
+    assert "#   reward.name=f: the function of reward.path\n" in text
+    assert "#   top_p=1.0: no\n" in text
+
+
+@pytest.mark.parametrize(
+    ("said", "lines"),
+    [
+        (given(group=1, optim__lr=-1), ["learner.learning_rate: ", "(tool: optim.lr=-1)"]),
+        (given(group=1), ["rollout.group_size: ", "(tool: group=1)"]),
+        (given(reward="maths"), ["rewards.0.kind: ", "(tool: reward=maths)"]),
+    ],
+)
+def test_what_oncurve_refuses_is_said_with_the_tools_key(said, lines):
+    with pytest.raises(ConfigError) as caught:
+        config_of(TOOL.translate(said))
+    line = next(line for line in str(caught.value).splitlines() if line.startswith(lines[0]))
+    assert line.endswith(lines[1])

@@ -1,0 +1,20 @@
+"""The configuration of a translation, with the user's own keys in what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oncurve.compat.dialect import Translation
+from oncurve.config import RunConfig, load_config
+from oncurve.errors import ConfigError
+
+
+def config_of(translation: Translation) -> tuple[RunConfig, Path]:
+    """The configuration that a translation describes, and the folder that its relative paths start in.
+
+    Raises ConfigError for what `load_config` refuses, each line with the tool's key that the setting comes from.
+    """
+    try:
+        return load_config(settings=translation.settings)
+    except ConfigError as error:
+        raise ConfigError(translation.explained(str(error))) from None
