@@ -10,6 +10,8 @@ from (a command line, a file, a Python call), which each dialect reads in its ow
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -120,6 +122,12 @@ class Line:
     given: bool
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def source(self) -> str:
+        """The tool's key and its value, as messages and recipes quote them."""
+        value = self.value if isinstance(self.value, str) else json.dumps(self.value, default=str)
+        return f"{self.key.theirs}={value}" if self.given else f"default of {self.key.theirs}"
+
 
 @dataclass(frozen=True)
 class Translation:
@@ -146,18 +154,16 @@ class Translation:
         return [line for line in self.lines if line.given and (fate is None or line.key.fate == fate)]
 
     def explained(self, complaint: str) -> str:
-        """A complaint of `load_config` about these settings, with the tool's key at each line about one of them."""
+        """A complaint of `load_config` about these settings, with the tool's keys at each line that names one."""
         return "\n".join(map(self._explained, complaint.split("\n")))
 
-    def _explained(self, line: str) -> str:
-        setting = line.partition(": ")[0]
-        section = setting.partition(".")[0]
-        names = {name: each for each in self.lines for name in each.settings}
-        found = names.get(setting, names.get(MANY) if section == MANY else None)
-        if found is None:
-            return line
-        source = f"{found.key.theirs}={found.value}" if found.given else f"its default of {found.key.theirs}"
-        return f"{line.removesuffix(' (the arguments)')} ({self.tool}: {source})"
+    def _explained(self, text: str) -> str:
+        settings = {name: line for line in self.lines for name in line.settings}
+        named = {name: line for name, line in settings.items() if name != MANY and _names(text, name)}
+        if text.startswith(f"{MANY}.") and MANY in settings:
+            named[MANY] = settings[MANY]
+        sources = dict.fromkeys(line.source for line in named.values())
+        return f"{text.removesuffix(' (the arguments)')} ({self.tool}: {', '.join(sources)})" if sources else text
 
     def counted(self) -> str:
         """For example: `42 keys of verl: 31 translated, 11 without meaning here; 4 defaults of verl that differ`."""
@@ -213,6 +219,11 @@ class Dialect:
         endings = [key for key in table if key.rpartition(".")[2] == name.rpartition(".")[2]]
         near = f"; did you mean {endings[0]!r}?" if len(endings) == 1 else suggest(name, table)
         return f"{_placed(name, said)}: {self.tool} {self.version} has no such setting{near}"
+
+
+def _names(text: str, setting: str) -> bool:
+    """Whether a text has a setting's whole name in it."""
+    return re.search(rf"(?<![\w.]){re.escape(setting)}(?!\w|\.\w)", text) is not None
 
 
 def _placed(name: str, said: Said | None) -> str:

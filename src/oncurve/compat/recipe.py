@@ -39,9 +39,7 @@ def _listed(title: str, lines: Sequence[Line]) -> list[str]:
 
 def _source(line: Line) -> str:
     """Where a setting comes from: the tool's key and value, and how they differ."""
-    value = line.value if isinstance(line.value, str) else json.dumps(line.value, default=str)
-    source = f"{line.key.theirs}={value}" if line.given else f"default of {line.key.theirs}"
-    return _one_line(f"{source}: {line.key.note}" if line.key.note else source)
+    return _one_line(f"{line.source}: {line.key.note}" if line.key.note else line.source)
 
 
 def _one_line(text: str) -> str:

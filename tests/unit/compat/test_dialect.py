@@ -114,3 +114,12 @@ def test_what_oncurve_refuses_is_said_with_the_tools_key(said, lines):
         config_of(TOOL.translate(said))
     line = next(line for line in str(caught.value).splitlines() if line.startswith(lines[0]))
     assert line.endswith(lines[1])
+
+
+def test_every_key_that_a_complaint_is_about_is_named():
+    found = TOOL.translate(given(group=1, optim__lr=2.0))
+    said = found.explained("rollout.group_size: set it to 2, or learner.learning_rate\nlearner.learning_rates: unknown")
+    assert said.splitlines() == [
+        "rollout.group_size: set it to 2, or learner.learning_rate (tool: optim.lr=2.0, group=1)",
+        "learner.learning_rates: unknown",
+    ]
