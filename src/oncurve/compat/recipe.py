@@ -47,7 +47,7 @@ def _one_line(text: str) -> str:
 
 
 def _explained(key: str, value: Any, source: str) -> list[str]:
-    """An assignment with its comment behind it, or above it where the line would be too long."""
+    """An assignment with its comment after it, or above it where the line would be too long."""
     assignment = f"{_key(key)} = {_toml(value)}"
     whole = f"{assignment}  # {source}"
     return [whole] if len(whole) <= WIDTH else [f"# {source}", assignment]
