@@ -6,6 +6,7 @@ Exit codes: 0 success, 1 the run failed, 2 bad input, 129, 130 or 143 stopped by
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import traceback
@@ -16,8 +17,14 @@ import typer
 from typer.core import TyperGroup
 
 from oncurve.cli_groups import (
+    RECIPE,
+    RECIPE_HELP,
+    Data,
     Json,
     Overrides,
+    Preset,
+    Recipe,
+    Reward,
     config_app,
     data_app,
     exit_with,
@@ -73,24 +80,11 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command(cls=CommandWithExamples)
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe (.toml or .yaml), the name of a shipped recipe or preset, or with --data a model.",
-            metavar="RECIPE|MODEL",
-        ),
-    ],
+    recipe: Recipe,
     overrides: Overrides = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="The prompts: a file, a folder or a hub id. It replaces the recipe's.")
-    ] = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option("--reward", help='The reward: a kind like "math", or file.py:name. May be given several times.'),
-    ] = None,
-    preset: Annotated[
-        list[str] | None, typer.Option("--preset", help="The algorithm; of several the later ones win.")
-    ] = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="The run's folder; it must not exist yet (default: runs/<recipe>-<model>)."),
@@ -223,11 +217,11 @@ def demo(
 
 @app.command("plan", cls=CommandWithExamples)
 def plan_command(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped recipe or preset.", metavar="RECIPE"),
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)] = None,
     overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
     model: Annotated[
         str | None, typer.Option("--model", help="A model: the name of a known shape, a folder or a hub id.")
     ] = None,
@@ -251,12 +245,16 @@ def plan_command(
     The model is not loaded. Exit code 1: the run does not fit into memory.
     """
     from oncurve.forecast import Sizes, forecast_command
+    from oncurve.run import command_config
 
+    words = list(overrides or [])
+    if recipe is not None and "=" in recipe and not os.path.exists(recipe):  # a setting: there is no recipe
+        words, recipe = [recipe, *words], None
+    config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
     sizes = Sizes(prompts, group_size, prompt_tokens, completion_tokens)
     named = (machine, memory, tflops, bandwidth)
-    found = forecast_command(
-        recipe, overrides or [], model, parameters, sizes, named, lambda line: complain(f"{line} ...")
-    )
+    title = recipe or "no recipe"
+    found = forecast_command(config, base, title, model, parameters, sizes, named, lambda line: complain(f"{line} ..."))
     say(found.text())
     if as_json:
         say(json.dumps(found.to_json()))

@@ -17,9 +17,17 @@ data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data befor
 reward_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's rewards before a run.")
 reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")
 
-Recipe = Annotated[
-    str, typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped recipe or preset.", metavar="RECIPE")
+RECIPE_HELP = "A recipe (.toml or .yaml), the name of a shipped recipe or preset, or with --data a model."
+RECIPE = "RECIPE|MODEL"
+Recipe = Annotated[str, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)]
+Data = Annotated[
+    str | None, typer.Option("--data", help="The prompts: a file, a folder or a hub id. It replaces the recipe's.")
 ]
+Reward = Annotated[
+    list[str] | None,
+    typer.Option("--reward", help='The reward: a kind like "math", or file.py:name. May be given several times.'),
+]
+Preset = Annotated[list[str] | None, typer.Option("--preset", help="The algorithm; of several the later ones win.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings that override the recipe's.", metavar="SECTION.KEY=VALUE")
 ]
@@ -27,11 +35,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one last line of JSON.
 
 
 @config_app.command("show", cls=CommandWithExamples)
-def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
+def config_show(
+    recipe: Recipe, overrides: Overrides = None, data: Data = None, reward: Reward = None, preset: Preset = None
+) -> None:
     """Print the resolved configuration as TOML."""
-    from oncurve.config import load_config, to_toml
+    from oncurve.config import to_toml
+    from oncurve.run import command_config
 
-    config, _ = load_config(recipe, overrides or [])
+    config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config show")
     say(to_toml(config))
     here = config.model.precision_here()
     if config.model.dtype == "auto" and here is not None:
@@ -39,11 +50,14 @@ def config_show(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @config_app.command("explain", cls=CommandWithExamples)
-def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
+def config_explain(
+    recipe: Recipe, overrides: Overrides = None, data: Data = None, reward: Reward = None, preset: Preset = None
+) -> None:
     """Print the objective as an equation, and the plan in words."""
-    from oncurve.config import explain, load_config, plan
+    from oncurve.config import explain, plan
+    from oncurve.run import command_config
 
-    config, _ = load_config(recipe, overrides or [])
+    config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config explain")
     say(explain(config))
     say()
     for line in plan(config):
@@ -51,14 +65,22 @@ def config_explain(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @data_app.command("check", cls=CommandWithExamples)
-def data_check(recipe: Recipe, overrides: Overrides = None, as_json: Json = False) -> None:
+def data_check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
+    as_json: Json = False,
+) -> None:
     """Show rows, columns and prompts of a recipe, and what rewards need of them.
 
     The model's weights are not loaded. Exit code 2: a run would refuse the data.
     """
-    from oncurve.run import check_data_of
+    from oncurve.run import check_data_of, command_config
 
-    found = check_data_of(recipe, overrides or [])
+    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "data check")
+    found = check_data_of(config, base)
     say(found.text())
     if as_json:
         say(json.dumps(found.to_json()))
@@ -70,6 +92,9 @@ def data_check(recipe: Recipe, overrides: Overrides = None, as_json: Json = Fals
 def reward_check(
     recipe: Recipe,
     overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
     sample: Annotated[bool, typer.Option("--sample", help="Sample completions with the recipe's model.")] = False,
     completions: Annotated[
         Path | None, typer.Option("--completions", help="Take rows with completions from this file.")
@@ -87,9 +112,10 @@ def reward_check(
 
     Completions are sampled, or given: in a column of the recipe's data, or in a file.
     """
-    from oncurve.run import check_rewards_of
+    from oncurve.run import check_rewards_of, command_config
 
-    found = check_rewards_of(recipe, overrides or [], sample, completions, column, prompts, n)
+    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward check")
+    found = check_rewards_of(config, base, sample, completions, column, prompts, n)
     say(found.text())
     if as_json:
         say(json.dumps(found.to_json()))
@@ -97,7 +123,9 @@ def reward_check(
 
 @reward_model_app.command("train", cls=CommandWithExamples)
 def reward_model_train(
-    recipe: Recipe,
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped one.", metavar="RECIPE")
+    ],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
 ) -> None:
@@ -113,6 +141,9 @@ def reward_model_label(
     recipe: Recipe,
     out: Annotated[Path, typer.Option("--out", help="The file to write; it must not exist yet.")],
     overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
     kind: Annotated[
         str, typer.Option("--kind", help="preferences (pairs of completions), or steps (labelled).")
     ] = "preferences",
@@ -129,11 +160,12 @@ def reward_model_label(
 ) -> None:
     """Label a policy's samples, as training data (JSONL)."""
     from oncurve.errors import ConfigError
-    from oncurve.run import label_samples
+    from oncurve.run import command_config, label_samples
 
     if kind not in ("preferences", "steps"):
         raise ConfigError(f'--kind: expected "preferences" or "steps", got {kind!r}')
-    label_samples(recipe, overrides or [], out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
+    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward-model label")
+    label_samples(config, base, out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
 
 
 def exit_with(stopped_by: str | None) -> None:

@@ -15,7 +15,10 @@ EXAMPLES = {
     "resume": ("oncurve resume runs/gsm8k", "oncurve resume runs/gsm8k run.steps=500"),
     "runs": ("oncurve runs", "oncurve runs runs/gsm8k --json"),
     "export": ("oncurve export runs/gsm8k", "oncurve export runs/gsm8k --step best --out best"),
-    "data check": ("oncurve data check gsm8k.toml", "oncurve data check gsm8k data.path=train.jsonl"),
+    "data check": (
+        "oncurve data check gsm8k.toml",
+        "oncurve data check Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math",
+    ),
     "reward check": (
         "oncurve reward check gsm8k.toml --sample",
         "oncurve reward check gsm8k.toml --completions rows.jsonl",

@@ -90,6 +90,11 @@ def path_component(name: str) -> str:
     return name
 
 
+def names_rows(name: str) -> bool:
+    """Whether a file is called like one of rows: `train.jsonl`, `rows.parquet`."""
+    return _FILE_OF_ROWS.fullmatch(name) is not None
+
+
 def is_data_set_id(path: str) -> bool:
     """Whether a path that does not exist may be a data set's id on the hub: `owner/name`, without a file's suffix."""
-    return _HUB_ID.fullmatch(path) is not None and _FILE_OF_ROWS.fullmatch(path) is None
+    return _HUB_ID.fullmatch(path) is not None and not names_rows(path)

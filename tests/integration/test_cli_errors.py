@@ -109,7 +109,7 @@ def test_bad_data_is_refused_with_its_line(command: Command, fault: str) -> None
 
 
 RECIPES = {
-    "recipe.tmol": ("there is no recipe or preset 'recipe.tmol'; did you mean 'recipe.toml'?",),
+    "recipe.tmol": ("there is no recipe, preset or model 'recipe.tmol' here; did you mean 'recipe.toml'?",),
     "recip.toml": ("there is no file", "did you mean 'recipe.toml'?"),
     "model": ("model is no recipe", "name data and a reward, too"),
     "bad.toml": ("bad.toml: Invalid value (at line 2, column 9)",),

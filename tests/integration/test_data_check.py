@@ -13,6 +13,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from oncurve.cli import app
+from oncurve.config import load_config
 from oncurve.errors import ConfigError, DataError
 from oncurve.run import check_data_of
 
@@ -32,9 +33,8 @@ def words(file: Path, *more: str) -> list[str]:
 
 def test_rows_columns_prompts_lengths_and_rewards_are_shown(tmp_path: Path):
     file = jsonl(tmp_path / "a.jsonl", [*ROWS[:19], {"prompt": "9" * 30 + "=", "answer": "?"}])
-    found = check_data_of(
-        "grpo", words(file, "data.eval_fraction=0.1", "data.max_prompt_tokens=20", "data.overlong=drop")
-    )
+    said = words(file, "data.eval_fraction=0.1", "data.max_prompt_tokens=20", "data.overlong=drop")
+    found = check_data_of(*load_config("grpo", said))
     assert (found.rows, found.held_out, found.problems) == (18, 2, ())
     assert [(column.name, column.types, column.rows) for column in found.columns][:2] == [
         ("prompt", ("text",), 18),
@@ -73,7 +73,7 @@ def test_rows_of_verl_in_parquet_need_no_names_and_a_function_shows_its_columns(
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     (tmp_path / "score.py").write_text("def score(completion, level, hint=None):\n    return float(level)\n")
     reward = f'rewards=[{{kind="exact"}}, {{path="{tmp_path / "score.py"}:score"}}]'
-    found = check_data_of("grpo", [*words(tmp_path / "a.parquet"), reward])
+    found = check_data_of(*load_config("grpo", [*words(tmp_path / "a.parquet"), reward]))
     assert found.problems == ()
     assert [(each.needs, each.takes) for each in found.rewards] == [(("answer",), ()), (("level",), ("hint",))]
     assert {column.name: column.types for column in found.columns}["reward_model"] == ("table",)
@@ -81,7 +81,7 @@ def test_rows_of_verl_in_parquet_need_no_names_and_a_function_shows_its_columns(
 
 def test_without_a_model_the_rows_are_shown_and_not_tokenised(tmp_path: Path):
     file = jsonl(tmp_path / "a.jsonl", ROWS)
-    found = check_data_of("grpo", [f"data.path={file}"])
+    found = check_data_of(*load_config("grpo", [f"data.path={file}"]))
     assert found.lengths == {}
     assert [prompt[1] for prompt in found.prompts] == [None] * 3
     assert "prompts are not tokenised: add model.path=" in found.text()
@@ -89,15 +89,15 @@ def test_without_a_model_the_rows_are_shown_and_not_tokenised(tmp_path: Path):
 
 
 def test_generated_rows_are_looked_at_in_part():
-    found = check_data_of("task", ["run.threads=1"])
+    found = check_data_of(*load_config("task", ["run.threads=1"]))
     assert (found.rows > found.looked_at == 1000, found.problems) == (True, ())
 
 
 def test_what_cannot_be_read_is_an_error_as_in_a_run(tmp_path: Path):
     with pytest.raises(DataError, match="there is no file"):
-        check_data_of("grpo", words(tmp_path / "none.jsonl"))
+        check_data_of(*load_config("grpo", words(tmp_path / "none.jsonl")))
     with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens: 100000 leaves no room"):
-        check_data_of("grpo", words(jsonl(tmp_path / "a.jsonl", ROWS), "rollout.max_new_tokens=100000"))
+        check_data_of(*load_config("grpo", words(jsonl(tmp_path / "a.jsonl", ROWS), "rollout.max_new_tokens=100000")))
 
 
 def test_special_tokens_of_a_chat_template_are_visible(tmp_path: Path, test_data: Path):
@@ -106,7 +106,7 @@ def test_special_tokens_of_a_chat_template_are_visible(tmp_path: Path, test_data
     (model / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 512}')
     asked = [{"role": "user", "content": "Wie groß ist 2+2? 🙂"}]
     file = jsonl(tmp_path / "a.jsonl", [{"prompt": asked, "answer": "4"}])
-    found = check_data_of("grpo", words(file, f"model.path={model}", "data.system=Be brief."))
+    found = check_data_of(*load_config("grpo", words(file, f"model.path={model}", "data.system=Be brief.")))
     ((place, tokens, text),) = found.prompts
     assert place == f"{file} line 1"
     assert tokens == found.lengths["training"].percentiles["max"]

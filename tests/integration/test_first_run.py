@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from fakes.project import Said, lay_out, oncurve, refused
+from oncurve.cli import app
+from oncurve.cli_groups import RECIPE
 from oncurve.cli_help import EXAMPLES
 from oncurve.config import load_config, starters, write_recipe
 from oncurve.errors import ConfigError
@@ -64,9 +68,54 @@ def test_options_replace_what_a_recipe_or_a_preset_says(command: Command) -> Non
     assert config.kl.coef == load_config("grpo")[0].kl.coef
 
 
+LOOKS = {
+    "data check": ((), "6 rows to train on"),
+    "reward check": (("--column", "answer"), "4 completions from the column 'answer'"),
+    "config show": ((), 'scale = "none"'),
+    "config explain": ((), "J(θ) = "),
+    "plan": (("--prompt-tokens", "2", "--machine", "h100"), "fits"),
+}
+"""Commands that look at what `train` would do: further words, and a part of what is printed."""
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_train_takes_is_taken_by_every_command_that_looks_at_a_run(command: Command, name: str) -> None:
+    more, printed = LOOKS[name]
+    words = ("model", "--data", "data.jsonl", "--reward", "exact", "--preset", "dr_grpo", *QUICK, *more)
+    said = command(*name.split(), *words)
+    assert said.code == 0, said.err
+    assert printed in said.out
+
+
+def test_every_command_with_a_recipe_has_the_options_of_train() -> None:
+    def commands(group: Any) -> Iterator[Any]:
+        for each in group.commands.values():
+            yield from commands(each) if hasattr(each, "commands") else [each]
+
+    taking = [each for each in commands(get_command(app)) if any(p.metavar == RECIPE for p in each.params)]
+    assert {each.name for each in taking} >= {"train", "plan", "check", "show", "explain", "label"}
+    for each in taking:
+        assert {"--data", "--reward", "--preset"} <= {word for param in each.params for word in param.opts}, each.name
+
+
 WRONG = {
     "model": ("train", "model"),
     "some-lab/a-model": ("train", "some-lab/a-model"),
+    "oncurve data check model --data train.jsonl --reward math": ("data", "check", "model"),
+    "oncurve config explain model --data train.jsonl": ("config", "explain", "model"),
+    "there is no recipe, preset or model 'modle' here; did you mean 'model'?": (
+        *("train", "modle", "--data", "data.jsonl", "--reward", "math"),
+    ),
+    "did you mean 'model'? the presets": ("reward", "check", "modle", "--data", "data.jsonl"),
+    "/modle: no such directory; did you mean 'model'?": (
+        *("train", "./modle", "--data", "data.jsonl", "--reward", "exact"),
+    ),
+    "data.jsonl: no recipe, which is TOML or YAML": ("train", "data.jsonl"),
+    "oncurve train MODEL --data data.jsonl --reward math": ("data", "check", "data.jsonl"),
+    "after --reward, with the name of its function: --reward reward.py:NAME": ("train", "reward.py"),
+    "--preset: there is no recipe or preset 'nosuch'": ("train", "task", "--preset", "nosuch"),
+    "--preset: there is no file": ("config", "show", "task", "--preset", "nosuch.toml"),
+    "--preset: there is no recipe or preset 'grop'; did you mean 'grpo'?": ("plan", "task", "--preset", "grop"),
     "rewards: missing": ("train", "model", "--data", "data.jsonl"),
     "data.path: missing": ("train", "model", "--reward", "math"),
     "did you mean 'math'?": ("train", "model", "--data", "data.jsonl", "--reward", "mth"),
@@ -80,9 +129,10 @@ WRONG = {
 
 @pytest.mark.parametrize("words", WRONG)
 def test_what_is_lacking_or_misspelt_is_said_in_one_message(command: Command, words: str) -> None:
-    said = command(*WRONG[words], *QUICK, "--out", "out")
+    said = command(*WRONG[words], *QUICK, *(["--out", "out"] if WRONG[words][0] == "train" else []))
     refused(said, words)
-    if len(WRONG[words]) == 2:
+    assert "task.toml" not in said.err  # what is wrong was typed, and is in no file
+    if words in ("model", "some-lab/a-model"):
         assert f"oncurve train {words} --data train.jsonl --reward math" in said.err
 
 

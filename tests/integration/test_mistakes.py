@@ -154,7 +154,7 @@ WORDS = {
     "plan nope.toml": "did you mean 'recipe.toml'?",
     "plan recipe.toml --machine h200x": "did you mean 'h200'?",
     "plan --model nope": "'nope': unknown",
-    "config show nope": "there is no recipe or preset 'nope'",
+    "config show nope": "there is no recipe, preset or model 'nope' here",
     "config explain grpo kl.coef=x": "kl.coef: expected a number",
     "demo --out model": "nothing in it is overwritten",
     "reward-model train recipe.toml --out out": "run.steps: unknown key",

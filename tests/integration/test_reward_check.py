@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli import app
+from oncurve.config import load_config
 from oncurve.errors import ConfigError, DataError, TrainingError
 from oncurve.run import check_rewards_of
 
@@ -44,7 +45,7 @@ def words(folder: Path, *more: str) -> list[str]:
 
 
 def test_given_completions_are_scored_one_group_per_row_and_faults_are_shown(tmp_path: Path):
-    found = check_rewards_of("grpo", words(tmp_path), column="tries", prompts=2)
+    found = check_rewards_of(*load_config("grpo", words(tmp_path)), column="tries", prompts=2)
     assert found.names == ("numeric", "length")
     assert [[one.reward for one in scored] for _, _, scored in found.groups] == [[1.0, 0.0]] * 2
     (place, prompt, (right, wrong)), _ = found.groups
@@ -59,18 +60,19 @@ def test_given_completions_are_scored_one_group_per_row_and_faults_are_shown(tmp
 
 
 def test_a_part_of_a_table_and_a_file_without_prompts_hold_completions_too(tmp_path: Path):
-    best = check_rewards_of("grpo", words(tmp_path), column="best.text", prompts=6)
+    best = check_rewards_of(*load_config("grpo", words(tmp_path)), column="best.text", prompts=6)
     assert [one.reward for _, _, scored in best.groups for one in scored] == [1.0] * 6
     assert "All completions have the reward 1." in best.text()
     file = jsonl(tmp_path / "b.jsonl", [{"completion": "It is 5.", "answer": 5}, {"completion": "6", "answer": "5"}])
-    given = check_rewards_of("grpo", words(tmp_path), file=file)
+    given = check_rewards_of(*load_config("grpo", words(tmp_path)), file=file)
     assert [one.reward for _, _, scored in given.groups for one in scored] == [1.0, 0.0]
     assert given.source == f"from the column 'completion' of {file}"
 
 
 def test_sampled_completions_are_those_of_the_first_rollout_whatever_else_is_sampled(tmp_path: Path):
+    numeric = "rewards=[{kind='numeric'}]"
     found, again = (
-        check_rewards_of("grpo", words(tmp_path, "rewards=[{kind='numeric'}]"), sample=True, prompts=count, n=3)
+        check_rewards_of(*load_config("grpo", words(tmp_path, numeric)), sample=True, prompts=count, n=3)
         for count in (2, 1)
     )
     assert [len(scored) for _, _, scored in found.groups] == [3, 3]
@@ -90,7 +92,7 @@ def test_sampled_completions_are_those_of_the_first_rollout_whatever_else_is_sam
 )
 def test_what_cannot_be_scored_is_refused(tmp_path: Path, arguments: dict[str, Any], error: type[Exception], said: str):
     with pytest.raises(error) as caught:
-        check_rewards_of("grpo", words(tmp_path), **arguments)
+        check_rewards_of(*load_config("grpo", words(tmp_path)), **arguments)
     assert said in str(caught.value)
 
 
@@ -98,7 +100,7 @@ def test_a_reward_that_always_fails_is_the_error(tmp_path: Path):
     rows = jsonl(tmp_path / "b.jsonl", [{"completion": "Answer: 77", "answer": "1"}] * 2)
     alone = f'rewards=[{{path="{tmp_path / "score.py"}:length"}}]'
     with pytest.raises(TrainingError, match="no 77"):
-        check_rewards_of("grpo", words(tmp_path, alone), file=rows)
+        check_rewards_of(*load_config("grpo", words(tmp_path, alone)), file=rows)
 
 
 def test_the_command_prints_the_table_and_refuses_with_exit_code_2(tmp_path: Path):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         CODE_PATH as CODE_PATH,
         FILE_KEYS as FILE_KEYS,
         Layer as Layer,
+        find_recipe as find_recipe,
         names_recipe as names_recipe,
         read_layers as read_layers,
     )

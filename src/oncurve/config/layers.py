@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from oncurve.errors import ConfigError, shown
-from oncurve.paths import is_data_set_id, not_a_file, usable_path, working_directory
+from oncurve.errors import ConfigError, command, shown
+from oncurve.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
 from oncurve.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
 from oncurve.spec import suggest
 
@@ -53,22 +53,35 @@ def read_layers(recipe: str | Path | None, extends: Any = None) -> tuple[list[La
 
     `recipe` is a file, a run directory (its `config.toml`), or the name of a preset or a recipe of the package.
     `extends`, a name or a list of names, replaces the presets that the recipe says it extends; recipes that it extends
-    stay below. Of several the later ones win; a file that is reached twice counts where it is reached first.
+    stay below. Its paths are relative to the working directory, those in a recipe to the recipe's folder. Of several
+    the later ones win; a file that is reached twice counts where it is reached first.
 
     Raises ConfigError: no such recipe, it cannot be parsed, a circle of `extends`.
     """
     here, layers = working_directory(), dict[Path, Layer]()
+    given = [find_recipe(name, "extends") for name in _names(extends, "extends")]
     if recipe is None:
-        for name in _names(extends, "extends"):
-            _add(_find(name, here), None, (), layers)
+        for found in given:
+            _add(found, None, (), layers)
         return list(layers.values()), here
     file = _find(str(recipe), here)
-    _add(file, extends, (), layers)
+    _add(file, None if extends is None else given, (), layers)
     return list(layers.values()), file.parent
 
 
-def _add(file: Path, extends: Any, above: tuple[Path, ...], layers: dict[Path, Layer]) -> None:
-    """Put the layer of `file` after those of what it extends. `above`: the files that were followed to it."""
+def find_recipe(name: str, where: str) -> Path:
+    """The file that a recipe's or preset's name means; `where` is the word that messages begin with.
+
+    Raises ConfigError: there is none.
+    """
+    return _find(name, working_directory(), f"{where}: ")
+
+
+def _add(file: Path, given: list[Path] | None, above: tuple[Path, ...], layers: dict[Path, Layer]) -> None:
+    """Put the layer of `file` after those of what it extends. `above`: the files that were followed to it.
+
+    `given` are files in the place of the presets among them; None: the presets stay.
+    """
     if file in above:
         circle = " -> ".join(path.name for path in [*above, file])
         raise ConfigError(f"{file}: extends itself: {circle}")
@@ -78,8 +91,7 @@ def _add(file: Path, extends: Any, above: tuple[Path, ...], layers: dict[Path, L
     said = table.pop("extends", None)
     where = f"{file}: extends"
     files = [_find(name, file.parent, f"{where}: ") for name in _names(said, where)]
-    if extends is not None:
-        given = [_find(name, file.parent, f"{where}: ") for name in _names(extends, where)]
+    if given is not None:
         files = [*(found for found in files if found.parent != PRESETS), *given]
     for found in files:
         _add(found, None, (*above, file), layers)
@@ -134,6 +146,7 @@ def _read_table(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
+        _check_suffix(file)
         raise ConfigError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
@@ -142,14 +155,35 @@ def _read_table(file: Path) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply; settings have two parts, section.key") from None
     except yaml.YAMLError as error:
+        _check_suffix(file)
         raise ConfigError(f"{file}: {_yaml_complaint(error)}") from None
     except ValueError as error:  # TOML's own, and a number or a date that cannot be
+        _check_suffix(file)
         raise ConfigError(f"{file}: {error}") from None
     if table is None:
         return {}
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: expected sections with settings, got {type(table).__name__}")
     return table
+
+
+def _check_suffix(file: Path) -> None:
+    """Raises ConfigError for a file that is no TOML and is not called like a recipe, but like rows or code."""
+    if file.suffix in SUFFIXES:
+        return
+    use = ""
+    if names_rows(file.name):
+        example = command("train", "MODEL", "--data", _typed(file), "--reward", "math")
+        use = f"; rows go after --data: {example}"
+    elif file.suffix == ".py":
+        use = f"; a reward goes after --reward, with the name of its function: --reward {_typed(file)}:NAME"
+    raise ConfigError(f"{file}: no recipe, which is TOML or YAML and ends in {', '.join(SUFFIXES)}{use}")
+
+
+def _typed(file: Path) -> str:
+    """A file's path as short as it can be typed from here."""
+    here = working_directory()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def _read_yaml(text: str) -> Any:

@@ -6,8 +6,7 @@ machine come from a rehearsal with arbitrary weights; those on a machine that is
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from oncurve.advantages import needs_of
-from oncurve.config import RunConfig, load_config
+from oncurve.config import RunConfig
 from oncurve.errors import ConfigError, ModelError, UserError
 from oncurve.forecast.adapters import rehearsed, with_adapter
 from oncurve.forecast.counting import floors
@@ -50,8 +49,9 @@ REFUSED = 1.15
 
 
 def forecast_command(
-    recipe: str | None,
-    overrides: Sequence[str],
+    config: RunConfig,
+    base: Path,
+    name: str,
     model: str | None,
     parameters: str | None,
     sizes: Sizes,
@@ -60,16 +60,12 @@ def forecast_command(
 ) -> Forecast:
     """The forecast that the command's words mean; `named` is a machine's name, memory, TFLOP/s and bandwidth.
 
-    A first word with a "=" in it is a setting: there is no recipe then. Raises UserError, see `forecast`.
+    `name` is what the configuration was made of. Raises UserError, see `forecast`.
     """
-    if recipe is not None and "=" in recipe and not os.path.exists(recipe):
-        overrides = [recipe, *overrides]
-        recipe = None
-    config, base = load_config(recipe, overrides)
     shape = asked_shape(model, parameters)
     place = machine(*named) if any(value is not None for value in named) else None
     subject = model or (f"{parameters} parameters" if parameters is not None else config.model.path)
-    title = f"{recipe or 'no recipe'}: {subject}" + (f" on {place.name}" if place is not None else "")
+    title = f"{name}: {subject}" + (f" on {place.name}" if place is not None else "")
     return forecast(config, base, ForecastRequest(sizes, shape, place), title, say)
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 from torch import nn
 
-from oncurve.config import Argument, RunConfig, check_complete, explains_arguments, load_config, tables_of
+from oncurve.config import Argument, RunConfig, check_complete, explains_arguments, tables_of
 from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.errors import ConfigError
 from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
-from oncurve.rewards import REWARD_KINDS, path_of
+from oncurve.run.arguments import arguments_of, configured, data_arguments, reward_arguments
 from oncurve.run.assembly import Overrides, assemble
 from oncurve.run.common import KEY_OF, CommonSettings
 from oncurve.run.continuing import open_to_resume, restore, resumed_config
@@ -189,25 +188,6 @@ def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None
     return [trained.keep, *([on_step] if on_step is not None else [])]
 
 
-def arguments_of(named: Mapping[str, Any]) -> list[Argument]:
-    """The arguments that are one setting each, by name; None: not given."""
-    keys = {"template": "data.template", "steps": "run.steps", "seed": "run.seed", **KEY_OF}
-    return [Argument(name, keys[name], value) for name, value in named.items() if value is not None]
-
-
-def configured(
-    recipe: str | Path | None,
-    preset: str | Sequence[str] | None,
-    arguments: Sequence[Argument],
-    settings: Mapping[str, Any] | None = None,
-    overrides: Sequence[str] = (),
-) -> tuple[RunConfig, Path]:
-    """The configuration of a recipe, a preset ("grpo" if there is neither), arguments, settings and overrides."""
-    chosen = "grpo" if preset is None and recipe is None else preset
-    extends = [] if chosen is None else [f"extends={json.dumps(chosen)}"]
-    return load_config(recipe, [*extends, *overrides], settings=tables_of(arguments, settings))
-
-
 def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
     """Raises ConfigError for arguments of a wrong type."""
     if recipe is not None and not isinstance(recipe, (str, Path)):
@@ -230,35 +210,3 @@ def _of_model(model: Any, settings: Any) -> list[Argument]:
         reason = "model is a module, which is used as it is given"
         raise ConfigError("\n".join(f"model.{key}: set to no effect: {reason}" for key in lost))
     return [Argument("model", "model.path", "")]
-
-
-def data_arguments(data: Any) -> list[Argument]:
-    """The data as settings: a file, or rows in memory."""
-    if data is None:
-        return []
-    kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
-    return [Argument("data", "data.kind", kind), Argument("data", f"data.{key}", value)]
-
-
-def reward_arguments(reward: Any) -> list[Argument]:
-    """The rewards as settings: one, or several."""
-    if reward is None:
-        return []
-    alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)
-    return [Argument("reward", "rewards", [_reward_table(item) for item in ([reward] if alone else reward)])]
-
-
-def _reward_table(reward: Any) -> Any:
-    if isinstance(reward, (Mapping, Component)):
-        return reward
-    if isinstance(reward, str):
-        if ":" in reward:
-            return {"kind": "python", "path": reward}
-        if reward.endswith(".py"):
-            raise ConfigError(f"reward: {reward} names no function; write {reward}:NAME")
-        is_model = reward not in REWARD_KINDS and ("/" in reward or Path(reward).is_dir())
-        return {"kind": "model", "path": reward} if is_model else {"kind": reward}
-    if callable(reward):
-        path = path_of(reward)
-        return {"kind": "python", "function": reward} if path is None else {"kind": "python", "path": path}
-    raise ConfigError(f"reward: expected a function, a kind, a path 'file.py:name' or a table, got {reward!r}")

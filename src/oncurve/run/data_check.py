@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncurve.config import RunConfig, load_config
+from oncurve.config import RunConfig
 from oncurve.data import Prompts, Rows, load_eval_rows, load_rows, open_prompts, prompt_columns
 from oncurve.errors import DataError, UserError
 from oncurve.output import visible
@@ -121,12 +121,12 @@ def _of_lengths(found: Lengths, overlong: str) -> str:
     return shown + (f"; {found.too_long:,} of {found.count:,} too long: {does}" if found.too_long else "")
 
 
-def check_data_of(recipe: str | Path, overrides: Sequence[str] = ()) -> DataCheck:
-    """Look at the data of a recipe as a run would read it; no weights are loaded.
+def check_data_of(config: RunConfig, base: Path) -> DataCheck:
+    """Look at the data of a configuration as a run would read it; no weights are loaded.
 
-    Raises UserError: the recipe is wrong, a source cannot be read, a row can make no prompt, a reward cannot be loaded.
+    `base` is where relative paths start. Raises UserError: a source cannot be read, a row can
+    make no prompt, a reward cannot be loaded.
     """
-    config, base = load_config(recipe, overrides)
     rows, held_out = load_rows(config.data, base), load_eval_rows(config.data, base)
     problems = list[str]()
     rewards = _rewards(config, base, rows, held_out, problems)

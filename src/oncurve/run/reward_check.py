@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.config import RunConfig, check_columns, check_complete, load_config
+from oncurve.config import RunConfig, check_columns, check_complete
 from oncurve.data import (
     MISSING,
     Files,
@@ -126,24 +126,23 @@ def _number(value: float | None) -> str:
 
 
 def check_rewards_of(
-    recipe: str | Path,
-    overrides: Sequence[str] = (),
+    config: RunConfig,
+    base: Path,
     sample: bool = False,
     file: Path | None = None,
     column: str = "completion",
     prompts: int = 4,
     n: int | None = None,
 ) -> RewardCheck:
-    """Score completions with the rewards of a recipe.
+    """Score completions with the rewards of a configuration. `base` is where its relative paths start.
 
     sample      sample them with the recipe's model, `n` for each prompt (None: `rollout.group_size`)
     file        else: rows with completions, in place of the recipe's data
     column      else: the column with a completion, or with a list of them; `solutions.best` is a part of a table
     prompts     how many rows are taken, the first ones
 
-    Raises UserError: what is wrong with the recipe, no completions. TrainingError: every completion has a fault.
+    Raises UserError: no completions, or settings that are lacking. TrainingError: every completion has a fault.
     """
-    config, base = load_config(recipe, overrides)
     if sample and file is not None:
         raise ConfigError("--sample and --completions are two sources of completions: give one of them")
     if file is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from oncurve.config import RunConfig, check_complete, load_config
+from oncurve.config import RunConfig, check_complete
 from oncurve.data import example_to_json
 from oncurve.display import Screen, say
 from oncurve.durable import AppendLog
@@ -18,8 +18,8 @@ from oncurve.types import Group
 
 
 def label_samples(
-    recipe: str | Path,
-    overrides: Sequence[str],
+    config: RunConfig,
+    base: Path,
     out: Path,
     kind: Kind,
     prompts: int,
@@ -33,11 +33,10 @@ def label_samples(
     continuations  completions from each step's end, whose share of right ones is its label; 0: the verifier scores
                 steps
 
-    Returns how many examples there are. Raises UserError: what is wrong with the recipe, `out` exists, no such reward.
+    Returns how many examples there are. Raises UserError: settings are lacking, `out` exists, no such reward.
     """
     if usable_path(out, "--out").exists():
         raise DataError(f"{out} exists and is not overwritten; choose another --out")
-    config, base = load_config(recipe, overrides)
     check_complete(config)
     console = Screen()
     with assemble(config, base) as run:

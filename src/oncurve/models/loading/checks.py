@@ -15,6 +15,7 @@ import torch
 from oncurve.errors import ModelError, UserError, shown
 from oncurve.models.loading.hub import offline, online
 from oncurve.models.loading.silence import quiet
+from oncurve.spec import suggest
 
 _CHOSEN_HERE = {"transformers_weights", "fusion_config", "distributed_config", "kernel_config"}
 """Keys of a configuration by which its network would be loaded from other files, or changed."""
@@ -37,8 +38,16 @@ def directory_of(path: str, key: str = "model.path") -> Path | None:
     if folder.exists():
         raise ModelError(f"{path} is a file; {key} names a directory in Hugging Face form, or a hub id")
     if path[0] in "./~" or path.count("/") > 1:
-        raise ModelError(f"{path}: no such directory")
+        raise ModelError(f"{key}: {path}: no such directory{_near(folder)}")
     return None
+
+
+def _near(folder: Path) -> str:
+    """The model next to `folder`, which does not exist, that has a name like its: `"; did you mean 'x'?"`, or `""`."""
+    try:
+        return suggest(folder.name, [each.name for each in folder.parent.iterdir() if (each / "config.json").is_file()])
+    except OSError:
+        return ""
 
 
 def _check_directory(folder: Path) -> None:
@@ -208,7 +217,7 @@ def explained(source: str, what: str, trust: str | None = "model.trust_remote_co
         if isinstance(error, OSError) and not Path(source).is_dir():
             raise ModelError(
                 f"{source} is neither a directory here nor a {what} the hub could give (a hub id needs the network, or "
-                f"an earlier download; a private one needs `hf auth login`){said_by(error)}"
+                f"an earlier download; a private one needs `hf auth login`){_near(Path(source))}{said_by(error)}"
             ) from error
         raise ModelError(
             f"{source}: the {what} cannot be loaded; check its files, or download it again{said_by(error)}"
