@@ -131,7 +131,10 @@ def resume(
         bool, typer.Option("--changed", help="Accept changed settings or data; the resume is then not exact.")
     ] = False,
 ) -> None:
-    """Continue a stopped or killed run, exactly where it was."""
+    """Continue a stopped or killed run, exactly where it was: its newest checkpoint.
+
+    `kill -USR1 PID` asks a run that goes on for a checkpoint, and run.max_minutes=N ends one in order.
+    """
     from oncurve.run import resume_any
 
     exit_with(resume_any(directory, overrides or [], changed))

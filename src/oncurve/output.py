@@ -223,16 +223,15 @@ _own = False
 def own_process() -> Iterator[None]:
     """A context in which the command owns this process and may end it. Python code that calls oncurve keeps its own.
 
-    A missing reader is from now on an error of a write, not the end of the process, and SIGUSR1, which asks a run for a
-    checkpoint, has no effect before training.
+    A missing reader is from now on an error of a write, not the end of the process.
     """
     global _own
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it, unless the caller changed it
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     before, _own = _own, True
     try:
-        yield
+        with checkpoint_may_be_asked():
+            yield
     finally:
         _own = before
 
@@ -240,6 +239,42 @@ def own_process() -> Iterator[None]:
 def process_is_own() -> bool:
     """Whether this process is the command's own."""
     return _own
+
+
+_asked = False
+
+
+@contextmanager
+def checkpoint_may_be_asked() -> Iterator[None]:
+    """A context in which SIGUSR1, which asks a run for a checkpoint, is noted while nothing is trained yet.
+
+    The handler of the training takes its place, and begins with what was noted (`checkpoint_was_asked`). A process that
+    handles or ignores SIGUSR1 itself is left alone, and so is one outside the main thread.
+    """
+    global _asked
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        yield
+        return
+    _asked = False
+    signal.signal(signal.SIGUSR1, _note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def _note(number: int, frame: object) -> None:
+    global _asked
+    _asked = True
+    urgent("oncurve: SIGUSR1: nothing is trained now; a run that begins writes a checkpoint after its first step")
+
+
+def checkpoint_was_asked() -> bool:
+    """Whether SIGUSR1 came before the training, since the last call."""
+    global _asked
+    asked, _asked = _asked, False
+    return asked
 
 
 _displays: list[Callable[[str], None]] = []

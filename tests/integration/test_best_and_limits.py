@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import oncurve
 from fakes.killed_runs import KILLER, TIMES, command as process
 from fakes.project import ROWS, Said, lay_out, oncurve as run_command
 from oncurve.durable import read_json
+from oncurve.models.loading import ModelConfig
 from oncurve.run import resume_any
-from oncurve.trainer import StepResult
+from oncurve.trainer import HeldOut, StepResult, TrainerState
 
 Command = Callable[..., Said]
 REWARD = """
@@ -126,10 +129,48 @@ def test_a_run_without_a_directory_says_that_it_ended_early(
     monkeypatch.chdir(project)
     tables = {**SETTINGS, "checkpoint": {"best": "eval/accuracy"}, "eval": {**SETTINGS["eval"], "patience": 1}}
     with oncurve.train("recipe.toml", steps=9, settings=tables) as run:
-        assert len(run.metrics) == 2
+        assert len(run.metrics) == 1
     out = capfd.readouterr().out
-    assert "ended early after step 2: eval/accuracy has not been better in 1 evaluation" in out
+    assert "ended early after step 1: eval/accuracy has not been better than before training in 1 evaluation" in out
     assert "stays" not in out  # no checkpoint does
+
+
+def test_a_run_that_never_beats_its_start_ends_says_so_and_has_no_best_checkpoint(command: Command) -> None:
+    words = [word for word in WORDS if not word.startswith("checkpoint.best")]
+    words += ["checkpoint.best=eval/accuracy", "eval.patience=2", "run.steps=9", "--out", "out"]
+    said = command("train", "recipe.toml", *words)
+    assert "ended early after step 2: eval/accuracy has not been better than before training in 2" in said.out
+    assert "best    eval/accuracy 0 before training: no step was better" in said.out
+    assert list(checkpoints("out")) == ["step-000002"]
+    assert "eval/accuracy 0 at 0" in command("runs", ".").out
+    said = command("export", "out", "--step", "best")
+    assert said.code == 2
+    assert "no step was better than the start (eval/accuracy 0 before training)" in said.err
+    suggested = said.err.strip().rpartition("The newest: oncurve ")[2]
+    assert command(*shlex.split(suggested), "--out", "out/exported").code == 0
+
+
+def test_where_no_best_was_kept_the_advice_can_be_followed_on_a_finished_run(command: Command) -> None:
+    settings = {**SETTINGS, "checkpoint": {"every": 1, "keep": 9}}
+    oncurve.train("recipe.toml", out="out", steps=STEPS, settings=settings).close()
+    said = command("export", "out", "--step", "best")
+    best = best_of(lines("whole"))
+    assert (said.code, f"that of step {best} has the highest eval/reward" in said.err) == (2, True)
+    suggested = said.err.strip().rpartition(": oncurve ")[2]
+    assert suggested == f"export out --step {best}"
+    assert command(*shlex.split(suggested)).code == 0
+
+
+def test_the_start_is_the_first_value_to_beat_and_a_missing_one_is_none() -> None:
+    held_out = HeldOut(every=1, metric="eval/accuracy", patience=2)
+    state = held_out.after(TrainerState(), {})
+    assert (state.best, held_out.ends(state)) == (None, False)
+    state = held_out.after(state, {"eval/accuracy": 0.5})
+    for step, value in ((1, 0.4), (2, 0.5)):
+        assert not held_out.ends(state)
+        state = held_out.after(replace(state, step=step), {"eval/accuracy": value})
+    assert (state.best, state.best_step, state.since_best, held_out.ends(state)) == (0.5, 0, 2, True)
+    assert held_out.after(replace(state, step=3), {"eval/accuracy": 0.6}).best_step == 3
 
 
 @pytest.mark.slow
@@ -183,4 +224,27 @@ def test_sigusr1_makes_a_checkpoint_now_and_changes_no_bit(command: Command) -> 
     assert lines("out") == lines("whole")
     name = f"checkpoints/step-{STEPS:06d}/learner.safetensors"
     assert Path("out", name).read_bytes() == Path("whole", name).read_bytes()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.parametrize("by", ["the command", "Python"])
+def test_sigusr1_while_the_model_loads_counts(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capfd, by: str
+) -> None:
+    real, before = ModelConfig.build, signal.getsignal(signal.SIGUSR1)
+
+    def asked(*arguments: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(ModelConfig, "build", asked)
+    if by == "Python":
+        with oncurve.train("recipe.toml", out="out", steps=2, settings={"checkpoint": {"every": 0}}):
+            errors = capfd.readouterr().err
+    else:
+        said = command("train", "recipe.toml", "run.steps=2", "checkpoint.every=0", "--out", "out")
+        assert said.code == 0
+        errors = said.err
+    assert "SIGUSR1: nothing is trained now; a run that begins writes a checkpoint after its first step" in errors
+    assert list(checkpoints("out")) == ["step-000001", "step-000002"]
     assert signal.getsignal(signal.SIGUSR1) is before

@@ -90,7 +90,8 @@ def test_an_adapter_is_merged_or_alone(command: Command) -> None:
 REFUSED = {
     "run --step 7": "there is no checkpoint of step 7 in run/checkpoints; there is: 1, 2",
     "run --step last": "--step: expected the number of a step or \"best\", got 'last'",
-    "run --step best": "run has no best checkpoint",
+    "run --step best": "checkpoint.best is not set; there are checkpoints of the steps 1, 2: "
+    "oncurve export run --step 2",
     "run --adapter": "--adapter: the run trains all weights and has no adapter",
     "run --out model": "model exists; nothing is overwritten",
     "nothing": "nothing is not a folder",

@@ -210,6 +210,17 @@ def test_a_worker_that_others_kill_while_it_loads_is_started_once_more(tmp_path:
         assert [reply.value for reply in pool.run([1, 2])] == [1, 2]
 
 
+def test_a_signal_for_the_run_leaves_its_workers_alone(tmp_path: Path) -> None:
+    (tmp_path / "calm.py").write_text("import time\ntime.sleep(0.3)\ndef factory(): return lambda item: item\n")
+    with WorkerPool(f"{tmp_path}/calm.py:factory", {}, timeout_seconds=60) as pool:
+        pids = pool.pids
+        for _ in range(40):  # from the first instruction on, until after it has loaded
+            os.killpg(pids[0], signal.SIGUSR1)
+            time.sleep(0.02)
+        assert pool.run([1])[0].value == 1
+        assert pool.pids == pids
+
+
 def test_a_file_that_loops_when_it_is_imported_is_refused_within_the_stated_time(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text("while True:\n    pass\n")
     with WorkerPool(f"{tmp_path}/loop.py:make", {}, start_timeout_seconds=0.5) as pool:

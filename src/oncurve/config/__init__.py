@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         explains_arguments as explains_arguments,
         tables_of as tables_of,
     )
+    from oncurve.config.best import measured as measured
     from oncurve.config.columns import check_columns as check_columns
     from oncurve.config.completeness import check_complete as check_complete, missing as missing
     from oncurve.config.equation import explain as explain

@@ -147,8 +147,9 @@ class RunCheckpointSettings(CheckpointSettings):
     """Checkpoints, from which a stopped or killed run resumes, and of which one may be the best."""
 
     best: str | None = None
-    """The held-out metric, like "eval/accuracy", whose best checkpoint stays in addition to `keep`; more is better.
-    `oncurve export DIR --step best` writes its policy; none: no checkpoint is the best."""
+    """The held-out metric, like "eval/accuracy", whose best checkpoint stays in addition to `keep`; more is better. A
+    step must be better than all before it, and than the evaluation before training. `oncurve export DIR --step best`
+    writes its policy; none: no checkpoint is the best."""
 
 
 class EvalSettings(Component):
@@ -161,8 +162,8 @@ class EvalSettings(Component):
     """Evaluate before step 1, too; it is step 0 in `metrics.jsonl`."""
 
     patience: int = Field(default=0, ge=0, le=10**9)
-    """End the run after this many evaluations in a row in which `checkpoint.best` has not been better than before; 0:
-    never."""
+    """End the run after this many evaluations in a row in which `checkpoint.best` has not been better than before, the
+    evaluation before training included; 0: never."""
 
     limit: int | None = Field(default=None, ge=1)
     """Use only this many held-out prompts, the first ones; none: all."""

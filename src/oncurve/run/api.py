@@ -14,6 +14,7 @@ from oncurve.durable import read_log
 from oncurve.errors import ConfigError
 from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
+from oncurve.output import checkpoint_may_be_asked
 from oncurve.run.arguments import arguments_of, configured, data_arguments, reward_arguments
 from oncurve.run.assembly import Overrides, assemble
 from oncurve.run.common import KEY_OF, CommonSettings
@@ -53,6 +54,7 @@ OTHER_NAMES = {
 
 
 @explains_arguments(ARGUMENT_OF, OTHER_NAMES)
+@checkpoint_may_be_asked()
 def train(
     recipe: str | Path | None = None,
     *,
@@ -113,6 +115,7 @@ def train(
 
 
 @explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in ("model", "reward")}, OTHER_NAMES)
+@checkpoint_may_be_asked()
 def resume(
     directory: str | Path,
     *,

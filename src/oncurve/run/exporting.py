@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
-from oncurve.config import IN_MEMORY, RunConfig, load_config
+from oncurve.config import IN_MEMORY, RunConfig, load_config, measured
 from oncurve.errors import CheckpointError, ConfigError, RunDirectoryError, command
 from oncurve.models.loading import ADAPTER
 from oncurve.paths import usable_path
@@ -58,7 +58,7 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
         raise ConfigError("--adapter: the run trains all weights and has no adapter; leave it out")
     checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
     for attempt in range(1, ATTEMPTS + 1):
-        found = _chosen(checkpoints, step, directory)
+        found = _chosen(checkpoints, step, directory, config)
         number = int(found.record["trainer"]["step"])
         target = out or directory / "export" / (found.path.name + ("-adapter" if adapter else ""))
         _check_free(target)
@@ -72,7 +72,7 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     raise AssertionError
 
 
-def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path) -> FoundCheckpoint:
+def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config: RunConfig) -> FoundCheckpoint:
     """The checkpoint that `step` means."""
     if step is not None and step != "best" and not step.isdecimal():
         raise ConfigError(f'--step: expected the number of a step or "best", got {step!r}')
@@ -87,11 +87,34 @@ def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path) -> Foun
         return found
     best = int(found.record["trainer"].get("best_step", 0))
     if not best:
-        changed = command("resume", directory, "checkpoint.best=eval/accuracy")
-        raise RunDirectoryError(
-            f"{directory} has no best checkpoint: one is kept where checkpoint.best names a held-out metric ({changed})"
-        )
+        raise RunDirectoryError(f"{directory} has no best checkpoint: {_why_none(directory, found, config)}")
     return checkpoints.at(best)
+
+
+def _why_none(directory: Path, found: FoundCheckpoint, config: RunConfig) -> str:
+    """Why a run has no best checkpoint, and what can be exported in its place."""
+    metric, value = config.checkpoint.best, found.record["trainer"].get("best")
+    newest = int(found.record["trainer"]["step"])
+    if metric is not None and value is not None:
+        last = command("export", directory)
+        return f"no step was better than the start ({metric} {value:.4g} before training). The newest: {last}"
+    if metric is not None:
+        return f"{metric} has not been evaluated yet; the newest checkpoint is of step {newest}: " + command(
+            "export", directory
+        )
+    there = [number for number, _ in durable.numbered(directory / "checkpoints")]
+    lines = durable.read_log(directory / "metrics.jsonl", damaged=True)
+    values = {int(line["step"]): line for line in lines if line.get("step") in there}
+    for name in measured(config):
+        known = {step: float(line[name]) for step, line in values.items() if name in line}
+        if len(set(known.values())) > 1:
+            step = max(known, key=lambda number: known[number])
+            told = f"of its checkpoints that of step {step} has the highest {name} ({known[step]:.4g}): "
+            return "checkpoint.best is not set; " + told + command("export", directory, "--step", step)
+    steps = ", ".join(map(str, there))
+    return f"checkpoint.best is not set; there are checkpoints of the steps {steps}: " + command(
+        "export", directory, "--step", newest
+    )
 
 
 def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, adapter: bool) -> Exported:

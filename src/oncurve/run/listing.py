@@ -104,8 +104,7 @@ def _listed(path: Path) -> ListedRun:
     state: State = "running" if running else "finished" if finished else "stopped"
     named = _of(config, "checkpoint").get("best")
     metric = next((key for key in (named, *MEASURED) if any(key in line for line in lines)), None)
-    trained = [line for line in lines if line.get("step") or not named]  # a checkpoint of step 0 is never the best
-    best = max((line for line in trained if metric in line), key=lambda line: float(line[str(metric)]), default=None)
+    best = max((line for line in lines if metric in line), key=lambda line: float(line[str(metric)]), default=None)
     if best is None:
         return ListedRun(path, state, step, steps, age_seconds=age)
     return ListedRun(path, state, step, steps, metric, float(best[str(metric)]), int(best.get("step", 0)), age)

@@ -139,6 +139,10 @@ def best_of(run: Run) -> list[str]:
     metric, state, path = run.config.checkpoint.best, run.trainer.state, run.directory
     if metric is None or state.best is None or path is None:
         return []
+    if not state.best_step:
+        return [
+            f"best    {metric} {state.best:.4g} before training: no step was better, so there is no best checkpoint"
+        ]
     export = command("export", path.path, "--step", "best")
     return [f"best    {metric} {state.best:.4g} after step {state.best_step}: {export}"]
 
@@ -149,7 +153,8 @@ def ended_early(run: Run) -> list[str]:
     if not held_out.ends(state) or state.step >= run.config.run.steps:
         return []
     count = f"{state.since_best} evaluation{'' if state.since_best == 1 else 's'}"
-    return [f"ended early after step {state.step}: {metric} has not been better in {count}"]
+    start = " than before training" if state.best is not None and not state.best_step else ""
+    return [f"ended early after step {state.step}: {metric} has not been better{start} in {count}"]
 
 
 def _before_training(metrics: Mapping[str, float]) -> str:

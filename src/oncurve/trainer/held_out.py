@@ -28,13 +28,17 @@ class HeldOut:
         return self.every > 0 and (step % self.every == 0 or step == steps)
 
     def after(self, state: TrainerState, found: Mapping[str, float]) -> TrainerState:
-        """The state after an evaluation: of equal values the first stays the best; a missing value is no better one."""
+        """The state after an evaluation: of equal values the first stays the best; a missing value is no better one.
+
+        The value before step 1 is the first to beat. There is no checkpoint of it: the model that the run began with
+        has it, and `best_step` is 0 until a step is better.
+        """
         if self.metric is None:
             return state
         value = found.get(self.metric)
         if value is not None and (state.best is None or value > state.best):
             return replace(state, best=value, best_step=state.step, since_best=0)
-        return replace(state, since_best=state.since_best + 1)
+        return replace(state, since_best=state.since_best + 1) if state.step else state
 
     def ends(self, state: TrainerState) -> bool:
         """Whether the run is at its end early."""

@@ -61,7 +61,7 @@ class StopSignals:
     The second one ends the command's own process (`output.own_process`) at once. A process that only calls oncurve,
     such as a notebook's kernel, goes on: SIGINT raises KeyboardInterrupt there, as always, the others SystemExit.
 
-    SIGUSR1 asks for a checkpoint: `checkpoint_wanted` is then True once.
+    SIGUSR1 asks for a checkpoint: `checkpoint_wanted` is then True once; one that came before counts, too.
 
     Outside the main thread (a notebook's worker, a test) Python delivers no signals, and nothing is installed.
     The last checkpoint is valid in every case, because checkpoints are renamed into place whole.
@@ -73,7 +73,7 @@ class StopSignals:
         self.requested: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
         self._saving = False
-        self._checkpoint = False
+        self._checkpoint = output.checkpoint_was_asked()
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():

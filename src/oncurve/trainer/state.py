@@ -24,8 +24,8 @@ class TrainerState:
     seconds         time spent in steps so far
     kl_coef         β of the next step, where the KL is in the reward and adaptive
     entropy_coef    c of the next step, where the entropy bonus is adapted; `entropy`: of the last step, None: not known
-    best            the best value of `checkpoint.best` so far, None: none yet; `best_step`: after which step;
-                    `since_best`: evaluations since then
+    best            the best value of `checkpoint.best` so far, None: none yet; `best_step`: after which step, 0: before
+                    the first; `since_best`: evaluations since then
     surplus         groups that dynamic sampling has kept for the next step, in the order in which it trains on them
     """
 

@@ -213,6 +213,7 @@ class Trainer:
         """Evaluate the policy before step 1, where `held_out` wants it, as step 0 of the metrics."""
         if self.evaluator is not None and self.config.held_out.at_start and self.state.step == 0:
             metrics = {"step": 0.0, **self.evaluator(0)}
+            self.state = self.config.held_out.after(self.state, metrics)
             self.write_metrics(metrics)
             self.settle()
             self.on_start(metrics)

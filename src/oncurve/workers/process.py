@@ -98,6 +98,9 @@ class Worker:
         for_child, self.request = os.pipe()
         self.incoming, from_child = os.pipe()
         source = str(Path(__file__).parents[2])
+        mask = signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGUSR1}
+        )  # which is for the run; the worker unblocks it
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, source, str(for_child), str(from_child), str(os.getpid())],
@@ -111,6 +114,7 @@ class Worker:
                 env=dict(start.environment),
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(for_child)
             os.close(from_child)
         for descriptor in (self.request, self.incoming):

@@ -126,6 +126,8 @@ def _settle_in(request: int, reply: int) -> None:
     with contextlib.suppress(OSError):  # no stderr: what is printed goes nowhere
         os.dup2(2, 1)  # user code prints to stderr: a program may read the parent's stdout
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process may be stopped for printing to the terminal
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for the run, also where it is sent to all its processes
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
