@@ -156,6 +156,9 @@ _MEANINGS: dict[str, Word] = {
     "max_samples max_train_samples train_max_samples": Word(("data.limit",)),
     "save_steps save_freq save_interval checkpoint_interval": Word(("checkpoint.every",)),
     "save_total_limit max_actor_ckpt_to_keep max_ckpt_num": Word(("checkpoint.keep",)),
+    "rollout.keep keep_rollouts rollout_data_dir": Word(
+        ("rollouts.keep",), "the groups of every step are in rollouts/ of the run's folder, or of some steps"
+    ),
     "eval_steps test_freq eval_freq eval_interval": Word(("eval.every",)),
     "num_generations_eval val_kwargs.n": Word(("eval.n",)),
     "eval_temperature val_kwargs.temperature": Word(("eval.temperature",)),

@@ -1,6 +1,7 @@
 """`oncurve doctor` on runs of the built-in task that are ill, each in its own way, and on healthy ones."""
 
 import contextlib
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from oncurve import durable
 from oncurve.cli import app
 from oncurve.config import load_config
 from oncurve.doctor import Diagnosis, diagnose
+from oncurve.report import RolloutFiles
 from oncurve.run import train_recipe
 
 REWARDS = """
@@ -211,11 +214,10 @@ def test_memory_near_its_limit_is_found_by_what_the_environment_records(made, tm
 
 def test_a_torn_or_damaged_directory_is_read_as_far_as_it_goes(made, tmp_path: Path) -> None:
     out = made(*ILL["truncated"])
-    (tmp_path / "rollouts").mkdir()
     (tmp_path / "metrics.jsonl").write_bytes((out / "metrics.jsonl").read_bytes() + b'{"step": 5, "rew')
     (tmp_path / "config.toml").write_text("not [ toml")
     (tmp_path / "environment.json").write_text("[]")
-    (tmp_path / "rollouts" / "step-000004.jsonl").write_text('{"no": "group"}\nnot json\n')
+    durable.write_file(RolloutFiles(tmp_path).path(4), gzip.compress(b'{"no": "group"}\nnot json\n'))
     code, text = run_doctor(str(tmp_path))
     assert code == 1
     assert "truncated (alarm), step" in text

@@ -18,6 +18,7 @@ import torch
 from oncurve import durable
 from oncurve.config.layers import RECIPES
 from oncurve.metrics import METRICS
+from oncurve.report import RolloutFiles
 
 KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
 STEPS_PER_KILL = 4
@@ -44,10 +45,15 @@ VARIANTS = {
         "critic.learning_rate=1e-3",
         "critic.warmup_steps=2",
     ],
-    "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup_alpha=0.5"],
+    "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup_alpha=0.5", "rollouts.keep=last 3"],
     "dynamic": ["model.dtype=float32", "rollout.group_size=6", "filter.dynamic_sampling=true", "filter.max_rounds=30"],
     "lora": ["model.dtype=bfloat16", "lora.rank=4", "reference.every=2", "reference.mixup_alpha=0.5"],
-    "process": ["model.dtype=float32", "advantage.kind=process", "rewards=[{kind='task_steps'}]"],
+    "process": [
+        "model.dtype=float32",
+        "advantage.kind=process",
+        "rewards=[{kind='task_steps'}]",
+        "rollouts.keep=every 3",
+    ],
 }
 
 
@@ -143,8 +149,10 @@ def compare(first: Path, second: Path, steps: int) -> None:
     assert trained == list(range(1, steps + 1))
     for left, right in zip(one_lines, two_lines, strict=True):
         assert {k: v for k, v in left.items() if k not in TIMES} == {k: v for k, v in right.items() if k not in TIMES}
-    for path in sorted((first / "rollouts").iterdir()):
-        assert path.read_bytes() == (second / "rollouts" / path.name).read_bytes(), path.name
+    kept = RolloutFiles(first), RolloutFiles(second)
+    assert kept[0].steps() == kept[1].steps()
+    for step in kept[0].steps():
+        assert kept[0].path(step).read_bytes() == kept[1].path(step).read_bytes(), step
 
 
 @pytest.mark.slow
@@ -165,8 +173,8 @@ def no_group_twice_and_none_lost(out: Path) -> None:
     """Every group that was sampled was trained on or left out in one step, or waits in the last checkpoint."""
     every = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in every if line["step"]]  # step 0 is the evaluation before training
-    files = sorted((out / "rollouts").iterdir())
-    groups = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    files = RolloutFiles(out)
+    groups = [group for step in files.steps() for group in files.read(step)]
     names = [(group["draw"], group["prompt"]["id"], group["completions"][0]["sample_index"]) for group in groups]
     assert len(names) == len(set(names)) == sum(line["groups/sampled"] for line in lines) - lines[-1]["groups/surplus"]
     trained = [group for group in groups if group["completions"][0]["advantage"] is not None]

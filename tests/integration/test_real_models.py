@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from oncurve.config.layers import RECIPES
+from oncurve.report import RolloutFiles
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ def oncurve(*arguments: str) -> str:
 
 
 def groups_of(out: Path, step: int) -> list[dict]:
-    return [json.loads(line) for line in (out / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()]
+    return RolloutFiles(out).read(step)
 
 
 def reference_loss(network: torch.nn.Module, groups: list[dict]) -> float:

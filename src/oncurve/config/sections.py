@@ -59,7 +59,7 @@ from oncurve.rewards import RewardSettings
 from oncurve.rollout import ENGINE_KINDS, EngineConfig, LocalEngine, Sampling
 from oncurve.spec import Component, kind_of
 from oncurve.tracking import TrackingSettings
-from oncurve.trainer import Advantage, IterativeSettings
+from oncurve.trainer import Advantage, IterativeSettings, RolloutsSettings
 from oncurve.types import TokenWeights, TrainBatch
 
 
@@ -207,6 +207,7 @@ class RunConfig(Component):
     reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
     iterative: IterativeSettings = IterativeSettings()
     checkpoint: RunCheckpointSettings = RunCheckpointSettings()
+    rollouts: RolloutsSettings = RolloutsSettings()
     eval: EvalSettings = EvalSettings()
     tracking: TrackingSettings = TrackingSettings()
 
@@ -317,6 +318,7 @@ SECTIONS: dict[str, Section] = {
     "reward_model": Section(REWARD_MODEL_KINDS, "none"),
     "iterative": fixed(IterativeSettings),
     "checkpoint": fixed(RunCheckpointSettings),
+    "rollouts": fixed(RolloutsSettings),
     "eval": fixed(EvalSettings),
     "tracking": fixed(TrackingSettings),
 }

@@ -164,9 +164,10 @@ def _since(course: Course, step: int) -> Course:
 
 
 def _last_groups(record: RunRecord) -> tuple[SampledGroup, ...]:
-    """The groups of the last steps; without those that cannot be read."""
+    """The groups of the last steps, as far as they are kept; without those that cannot be read."""
     found: list[SampledGroup] = []
-    for step in record.steps[-LEAST_STEPS:]:
+    last = int(record.metrics[-1].get("step", len(record.metrics)))
+    for step in (step for step in record.steps if step > last - LEAST_STEPS):
         for group in record.groups(step):
             try:
                 found.append(SampledGroup.read(group))

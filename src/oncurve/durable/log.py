@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from oncurve.durable.files import storage_errors, sync_directory
 from oncurve.errors import CheckpointError
 
 _CHUNK_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 12
 
 
 class AppendLog(Closing):
@@ -87,15 +91,18 @@ class AppendLog(Closing):
 
 
 def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
-    """The records of an append log; a torn last line is left out.
+    """The records of an append log, or of a file of such lines that gzip has compressed (`.gz`).
 
-    Raises CheckpointError, naming file and line; with `damaged` such a line is left out instead.
+    A torn last line is left out. Raises CheckpointError, naming file and line; with `damaged` such a line is left out.
     """
     records = []
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if path.suffix == ".gz":
+        content = _decompressed(path, content, damaged)
+    lines = content.split(b"\n")[:-1]
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
@@ -107,6 +114,20 @@ def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
         else:
             records.append(record)
     return records
+
+
+def _decompressed(path: Path, content: bytes, damaged: bool) -> bytes:
+    """What gzip has compressed; of a `damaged` file as much as can be had. Raises CheckpointError."""
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        if not damaged:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+    parts, inner = [], zlib.decompressobj(wbits=31)  # 31: gzip's header and check
+    with suppress(zlib.error):
+        for start in range(0, len(content), _PIECE_BYTES):
+            parts.append(inner.decompress(content[start : start + _PIECE_BYTES]))
+    return b"".join(parts)
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:

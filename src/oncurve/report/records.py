@@ -13,11 +13,12 @@ from torch import Tensor
 
 from oncurve.durable import read_json, read_log
 from oncurve.errors import CheckpointError, RunDirectoryError
+from oncurve.report.rollouts import RolloutFiles
 from oncurve.types import Completion, Group, Score
 
 
 def group_record(group: Group, advantages: Tensor | Sequence[float] | None = None) -> dict[str, Any]:
-    """A scored group as one line of `rollouts/step-000012.jsonl`: plain JSON values, nothing non-finite.
+    """A scored group as one line of `rollouts/step-000012.jsonl.gz`: plain JSON values, nothing non-finite.
 
     advantages   (n, T) over the group's completions and tokens, or one per completion (n,); None: not known
     returns      {"draw": 11,
@@ -115,7 +116,7 @@ def _plain(value: Any) -> Any:
 class RunRecord:
     """A run on disk. What is not there (yet) is empty.
 
-    metrics      one mapping per step, in order            rollouts     step -> the file that holds its groups
+    metrics      one mapping per step, in order            steps       those whose groups are kept, ascending
     config       `config.toml`, parsed and as text       environment  `environment.json`
     evaluation   `evaluation.json`: {"before": Evaluation.to_json(), "after": ..., "gain": [value, low, high]}
     damage       a sentence for each of these files that is damaged, whose damaged part is left out
@@ -123,21 +124,16 @@ class RunRecord:
 
     directory: Path
     metrics: tuple[Mapping[str, float], ...] = ()
-    rollouts: Mapping[int, Path] | None = None
+    steps: tuple[int, ...] = ()
     config: Mapping[str, Any] | None = None
     config_text: str = ""
     environment: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None
     damage: tuple[str, ...] = ()
 
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The steps whose groups are on the disk, ascending."""
-        return tuple(sorted(self.rollouts or {}))
-
     def groups(self, step: int) -> list[dict[str, Any]]:
-        """The groups of one step, as `group_record` wrote them. Raises KeyError for a step that is not there."""
-        return read_log((self.rollouts or {})[step], damaged=True)
+        """The groups of one step, as `group_record` made them; empty where they are not kept, or no longer."""
+        return RolloutFiles(self.directory).read(step)
 
 
 def read_run(directory: Path) -> RunRecord:
@@ -159,11 +155,7 @@ def read_run(directory: Path) -> RunRecord:
     return RunRecord(
         directory=directory,
         metrics=_metrics(metrics, damage),
-        rollouts={
-            int(path.stem.removeprefix("step-")): path
-            for path in (directory / "rollouts").glob("step-*.jsonl")
-            if path.stem.removeprefix("step-").isdigit()
-        },
+        steps=RolloutFiles(directory).steps(),
         config=_parsed(text),
         config_text=text,
         environment=_object(environment, damage),

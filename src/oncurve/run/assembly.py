@@ -145,7 +145,7 @@ class Run:
     def begin(self) -> None:
         """Start a new run in the open directory."""
         assert self.directory is not None
-        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state)
+        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state, self.config.rollouts)
 
     def restore(self) -> list[str]:
         """Load the newest checkpoint that verifies; returns remarks on it for the user, one per line."""
@@ -159,7 +159,7 @@ class Run:
             changes = environment_changes(before, self.trainer.environment or {})
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
-        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state)
+        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state, self.config.rollouts)
         return [*lines, *self.trainer.recorder.notes]
 
 

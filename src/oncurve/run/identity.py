@@ -37,6 +37,7 @@ FREE = (
     "run.grace_seconds",
     "run.max_minutes",
     "checkpoint.*",
+    "rollouts.*",
     "tracking.*",
     "eval.every",
     "eval.at_start",

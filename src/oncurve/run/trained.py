@@ -14,7 +14,7 @@ from oncurve.data import Prompts, Rows, check_row
 from oncurve.display import run_card
 from oncurve.errors import ConfigError
 from oncurve.evaluate import EVALUATION_DRAW, Evaluation
-from oncurve.report import Groups, Page, charts_page, group_record, read_run, report_page
+from oncurve.report import Groups, Page, charts_page, group_record, read_run, report_page, steps_in_words
 from oncurve.rollout import sample
 from oncurve.run.assembly import Run
 from oncurve.trainer import StepResult
@@ -129,8 +129,10 @@ class TrainedRun(Closing):
             )
         record = read_run(self.directory)
         if not record.steps or (step is not None and step not in record.steps):
-            known = f"those of {len(record.steps)} steps, the last is {record.steps[-1]}" if record.steps else "none"
-            raise ConfigError(f"{self.directory} has no groups of step {step}; it has {known}")
+            keep = self.run.config.rollouts.keep
+            asked = "a step" if step is None else f"step {step}"
+            known = f"rollouts.keep = {keep!r}, and there are those of: {steps_in_words(record.steps)}"
+            raise ConfigError(f"{self.directory} has no groups of {asked}; {known}")
         chosen = record.steps[-1] if step is None else step
         return Groups(record.groups(chosen), chosen)
 

@@ -22,6 +22,7 @@ from oncurve.trainer.protocols import Advantage as Advantage, OuterLoop as Outer
 from oncurve.trainer.recorder import Recorder as Recorder
 from oncurve.trainer.replay import Replay as Replay
 from oncurve.trainer.result import StepResult as StepResult
+from oncurve.trainer.retention import RolloutsSettings as RolloutsSettings
 from oncurve.trainer.reward_training import RewardTraining as RewardTraining, updates_of as updates_of
 from oncurve.trainer.state import TrainerState as TrainerState
 from oncurve.trainer.surplus import DynamicSampling as DynamicSampling

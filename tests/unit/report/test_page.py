@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from oncurve.report import group_record, read_run, render_report, write_report
+from oncurve.report import RolloutFiles, group_record, read_run, render_report, write_report
 from oncurve.types import Completion, Group, Prompt, Score
 
 EVIL = (
@@ -34,7 +34,6 @@ class Elements(HTMLParser):
 
 
 def make_run(directory, text="7*8=56", steps=30, rewards=(1.0, 0.0), **more) -> None:
-    (directory / "rollouts").mkdir(exist_ok=True)
     lines = [
         {"step": s, "reward/mean": s / steps, "policy/kl": 0.01 * s, "time/step": 2.0, "tokens/sampled": 100}
         for s in range(1, steps + 1)
@@ -50,7 +49,7 @@ def make_run(directory, text="7*8=56", steps=30, rewards=(1.0, 0.0), **more) -> 
         )
         scored = Group(Prompt(3, f"ask {text}", (1,)), completions, tuple(Score(r) for r in rewards), draw=step)
         record = {"step": step, **group_record(scored, [r - mean for r in rewards])}
-        (directory / "rollouts" / f"step-{step:06d}.jsonl").write_text(json.dumps(record) + "\n")
+        RolloutFiles(directory).write(step, [record])
 
 
 def test_the_page_is_whole_and_asks_nothing_of_anyone(tmp_path) -> None:
@@ -154,7 +153,7 @@ def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
     make_run(tmp_path)
     completion = Completion((1,), "", (-1.0,), "stop", 0, 1)
     group = Group(Prompt(0, "p", (1,)), (completion,), (Score(0.0, valid=False, fault="raised: <boom>"),))
-    (tmp_path / "rollouts" / "step-000001.jsonl").write_text(json.dumps({"step": 1, **group_record(group)}) + "\n")
+    RolloutFiles(tmp_path).write(1, [{"step": 1, **group_record(group)}])
     html = render_report(read_run(tmp_path))
     assert "not scored: raised: &lt;boom&gt;" in html
     assert "(nothing)" in html
@@ -175,9 +174,9 @@ def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) ->
 
 def test_one_answer_with_a_critic_teaches_something(tmp_path) -> None:
     make_run(tmp_path, rewards=(1.0,))
-    path = tmp_path / "rollouts" / "step-000001.jsonl"
-    path.write_text(path.read_text().replace('"advantage": 0.0', '"advantage": 0.5'))
-    (tmp_path / "rollouts" / "step-000030.jsonl").unlink()
+    files = RolloutFiles(tmp_path)
+    files.write(1, json.loads(json.dumps(files.read(1)).replace('"advantage": 0.0', '"advantage": 0.5')))
+    files.remove(30)
     html = render_report(read_run(tmp_path))
     assert "teaches nothing" not in html
     assert "Mean reward 1, standard deviation 0." in html

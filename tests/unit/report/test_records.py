@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oncurve.errors import RunDirectoryError
-from oncurve.report import group_record, read_run
+from oncurve.report import RolloutFiles, group_record, read_run
 from oncurve.trainer import Recorder, TrainerState
 from oncurve.types import Completion, Group, Prompt, Score
 
@@ -95,11 +95,9 @@ def test_advantages_of_another_group_are_refused() -> None:
 
 
 def test_a_run_is_read_back(tmp_path) -> None:
-    (tmp_path / "rollouts").mkdir()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
     (tmp_path / "config.toml").write_text("[run]\nsteps = 3\n")
-    line = json.dumps({"step": 1, **group_record(group((Score(1.0), Score(0.0))), [1.0, -1.0])})
-    (tmp_path / "rollouts" / "step-000001.jsonl").write_text(line + "\n")
+    RolloutFiles(tmp_path).write(1, [{"step": 1, **group_record(group((Score(1.0), Score(0.0))), [1.0, -1.0])}])
     run = read_run(tmp_path)
     assert [dict(m) for m in run.metrics] == [{"step": 1, "reward/mean": 0.5}]
     assert run.steps == (1,)

@@ -142,7 +142,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-LINKS = [*FILES, *FOLDERS, "checkpoints/step-000001", "checkpoints/frozen/x", "rollouts/step-000008.jsonl", LOCK]
+LINKS = [*FILES, *FOLDERS, "checkpoints/step-000001", "checkpoints/frozen/x", "rollouts/step-000008.jsonl.gz", LOCK]
 
 
 @pytest.mark.parametrize("name", LINKS)

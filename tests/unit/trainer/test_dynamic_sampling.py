@@ -17,6 +17,7 @@ from oncurve import durable
 from oncurve.data import PromptOrder
 from oncurve.errors import TrainingError
 from oncurve.metrics import METRICS, Metrics
+from oncurve.report import RolloutFiles
 from oncurve.trainer import Collected, DynamicSampling, TrainerState
 from oncurve.trainer.surplus import SurplusGroup, load_surplus, save_surplus
 from oncurve.types import Completion, Group, Prompt, Score
@@ -200,7 +201,7 @@ def test_a_step_without_any_group_to_train_on_ends_the_run(tmp_path: Path) -> No
     with pytest.raises(TrainingError, match=r"none of the 6 groups that were sampled in 2 rounds \(filter\.max_rounds"):
         loop.train()
     assert loop.state.step == 0
-    assert len((tmp_path / "rollouts" / "step-000001.jsonl").read_text().splitlines()) == 6
+    assert len(RolloutFiles(tmp_path).read(1)) == 6
 
 
 def test_without_the_filter_a_step_is_one_round_of_all_groups() -> None:
@@ -260,7 +261,7 @@ def files(run: Path, step: int) -> dict[str, bytes]:
     folder = run / "checkpoints" / f"step-{step:06d}"
     kept = {name: folder / name for name in ("learner.safetensors", "surplus.jsonl") if (folder / name).exists()}
     return {name: path.read_bytes() for name, path in kept.items()} | {
-        "rollouts": (run / "rollouts" / f"step-{step:06d}.jsonl").read_bytes()
+        "rollouts": RolloutFiles(run).path(step).read_bytes()
     }
 
 

@@ -1,0 +1,64 @@
+"""A run whose directory keeps the groups of some steps only: command, notebook, report, doctor, resume."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import oncurve
+from fakes.project import Said, lay_out, oncurve as run_command
+from oncurve.errors import ConfigError
+from oncurve.report import RolloutFiles
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(lay_out(tmp_path))
+    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
+
+
+def test_a_run_with_gaps_is_trained_reported_examined_and_read(command: Command) -> None:
+    said = command("train", "recipe.toml", "run.steps=7", "rollouts.keep=every 3", "--out", "out")
+    assert said.code == 0, said
+    assert RolloutFiles(Path("out")).steps() == (1, 3, 6, 7)
+    assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 7
+    html = Path("out/report.html").read_text()
+    assert "Step 1. " in html
+    assert "Step 7. " in html
+    examined = command("doctor", "out", "--json")
+    assert json.loads(examined.out.splitlines()[-1])["steps"] == 7
+    with oncurve.resume("out") as run:
+        assert [group["step"] for group in run.groups()] == [7, 7]
+        assert [group["step"] for group in run.groups(3)] == [3, 3]
+        with pytest.raises(ConfigError) as caught:
+            run.groups(5)
+        assert str(caught.value) == (
+            "out has no groups of step 5; rollouts.keep = 'every 3', and there are those of: 1, 3, 6 … 7"
+        )
+        run.report()
+
+
+def test_a_resume_may_change_what_is_kept_and_stays_exact(command: Command) -> None:
+    settings = ["run.steps=6", "checkpoint.every=2"]
+    assert command("train", "recipe.toml", *settings, "--out", "whole").code == 0
+    assert command("train", "recipe.toml", "run.steps=4", "checkpoint.every=2", "--out", "out").code == 0
+    said = command("resume", "out", "run.steps=6", "rollouts.keep=last 3")
+    assert said.code == 0, said
+    assert "exact: the run goes on to the same numbers" in said.out
+    assert RolloutFiles(Path("out")).steps() == (4, 5, 6)
+    for step in (4, 5, 6):
+        one, two = (RolloutFiles(Path(run)).path(step).read_bytes() for run in ("whole", "out"))
+        assert one == two
+    weights = "checkpoints/step-000006/learner.safetensors"
+    assert Path("out", weights).read_bytes() == Path("whole", weights).read_bytes()
+    assert command("export", "out").code == 0
+
+
+def test_a_wrong_value_is_refused_before_anything_is_loaded(command: Command) -> None:
+    said = command("train", "recipe.toml", "rollouts.keep=20", "--out", "out")
+    assert said.code == 2
+    assert 'rollouts.keep: expected "all", "last 20" or "every 10"' in said.err
+    assert not Path("out").exists()
