@@ -18,3 +18,6 @@ if TYPE_CHECKING:
 
 
 __getattr__, __all__ = lazily(__name__)
+
+DIALECTS: dict[str, str] = {}
+"""By the tool's name, the module with its `DIALECT`, a `Dialect`, and `ABOUT`, the page's text in Markdown."""

@@ -21,6 +21,9 @@ from oncurve.spec import suggest
 
 Fate = Literal["translated", "no meaning", "refused"]
 
+LONGEST = 120
+"""The most characters of a value that is quoted."""
+
 MANY = "rewards"
 """The setting that is a list of tables: what several keys give is put together."""
 
@@ -126,6 +129,7 @@ class Line:
     def source(self) -> str:
         """The tool's key and its value, as messages and recipes quote them."""
         value = self.value if isinstance(self.value, str) else json.dumps(self.value, default=str)
+        value = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
         return f"{self.key.theirs}={value}" if self.given else f"default of {self.key.theirs}"
 
 
@@ -227,7 +231,8 @@ def _names(text: str, setting: str) -> bool:
 
 
 def _placed(name: str, said: Said | None) -> str:
-    return name if said is None or not said.place else f"{said.place}: {name}"
+    plain = name if name.isprintable() and len(name) <= 100 else shown(name)
+    return plain if said is None or not said.place else f"{said.place}: {plain}"
 
 
 def _settled(lines: Sequence[Line]) -> tuple[list[Line], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from oncurve.compat.dialect import Translation
@@ -9,12 +10,14 @@ from oncurve.config import RunConfig, load_config
 from oncurve.errors import ConfigError
 
 
-def config_of(translation: Translation) -> tuple[RunConfig, Path]:
+def config_of(translation: Translation, overrides: Iterable[str] = ()) -> tuple[RunConfig, Path]:
     """The configuration that a translation describes, and the folder that its relative paths start in.
+
+    `overrides` are words of oncurve, like `"kl.coef=0.01"`, and win.
 
     Raises ConfigError for what `load_config` refuses, each line with the tool's key that the setting comes from.
     """
     try:
-        return load_config(settings=translation.settings)
+        return load_config(None, overrides, settings=translation.settings)
     except ConfigError as error:
         raise ConfigError(translation.explained(str(error))) from None

@@ -43,7 +43,8 @@ def _source(line: Line) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """The text of a comment: control characters, which TOML has no comments with, are escaped."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(text.split()))
 
 
 def _explained(key: str, value: Any, source: str) -> list[str]:

@@ -1,8 +1,10 @@
 """The translation of another tool's settings, on a table made up here, and the recipe that is printed of it."""
 
 import tomllib
+from collections import Counter
 
 import pytest
+from tests.fakes.mutations import Pairs, accounted, mutations
 
 from oncurve.compat.dialect import Dialect, Key, Said, Values
 from oncurve.compat.loading import config_of
@@ -15,20 +17,31 @@ TOOL = Dialect(
     (
         Key("optim.lr", ("learner.learning_rate",), types=(float,), default=1e-5, applied=True),
         Key("optim.decay", ("learner.weight_decay",), types=(float,), default=0.01, applied=True),
-        Key("rows", ("data.prompts_per_step",), "in completions", lambda rows, values: _prompts(rows, values)),
+        Key(
+            "rows",
+            ("data.prompts_per_step",),
+            "in completions",
+            lambda rows, values: _prompts(rows, values),
+            types=(int,),
+        ),
         Key("group", ("rollout.group_size",), types=(int,), default=4),
         Key("size", ("rollout.group_size",), types=(int,)),
         Key("fused", (), "always"),
         Key("top_p", (), "completions are sampled whole", refused=True, harmless=(1, 1.0, None)),
         Key("stop", ("rollout.stop",), types=(list, str)),
-        Key("reward", ("rewards",), make=lambda name, _: {"rewards": [{"kind": name, "kwargs": {"a b": [1, "x"]}}]}),
-        Key("reward_two", ("rewards",), make=lambda name, _: {"rewards": [{"kind": name}]}),
+        Key(
+            "reward",
+            ("rewards",),
+            types=(str,),
+            make=lambda name, _: {"rewards": [{"kind": name, "kwargs": {"a b": [1, "x"]}}]},
+        ),
+        Key("reward_two", ("rewards",), types=(str,), make=lambda name, _: {"rewards": [{"kind": name}]}),
     ),
 )
 
 
 def _prompts(rows: int, values: Values) -> dict[str, int]:
-    if rows % values["group"]:
+    if values["group"] < 1 or rows % values["group"]:
         raise ConfigError(f"{rows} completions are no whole groups of {values['group']}")
     return {"data.prompts_per_step": rows // values["group"]}
 
@@ -123,3 +136,17 @@ def test_every_key_that_a_complaint_is_about_is_named():
         "rollout.group_size: set it to 2, or learner.learning_rate (tool: optim.lr=2.0, group=1)",
         "learner.learning_rates: unknown",
     ]
+
+
+def test_settings_that_people_get_wrong_are_translated_or_refused():
+    valid = {"optim.lr": 1e-5, "group": 4, "rows": 8, "fused": True, "stop": ["\n"], "top_p": 1.0, "reward": "math"}
+    seen = [accounted(each, lambda pairs: TOOL.translate(once(pairs))) for each in mutations(valid, 200)]
+    assert set(seen) == {"translated", "refused", "impossible"}
+
+
+def once(pairs: Pairs) -> dict[str, Said]:
+    """The settings by name. Raises ConfigError: one is given twice."""
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{twice[0]}: given twice")
+    return {name: Said(value, "line 3") for name, value in pairs}
