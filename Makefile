@@ -8,14 +8,15 @@ TORCH ?= auto
 BIN := $(VENV)/bin
 SETUP := PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" sh scripts/setup.sh
 
+INSPECT_VENV ?= .venv-inspect
 BENCH_VENV ?= .venv-bench
 BENCH := $(BENCH_VENV)/bin/python -m bench
 
-.PHONY: demo test slow isa check format lint types layers ten-seeds bench bench-quick performance-doc science clean help
+.PHONY: demo test slow isa check format lint types layers inspect-check ten-seeds bench bench-quick performance-doc science clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | isa | format | ten-seeds | bench | bench-quick | performance-doc | science | clean"
+	@echo "make demo | test | check | slow | isa | inspect-check | format | ten-seeds | bench | bench-quick | performance-doc | science | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
@@ -35,6 +36,16 @@ slow: $(VENV)/.installed-dev
 # The tests whose numbers depend on the processor, under four instruction sets; `make isa ISA=avx2` runs one.
 isa: $(VENV)/.installed-dev
 	$(BIN)/python scripts/instruction_sets.py $(ISA)
+
+$(INSPECT_VENV)/.installed: tests/inspect-requirements.txt
+	$(PYTHON) -m venv $(INSPECT_VENV)
+	$(INSPECT_VENV)/bin/python -m pip --disable-pip-version-check install -q -r $<
+	@touch $@
+
+# `oncurve export --to inspect`, read back by Inspect's own library, which has an environment of its own (300 MB): its
+# pins are not oncurve's.
+inspect-check: $(VENV)/.installed-dev $(INSPECT_VENV)/.installed
+	ONCURVE_INSPECT_PYTHON=$(abspath $(INSPECT_VENV)/bin/python) $(BIN)/python -m pytest tests/integration/test_inspect.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
@@ -78,4 +89,4 @@ science: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m bench.science.page
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(INSPECT_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

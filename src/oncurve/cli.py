@@ -160,7 +160,7 @@ def runs(
 def export(
     directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
     step: Annotated[
-        str | None, typer.Option("--step", help="A step that has a checkpoint, or best (default: the newest).")
+        str | None, typer.Option("--step", help="A step, or best (default: the newest; for inspect all).")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder to write; it must not exist yet (default: in DIR/export).")
@@ -168,11 +168,23 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write the LoRA adapter alone; else it is merged into the weights.")
     ] = False,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="huggingface: the policy; inspect: the rollouts as eval logs of Inspect, by step."),
+    ] = "huggingface",
 ) -> None:
-    """Write the policy of a checkpoint in Hugging Face form, also while the run goes on."""
-    from oncurve.run import export_run
+    """Write the policy of a checkpoint in Hugging Face form, or the rollouts for Inspect.
 
-    say(export_run(directory, step, out, adapter).text())
+    The run may be going on.
+    """
+    from oncurve.errors import ConfigError
+    from oncurve.run import export_logs, export_run
+
+    if to not in ("huggingface", "inspect"):
+        raise ConfigError(f"--to: expected huggingface or inspect, got {to!r}")
+    if adapter and to == "inspect":
+        raise ConfigError("--adapter: logs of Inspect hold no weights; leave it out")
+    say((export_logs(directory, step, out) if to == "inspect" else export_run(directory, step, out, adapter)).text())
 
 
 @app.command("eval", cls=CommandWithExamples)

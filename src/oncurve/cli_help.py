@@ -14,7 +14,10 @@ EXAMPLES = {
     "init": ("oncurve init", "oncurve init gsm8k --out mine.toml"),
     "resume": ("oncurve resume runs/gsm8k", "oncurve resume runs/gsm8k run.steps=500"),
     "runs": ("oncurve runs", "oncurve runs runs/gsm8k --json"),
-    "export": ("oncurve export runs/gsm8k", "oncurve export runs/gsm8k --step best --out best"),
+    "export": (
+        "oncurve export runs/gsm8k --step best --out best",
+        "oncurve export runs/gsm8k --to inspect",
+    ),
     "data check": (
         "oncurve data check gsm8k.toml",
         "oncurve data check Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math",

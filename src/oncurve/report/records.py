@@ -27,9 +27,10 @@ def group_record(group: Group, advantages: Tensor | Sequence[float] | None = Non
                                    "valid": true, "parts": {"exact": 1.0}, "fault": null, "advantage": 0.71,
                                    "policy_version": 11}, ...]}
 
-    Some completions have more: `trained`, false at the tokens that the policy did not write; `extras`, what a reward
-    reports in addition to its value, {"component/name": value}; `step_ends` (the index of each step's last token),
-    `step_rewards` and `step_offsets` (where in `text` it ends), if its steps were scored.
+    A prompt of more than one chat message has them as `messages`. Some completions have more: `trained`, false at the
+    tokens that the policy did not write; `extras`, what a reward reports in addition to its value,
+    {"component/name": value}; `step_ends` (the index of each step's last token), `step_rewards` and `step_offsets`
+    (where in `text` it ends), if its steps were scored.
     `advantage` is the tokens' common value; where tokens differ (steps were scored) it is their mean and the token
     values follow under `advantages`. It is null where the completion is not valid or nothing is known. A non-finite
     number becomes null. Raises ValueError: advantages for another number of completions.
@@ -42,9 +43,12 @@ def group_record(group: Group, advantages: Tensor | Sequence[float] | None = Non
     scores = group.scores or (None,) * len(group.completions)
     prompt = group.prompt
     columns = {key: _plain(value) for key, value in prompt.columns.items()}
+    asked: dict[str, Any] = {"id": prompt.id, "text": prompt.text, "ids": list(prompt.ids), "columns": columns}
+    if prompt.messages is not None and len(prompt.messages) > 1:
+        asked["messages"] = _plain(prompt.messages)
     return {
         "draw": group.draw,
-        "prompt": {"id": prompt.id, "text": prompt.text, "ids": list(prompt.ids), "columns": columns},
+        "prompt": asked,
         "completions": [
             _completion_record(completion, score, row)
             for completion, score, row in zip(group.completions, scores, rows, strict=True)

@@ -1,0 +1,104 @@
+"""`oncurve export --to inspect` on a real run, read back and served by Inspect's own library.
+
+`make inspect-check` makes an environment with the library, and names its interpreter by ONCURVE_INSPECT_PYTHON.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import oncurve
+from fakes.project import Said, lay_out, oncurve as run_command
+from oncurve.report import read_run
+
+Command = Callable[..., Said]
+READER = Path(__file__).parents[1] / "fakes" / "inspect_reader.py"
+REWARDS = [
+    {"kind": "regex", "pattern": "w1", "processes": 1},
+    {"kind": "python", "path": "reward.py:length", "weight": 0.5, "processes": 1},
+]
+FAULTY = """
+def length(completion, answer):
+    return float("nan") if len(completion) % 2 else float(len(completion))
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with two rewards, one of which fails at some completions."""
+    folder = lay_out(tmp_path_factory.mktemp("project"))
+    (folder / "reward.py").write_text(FAULTY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        oncurve.train("recipe.toml", out="run", steps=2, settings={"rewards": REWARDS}).close()
+    return folder
+
+
+@pytest.fixture
+def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(project)
+    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
+
+
+def logs(folder: str) -> list[Path]:
+    return sorted(Path(folder).glob("20*_run_step*.json"))
+
+
+def test_all_steps_or_one_are_written_beside_the_exports_of_the_model(command: Command) -> None:
+    said = command("export", "run", "--to", "inspect")
+    assert said.code == 0
+    assert said.out.startswith("run/export/inspect   the rollouts of 2 steps, from 1 to 2, as logs of Inspect")
+    assert [path.stem.rpartition("_")[2] for path in logs("run/export/inspect")] == ["step000001", "step000002"]
+    assert command("export", "run", "--to", "inspect", "--step", "2").code == 0
+    (one,) = logs("run/export/inspect-000002")
+    assert one.read_bytes() == logs("run/export/inspect")[1].read_bytes()
+
+
+REFUSED = {
+    "run --to wandb": "--to: expected huggingface or inspect, got 'wandb'",
+    "run --to inspect --adapter": "--adapter: logs of Inspect hold no weights",
+    "run --to inspect --step best": "--step: expected the number of a step, got 'best'",
+    "run --to inspect --step 7": "there are no rollouts of step 7 in run; there are those of: 1, 2",
+    "run --to inspect --out model": "model exists; nothing is overwritten",
+    "model --to inspect": "model has no config.toml",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_exported_is_a_sentence_and_leaves_nothing(command: Command, words: str) -> None:
+    before = sorted(Path().rglob("*"))
+    said = command("export", *words.split())
+    assert (said.code, REFUSED[words] in said.err, "Traceback" in said.err) == (2, True, False), said.err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_the_library_reads_what_the_rollouts_hold_and_its_viewer_serves_it(command: Command, tmp_path: Path) -> None:
+    python = os.environ.get("ONCURVE_INSPECT_PYTHON")
+    if python is None:
+        pytest.skip("ONCURVE_INSPECT_PYTHON names no interpreter with inspect_ai; `make inspect-check` makes one")
+    folder = tmp_path / "logs"
+    assert command("export", "run", "--to", "inspect", "--out", str(folder)).code == 0
+    done = subprocess.run([python, str(READER), str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["served"] == [path.name for path in logs(str(folder))]
+    run, faults = read_run(Path("run")), 0
+    for log in found["logs"]:
+        assert (log["task"], log["status"]) == ("run", "success")
+        groups = run.groups(log["step"])
+        kept = [(group, each) for group in groups for each in group["completions"]]
+        assert len(log["samples"]) == len(kept) == 8
+        for sample, (group, each) in zip(log["samples"], kept, strict=True):
+            assert (sample["input"], sample["text"]) == (group["prompt"]["text"], each["text"])
+            assert sample["stop"] == {"eos": "stop", "length": "max_tokens"}[each["ended"]]
+            assert sample["messages"] == ["user", "assistant"]
+            assert sample["advantage"] == each["advantage"]
+            parts = {name: value for name, value in each["parts"].items() if value is not None}
+            total = {} if each["reward"] is None else {"total": each["reward"]}
+            assert sample["scores"] == {**total, **parts}
+            faults += each["reward"] is None
+    assert faults > 0
