@@ -34,6 +34,7 @@ from oncurve.cli_groups import (
 from oncurve.cli_help import CommandWithExamples
 from oncurve.errors import OncurveError, UserError, command
 from oncurve.output import complain, installed, own_process, say
+from oncurve.paths import permitted
 
 
 class _Interrupted(Exception):  # noqa: N818 - it is no error
@@ -300,16 +301,14 @@ def main() -> None:
     """Run the command. Errors of oncurve are printed as messages, without tracebacks."""
     with installed(), own_process():
         try:
-            app()
+            with permitted():
+                app()
         except OncurveError as error:
             complain(f"oncurve: {error}")
             sys.exit(2 if isinstance(error, UserError) else 1)
         except (_Interrupted, KeyboardInterrupt):
             complain("oncurve: stopped by SIGINT")
             sys.exit(128 + signal.SIGINT)
-        except Exception as error:
-            if isinstance(error, PermissionError) and error.filename is not None:  # a folder that may not be entered
-                complain(f"oncurve: {error.filename}: permission denied; change its permissions, or name another")
-                sys.exit(2)
+        except Exception:
             complain(traceback.format_exc().rstrip())  # a defect of oncurve; its message may quote anything
             sys.exit(1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from oncurve.errors import ConfigError, shown
@@ -44,6 +46,18 @@ def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
             "folder above it; give the permission, or name another path"
         )
     return found
+
+
+@contextmanager
+def permitted() -> Iterator[None]:
+    """A context in which a file or folder that this user may not read or write is a ConfigError with its path."""
+    try:
+        yield
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        place = error.filename if isinstance(error.filename, str) else os.fsdecode(error.filename)
+        raise ConfigError(f"{place}: permission denied; change its permissions, or name another") from error
 
 
 def _closed(path: Path) -> bool:

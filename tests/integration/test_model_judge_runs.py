@@ -1,5 +1,6 @@
 """Training with a language model's scores: a limit that is reached ends the run in order, and a resume is exact."""
 
+import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -91,3 +92,29 @@ def test_an_endpoint_that_does_not_answer_is_refused_before_the_model_loads(
     refused(command("train", "recipe.toml", no_key, "--out", "out"), "variable NO_SUCH_KEY_HERE is not set")
     missing = "rewards.1.template={{ answr }} {{ completion }}"
     refused(command("train", "recipe.toml", missing, "--out", "out"), "did you mean 'answer'?")
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+def test_an_evaluation_that_is_repeated_pays_for_nothing_twice(
+    command: Command, server: ChatServer, finished: bool
+) -> None:
+    words = ("data.eval_fraction=0.4", "eval.every=0", "rewards.0={kind='exact'}")
+    assert command("train", "recipe.toml", *words, "--out", "out").code == 0
+    if not finished:
+        shutil.rmtree("out/model")
+    kept = Path("out/replies/grader.jsonl").read_bytes()
+    server.asked.clear()
+    first = command("eval", "out", "--n", "2")
+    asked = len(server.asked)
+    assert (first.code, asked > 0) == (0, True), first.err
+    assert len(Path("out/eval_replies/grader.jsonl").read_text().splitlines()) == asked
+    again = command("eval", "out", "--n", "2")
+    assert (again.out, len(server.asked)) == (first.out, asked)
+    with open("out/eval_replies/.lock") as lock:  # another evaluation goes on
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = Path("out/eval_replies/grader.jsonl").read_bytes()
+        assert command("eval", "out", "--n", "2").out == first.out
+        assert Path("out/eval_replies/grader.jsonl").read_bytes() == before
+    assert Path("out/replies/grader.jsonl").read_bytes() == kept  # what training was told does not change
+    if not finished:
+        assert command("resume", "out").code == 0

@@ -27,6 +27,8 @@ def test_a_killed_and_resumed_run_is_shown_once_in_every_tracker(
     resumed = command(["resume", str(out)])
     assert resumed.returncode == 0, resumed.stderr
     assert "lacks" not in resumed.stdout
+    assert "Created new run" not in (killed.stdout + resumed.stdout)  # the tracker's own lines
+    assert "Run finished" not in resumed.stdout
     assert tensorboard_steps(out) == STEPS
     assert wandb_steps(out) == STEPS
     assert trackio_steps(tmp_path / "trackio") == STEPS

@@ -117,6 +117,11 @@ class RewardSet(Closing):
                     )
                 runner.classifier = classifier
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a reward has something that `keep_in` keeps."""
+        return any(hasattr(component.runner, "keep_in") for component in self.components)
+
     def keep_in(self, folder: Path) -> None:
         """Keep in `folder` what a resumed run needs to have the same rewards: a file for each reward that has some."""
         for component in self.components:

@@ -15,6 +15,7 @@ from oncurve.errors import ConfigError
 from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
 from oncurve.output import checkpoint_may_be_asked
+from oncurve.paths import permitted
 from oncurve.run.arguments import arguments_of, configured, data_arguments, reward_arguments
 from oncurve.run.assembly import Overrides, assemble
 from oncurve.run.common import KEY_OF, CommonSettings
@@ -100,17 +101,23 @@ def train(
 
     Raises UserError for everything that the caller can fix, where possible before the model is loaded.
     """
-    _check_kinds(recipe, model, tokenizer)
-    named = {"template": template, "steps": steps, "seed": seed, **common}
-    arguments = [*arguments_of(named), *_of_model(model, settings), *data_arguments(data), *reward_arguments(reward)]
-    config, base = configured(recipe, preset, arguments, settings)
-    loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
-    check_complete(config, model_given=loaded is not None)
-    given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
-    _check_out(config, out)
-    if loaded is None:
-        say(Screen(), *check_memory(config))
-    trained = TrainedRun(assemble(config, base, given))
+    with permitted():
+        _check_kinds(recipe, model, tokenizer)
+        named = {"template": template, "steps": steps, "seed": seed, **common}
+        arguments = [
+            *arguments_of(named),
+            *_of_model(model, settings),
+            *data_arguments(data),
+            *reward_arguments(reward),
+        ]
+        config, base = configured(recipe, preset, arguments, settings)
+        loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
+        check_complete(config, model_given=loaded is not None)
+        given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
+        _check_out(config, out)
+        if loaded is None:
+            say(Screen(), *check_memory(config))
+        trained = TrainedRun(assemble(config, base, given))
     return _run(trained, out, on_step)
 
 
@@ -141,11 +148,14 @@ def resume(
     verifies. ConfigError: an object is missing, or a setting cannot change.
     """
     path = Path(directory)
-    before, config, base = resumed_config(path, (), tables_of([], settings), tables_of(reward_arguments(reward), None))
-    loaded = loaded_from(model, tokenizer) if model is not None else None
-    check_complete(config, model_given=loaded is not None)
-    resumption = open_to_resume(path, before, config, base, changed)
-    given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
+    with permitted():
+        before, config, base = resumed_config(
+            path, (), tables_of([], settings), tables_of(reward_arguments(reward), None)
+        )
+        loaded = loaded_from(model, tokenizer) if model is not None else None
+        check_complete(config, model_given=loaded is not None)
+        resumption = open_to_resume(path, before, config, base, changed)
+        given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
     console = Screen()
     try:
         say(console, *resumption.taken_up.lines)

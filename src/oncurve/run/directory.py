@@ -7,7 +7,7 @@ model/adapter/     the adapter alone in PEFT's form, where one was trained
 report.html        the run on one page                    incidents/         batches of skipped updates
 tensorboard/  wandb/   what these trackers write
 replay.jsonl       the reward model's examples from iterations    reward_model/      after the last iteration
-replies/           the answers of a `model_judge`
+replies/           the answers of a `model_judge`; eval_replies/: to `oncurve eval`
 run.json           the run's id, settings and files    data.jsonl         rows that were given in memory
 history/           config-000120.toml, the settings until step 120, where a resume changed them
 model-000100/      the model after 100 steps, of a run that went on after its end
@@ -43,7 +43,7 @@ EXACT_KEYS = (
     "sample_results",
 )
 LOCK, CONFIG, ENVIRONMENT, IDENTITY, ROWS = ".lock", "config.toml", "environment.json", "run.json", "data.jsonl"
-REPLIES = "replies"
+REPLIES, EVAL_REPLIES = "replies", "eval_replies"
 MARK = b"oncurve run\n"
 BEGINNING = (ENVIRONMENT, IDENTITY, ROWS)
 FILES = (CONFIG, *BEGINNING, "metrics.jsonl", "replay.jsonl", "report.html", "evaluation.json")
@@ -55,6 +55,7 @@ FOLDERS = (
     "incidents",
     HISTORY,
     REPLIES,
+    EVAL_REPLIES,
     "model/adapter",
     *PRODUCTS,
     "tensorboard",  # wandb/ is not among them: wandb makes links in it, and oncurve only reads there

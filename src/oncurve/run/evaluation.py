@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oncurve import durable
 from oncurve.config import NO_VERIFIER, RunConfig, check_columns, check_complete, load_config
 from oncurve.data import load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError, command
@@ -19,6 +21,7 @@ from oncurve.paths import usable_path
 from oncurve.process import prepare_process
 from oncurve.rewards import RewardSet
 from oncurve.run.assembly import assemble, build_engine, evaluate_policy
+from oncurve.run.directory import EVAL_REPLIES, LOCK, MARK
 from oncurve.run.row_lengths import fix_reach, room_for_prompts
 from oncurve.trainer import Checkpoints
 
@@ -105,9 +108,26 @@ def evaluate_target(
         prompts = prompts.first(config.eval.limit)
         with closing(build_engine(config, loaded)) as engine:
             engine.follow(LocalWeights(loaded.model, 0))
-            return TargetEvaluation(
-                target, replace(evaluate_policy(engine, rewards, prompts, config, n), held_out=held_out)
-            )
+            with answers_kept(rewards, folder if is_run else None):
+                found = evaluate_policy(engine, rewards, prompts, config, n)
+            return TargetEvaluation(target, replace(found, held_out=held_out))
+
+
+@contextmanager
+def answers_kept(rewards: RewardSet, run: Path | None) -> Iterator[None]:
+    """Inside, answers that rewards ask for are kept in the folder `run`, apart from those of its training.
+
+    So an evaluation that is repeated, or was interrupted, pays for none twice. Nothing is kept without a run, where
+    another evaluation of it goes on, and where its folder cannot be written.
+    """
+    with ExitStack() as held:
+        if run is not None and rewards.keeps:
+            with suppress(OSError, durable.StorageError):
+                folder = run / EVAL_REPLIES
+                folder.mkdir(exist_ok=True)
+                held.callback(os.close, durable.hold(folder / LOCK, MARK))
+                rewards.keep_in(folder)
+        yield
 
 
 def _model_words(target: str, is_run: bool, said: Sequence[str]) -> list[str]:
@@ -139,7 +159,8 @@ def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> T
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
-        return TargetEvaluation(f"{folder}, step {found[0].step}", run.evaluate(n))
+        with answers_kept(run.rewards, folder):
+            return TargetEvaluation(f"{folder}, step {found[0].step}", run.evaluate(n))
 
 
 def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from oncurve.tracking.protocol import CompletionRow, TrackedRun
@@ -35,16 +36,17 @@ class Trackio:
         settings, name = run.settings, f"{run.name}-{run.id[:6]}"
         if settings.space is None:
             trackio.context_vars.current_project.set(settings.project)  # else `init` prints how to show a dashboard
-        self._run = trackio.init(
-            settings.project,
-            name,
-            space_id=settings.space,
-            config={**run.config, "tags": list(settings.tags)},
-            resume="allow",
-            embed=False,
-            auto_log_cpu=False,
-            auto_log_gpu=False,
-        )
+        with _without_prints():
+            self._run = trackio.init(
+                settings.project,
+                name,
+                space_id=settings.space,
+                config={**run.config, "tags": list(settings.tags)},
+                resume="allow",
+                embed=False,
+                auto_log_cpu=False,
+                auto_log_gpu=False,
+            )
         self.place = settings.space or f"trackio show --project {settings.project}"
         waiting = SQLiteStorage.get_max_step_for_run(settings.project, name)  # also steps not sent to a Space yet
         return int(max(-1 if waiting is None else waiting, self._run._next_step - 1))
@@ -64,4 +66,22 @@ class Trackio:
     def close(self) -> None:
         """Wait, 30 seconds at most, until everything is in the database."""
         if self._run is not None:
-            self._run.finish()
+            with _without_prints():
+                self._run.finish()
+
+
+@contextmanager
+def _without_prints() -> Iterator[None]:
+    """Trackio prints what it does among the steps of a run. Its modules get a `print` of their own: a redirected
+    standard output would take what other threads print, too.
+    """
+    import trackio.run
+
+    modules = (trackio, trackio.run)
+    for module in modules:
+        vars(module)["print"] = lambda *words, **named: None
+    try:
+        yield
+    finally:
+        for module in modules:
+            vars(module).pop("print", None)
