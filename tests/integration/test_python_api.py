@@ -499,3 +499,13 @@ def test_a_function_of_a_file_needs_nothing_at_resume(
     (tmp_path / "run" / "config.toml").write_text(saved.replace("steps = 1", "steps = 2"))
     assert resume_run(tmp_path / "run") is None
     assert "step 2/2" in capsys.readouterr().out
+
+
+def test_an_interrupt_before_the_first_step_has_a_sentence_for_a_notebook_and_no_frames(model_folder: Path) -> None:
+    def rows() -> Any:
+        yield {"prompt": "a b"}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="before the first step; nothing was trained") as caught:
+        oncurve.train(model=model_folder, data=rows(), reward=by_columns, settings=SETTINGS)
+    assert len(caught.value._render_traceback_()) == 1  # type: ignore[attr-defined]  # what a cell shows

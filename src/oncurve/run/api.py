@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,7 +12,7 @@ from torch import nn
 from oncurve.config import Argument, RunConfig, check_complete, explains_arguments, tables_of
 from oncurve.display import Screen, say
 from oncurve.durable import read_log
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, without_frames
 from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
 from oncurve.output import checkpoint_may_be_asked
@@ -101,7 +102,7 @@ def train(
 
     Raises UserError for everything that the caller can fix, where possible before the model is loaded.
     """
-    with permitted():
+    with _before_training():
         _check_kinds(recipe, model, tokenizer)
         named = {"template": template, "steps": steps, "seed": seed, **common}
         arguments = [
@@ -148,7 +149,7 @@ def resume(
     verifies. ConfigError: an object is missing, or a setting cannot change.
     """
     path = Path(directory)
-    with permitted():
+    with _before_training():
         before, config, base = resumed_config(
             path, (), tables_of([], settings), tables_of(reward_arguments(reward), None)
         )
@@ -156,13 +157,13 @@ def resume(
         check_complete(config, model_given=loaded is not None)
         resumption = open_to_resume(path, before, config, base, changed)
         given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
-    console = Screen()
-    try:
-        say(console, *resumption.taken_up.lines)
-        trained = TrainedRun(assemble(config, base, given))
-    except BaseException:
-        resumption.held.close()
-        raise
+        console = Screen()
+        try:
+            say(console, *resumption.taken_up.lines)
+            trained = TrainedRun(assemble(config, base, given))
+        except BaseException:
+            resumption.held.close()
+            raise
     try:
         restore(trained.run, resumption, console)
         trained.metrics.extend(line for line in read_log(path / "metrics.jsonl", damaged=True) if line.get("step") != 0)
@@ -173,6 +174,16 @@ def resume(
         trained.close()
         raise
     return trained
+
+
+@contextmanager
+def _before_training() -> Iterator[None]:
+    """A context for what comes before the first step: a closed file is a UserError, an interrupt has no frames."""
+    try:
+        with permitted():
+            yield
+    except KeyboardInterrupt:
+        raise without_frames(KeyboardInterrupt("ended before the first step; nothing was trained")) from None
 
 
 def _check_out(config: RunConfig, out: str | Path | None) -> None:
