@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import io
 import json
 import shutil
 from pathlib import Path
@@ -419,7 +420,7 @@ def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(model_folder:
         last, first = run.groups(), run.groups(1)
         assert (last.step, first.step) == (2, 1)
         assert [len(group["completions"]) for group in first] == [4, 4]
-        with pytest.raises(ConfigError, match="no groups of step 3; it has those of 2 steps, the last is 2"):
+        with pytest.raises(ConfigError, match="no groups of step 3; .* there are those of: 1, 2"):
             run.groups(3)
         sampled, again = run.sample(3), run.sample(3)
         assert [group["completions"][0]["reward"] is None for group in sampled] == [False] * 3
@@ -509,3 +510,22 @@ def test_an_interrupt_before_the_first_step_has_a_sentence_for_a_notebook_and_no
     with pytest.raises(KeyboardInterrupt, match="before the first step; nothing was trained") as caught:
         oncurve.train(model=model_folder, data=rows(), reward=by_columns, settings=SETTINGS)
     assert len(caught.value._render_traceback_()) == 1  # type: ignore[attr-defined]  # what a cell shows
+
+
+def test_what_a_notebook_shows_begins_with_the_evaluation_before_training(tmp_path: Path) -> None:
+    settings = {"eval.every": 1, "eval.limit": 8, "data.prompts_per_step": 2, "run.threads": 1}
+    with oncurve.train("task", steps=2, settings=settings, out=tmp_path / "run") as run:
+        lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == [0, 1, 2]
+        card, evaluation = run._repr_html_(), run.evaluate(2)
+        assert "step 0" in run.plot("eval/accuracy").html
+    with oncurve.resume(tmp_path / "run") as again:
+        assert again._repr_html_() == card
+        assert [line["step"] for line in again.metrics] == [1, 2]
+        assert again.run.before == lines[0]
+    first = lines[0]["eval/accuracy"]
+    assert f"{first:.0%}".removesuffix("%") in card.partition("accuracy, held out")[2][:200]
+    printer = io.StringIO()
+    printer.text = printer.write  # type: ignore[attr-defined]  # IPython's printer has this method
+    evaluation._repr_pretty_(printer, False)
+    assert printer.getvalue().startswith("8 held-out prompts, 2 samples each\n  greedy accuracy")

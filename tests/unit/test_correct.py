@@ -4,8 +4,7 @@ import pytest
 
 from oncurve.config.in_words import plan
 from oncurve.config.loading import load_config
-from oncurve.config.notes import NO_VERIFIER
-from oncurve.evaluate import evaluate, part_is_1
+from oncurve.evaluate import NO_VERIFIER, evaluate, part_is_1
 from oncurve.rewards import ModelReward, RewardSet
 from oncurve.rewards.rewardset import verifier_of
 from oncurve.rewards.settings import Accepts, InProcess, RewardSettings

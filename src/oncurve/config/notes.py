@@ -8,16 +8,11 @@ from dataclasses import dataclass
 from oncurve.advantages import needs_of, reads_rewards
 from oncurve.config.adapter_words import AdapterFacts, trained_too_slowly
 from oncurve.config.sections import RunConfig
+from oncurve.evaluate import NO_VERIFIER
 from oncurve.learner import warmup_of
 from oncurve.losses import OBJECTIVE_KINDS, expected_aggregation, grows_with_batch, has_importance_ratio, objective_note
 from oncurve.rewards import verifier_of
 from oncurve.spec import kind_of
-
-NO_VERIFIER = (
-    "accuracy, pass@k and maj@k are not reported: the rewards do not say which of them is the verifier; name it, "
-    "eval.verifier=NAME"
-)
-"""The sentence for several rewards none of which alone checks the answer."""
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,12 @@ class Progress:
         """Print advice on the run above the live line, set off from the steps and wrapped to the terminal."""
         self.say(f"\n{wrapped(text, min(100, self.console.width))}\n")
 
+    def start(self, metrics: Mapping[str, float]) -> None:
+        """Show the evaluation before training: `metrics` by declared key, `step` 0 among them."""
+        self._all.append(metrics)
+        found = "  ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key != "step")
+        self.say(f"before training  {found}")
+
     def step(self, metrics: Mapping[str, float]) -> None:
         """Show a step that has ended; `metrics` by declared key, `step` among them."""
         step = int(metrics["step"])
@@ -114,10 +120,10 @@ class Progress:
         if self._cell is None:
             return
         self._drawn = self._now()
-        step = int(self._all[-1]["step"]) if self._all else 0
+        step = int(self._history[-1]["step"]) if self._history else 0
         left = f"{clock(self.seconds_left())} left" if step else "the first step is under way"
         title = f"step {step}/{self.steps}" + (f" · {left}" if step < self.steps else "")
-        text = self.line() if self._all else title
+        text = self.line() if self._history else title
         self._cell.show(run_card(title, self._all, self._notices, done=step / max(1, self.steps)), text)
 
     def _notify(self, text: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from oncurve.evaluate.estimators import maj_at_k as maj_at_k, pass_at_k as pass_at_k, powers_of_two as powers_of_two
 from oncurve.evaluate.evaluation import (
     EVALUATION_DRAW as EVALUATION_DRAW,
+    NO_VERIFIER as NO_VERIFIER,
     Evaluation as Evaluation,
     evaluate as evaluate,
     part_is_1 as part_is_1,

@@ -19,6 +19,13 @@ Correct = Callable[[Score], bool]
 """Whether a score is that of a correct completion."""
 
 
+NO_VERIFIER = (
+    "accuracy, pass@k and maj@k are not reported: the rewards do not say which of them is the verifier; name it, "
+    "eval.verifier=NAME"
+)
+"""The sentence for several rewards none of which alone checks the answer."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The result of `evaluate`. Fields that were not requested are None or empty.
@@ -61,6 +68,29 @@ class Evaluation:
             "pass_at_k": {str(k): interval.to_list() for k, interval in self.pass_at_k.items()},
             "maj_at_k": {str(k): interval.to_list() for k, interval in self.maj_at_k.items()},
         }
+
+    def text(self) -> str:
+        """The estimates as lines to read, with their intervals; what a notebook's cell shows."""
+        kind = "held-out prompts" if self.held_out else "prompts of the training data (the recipe holds none out)"
+        lines = [f"{self.prompts} {kind}, {self.completions} sample{'s' * (self.completions != 1)} each"]
+        if self.verifier is None:
+            lines.append(f"  {NO_VERIFIER}")
+        rows: list[tuple[str, Interval | None]] = [("greedy accuracy", self.greedy_accuracy)]
+        rows += [("mean reward", self.mean_reward or self.greedy_reward)]
+        rows += [(f"pass@{k}", interval) for k, interval in self.pass_at_k.items()]
+        rows += [(f"maj@{k}", interval) for k, interval in self.maj_at_k.items()]
+        lines += [
+            f"  {label:<16} {interval.value:8.4f}   95 % interval {interval.low:.4f} to {interval.high:.4f}"
+            for label, interval in rows
+            if interval is not None
+        ]
+        lines.append(f"  {'mean length':<16} {self.mean_length:8.1f}   tokens; {self.truncated_fraction:.1%} cut off")
+        if self.invalid:
+            lines.append(f"  {self.invalid} completions had no usable reward and count as wrong")
+        return "\n".join(lines)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.text())
 
     def to_metrics(self) -> dict[str, float]:
         """The estimates under the declared keys `eval/<name>`: accuracy, reward, length, pass@k, maj@k.

@@ -166,7 +166,8 @@ def resume(
             raise
     try:
         restore(trained.run, resumption, console)
-        trained.metrics.extend(line for line in read_log(path / "metrics.jsonl", damaged=True) if line.get("step") != 0)
+        for line in read_log(path / "metrics.jsonl", damaged=True):
+            trained.metrics.append(line) if line.get("step") != 0 else trained.run.before.update(line)
         if not resumption.finished:
             trained.stopped_by = finish(trained.run, console, *_observers(trained, on_step))
         trained.run.let_go()

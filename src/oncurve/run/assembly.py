@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,6 +63,8 @@ class Run:
     given: Overrides = Overrides()
     teacher: LoadedModel | None = None
     iterations: Iterations | None = None
+    before: dict[str, float] = field(default_factory=dict)
+    """The metrics of the evaluation before step 1; empty where there was none."""
 
     def __enter__(self) -> Run:
         return self

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
-from oncurve.config import NO_VERIFIER, RunConfig, check_columns, check_complete, load_config
+from oncurve.config import RunConfig, check_columns, check_complete, load_config
 from oncurve.data import load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError, command
-from oncurve.evaluate import Evaluation, Interval
+from oncurve.evaluate import Evaluation
 from oncurve.models import LocalWeights
 from oncurve.models.layers import reach_of
 from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
@@ -35,26 +35,7 @@ class TargetEvaluation:
 
     def text(self) -> str:
         """The evaluation as lines to read."""
-        found = self.evaluation
-        kind = "held-out prompts" if found.held_out else "prompts of the training data (the recipe holds none out)"
-        lines = [
-            f"{self.name}: {found.prompts} {kind}, {found.completions} sample{'s' * (found.completions != 1)} each"
-        ]
-        if found.verifier is None:
-            lines.append(f"  {NO_VERIFIER}")
-        rows: list[tuple[str, Interval | None]] = [("greedy accuracy", found.greedy_accuracy)]
-        rows += [("mean reward", found.mean_reward or found.greedy_reward)]
-        rows += [(f"pass@{k}", interval) for k, interval in found.pass_at_k.items()]
-        rows += [(f"maj@{k}", interval) for k, interval in found.maj_at_k.items()]
-        lines += [
-            f"  {label:<16} {interval.value:8.4f}   95 % interval {interval.low:.4f} to {interval.high:.4f}"
-            for label, interval in rows
-            if interval is not None
-        ]
-        lines.append(f"  {'mean length':<16} {found.mean_length:8.1f}   tokens; {found.truncated_fraction:.1%} cut off")
-        if found.invalid:
-            lines.append(f"  {found.invalid} completions had no usable reward and count as wrong")
-        return "\n".join(lines)
+        return f"{self.name}: {self.evaluation.text()}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -111,9 +111,14 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     path = run.directory.path if run.directory is not None else None
     tracking = track(run)
     say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
+
+    def started(metrics: dict[str, float]) -> None:
+        run.before.update(metrics)
+        progress.start(metrics)
+
     try:
         with Progress(run.config.run.steps, console) as progress:
-            run.trainer.on_start = lambda metrics: progress.say(_before_training(metrics))
+            run.trainer.on_start = started
             stopped = run.train(*observers, shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
@@ -155,10 +160,6 @@ def ended_early(run: Run) -> list[str]:
     count = f"{state.since_best} evaluation{'' if state.since_best == 1 else 's'}"
     start = " than before training" if state.best is not None and not state.best_step else ""
     return [f"ended early after step {state.step}: {metric} has not been better{start} in {count}"]
-
-
-def _before_training(metrics: Mapping[str, float]) -> str:
-    return "before training  " + "  ".join(f"{key} {value:.4g}" for key, value in metrics.items() if key != "step")
 
 
 def watch_of(run: Run) -> Watch:

@@ -68,7 +68,7 @@ class TrainedRun(Closing):
         where = "in memory (no out=)" if self.directory is None else str(self.directory)
         stopped = [] if self.stopped_by is None else [f"stopped by {self.stopped_by}"]
         more = "run.plot()  run.groups()  run.sample()  run.evaluate()  run.report()  run.metrics.to_pandas()"
-        return run_card(" · ".join([where, steps, *stopped]), self.metrics, [more])
+        return run_card(" · ".join([where, steps, *stopped]), self._whole(), [more])
 
     @property
     def model(self) -> nn.Module:
@@ -84,6 +84,10 @@ class TrainedRun(Closing):
     def directory(self) -> Path | None:
         """The run directory."""
         return self.run.directory.path if self.run.directory is not None else None
+
+    def _whole(self) -> list[dict[str, float]]:
+        """The metrics of all steps, after those of the evaluation before step 1."""
+        return [*([self.run.before] if self.run.before else []), *self.metrics]
 
     def keep(self, result: StepResult) -> None:
         """Add a step that has ended: an observer of the trainer."""
@@ -102,14 +106,14 @@ class TrainedRun(Closing):
 
         A notebook's cell shows them; `.save("curves.html")` writes them. Raises ConfigError: no step has such a metric.
         """
-        return charts_page(metrics, self.metrics)
+        return charts_page(metrics, self._whole())
 
     def report(self) -> Page:
         """The report of the run, as `report.html` of its directory, written again if it is there.
 
         Without a directory it has the curves, and the groups of the last step.
         """
-        return report_page(self.directory, self.metrics, Groups([]) if self.directory else self.groups())
+        return report_page(self.directory, self._whole(), Groups([]) if self.directory else self.groups())
 
     def groups(self, step: int | None = None) -> Groups:
         """The groups of a step (None: the last one) with texts, rewards and advantages, as plain values.
