@@ -5,15 +5,19 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import oncurve
 from fakes.project import Said, lay_out, oncurve as run_command
-from oncurve.report import read_run
+from oncurve.errors import RunDirectoryError
+from oncurve.report import RunRecord, inspect_log, read_run
+from oncurve.run import export_logs, exporting
 
 Command = Callable[..., Said]
 READER = Path(__file__).parents[1] / "fakes" / "inspect_reader.py"
@@ -74,6 +78,27 @@ def test_what_cannot_be_exported_is_a_sentence_and_leaves_nothing(command: Comma
     said = command("export", *words.split())
     assert (said.code, REFUSED[words] in said.err, "Traceback" in said.err) == (2, True, False), said.err
     assert sorted(Path().rglob("*")) == before
+
+
+def test_rollouts_that_a_run_removes_meanwhile_are_left_out(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree("run", tmp_path / "run", ignore=shutil.ignore_patterns("export"))
+    monkeypatch.chdir(tmp_path)
+    Path("run/run.json").write_text("not json")
+
+    def after_removal(record: RunRecord, step: int, run_id: str) -> dict[str, Any]:
+        for file in Path("run/rollouts").glob("step-000001*"):
+            file.unlink()
+        return inspect_log(record, step, run_id)
+
+    monkeypatch.setattr(exporting, "inspect_log", after_removal)
+    assert export_logs(Path("run")).steps == (2,)
+    assert len(logs("run/export/inspect")) == 1
+    monkeypatch.setattr(exporting, "inspect_log", lambda *given: shutil.rmtree("run/rollouts") or inspect_log(*given))
+    with pytest.raises(RunDirectoryError, match="removed these rollouts in the meantime"):
+        export_logs(Path("run"), out=Path("none"))
+    assert not Path("none").exists()
 
 
 def test_the_library_reads_what_the_rollouts_hold_and_its_viewer_serves_it(command: Command, tmp_path: Path) -> None:

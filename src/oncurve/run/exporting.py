@@ -108,13 +108,27 @@ def export_logs(directory: Path, step: str | None = None, out: Path | None = Non
     steps = _kept(record, step)
     target = out or directory / "export" / ("inspect" if step is None else f"inspect-{steps[0]:06d}")
     _check_free(target)
-    found = durable.read_json(directory / IDENTITY) if (directory / IDENTITY).is_file() else {}
-    run_id = str(found.get("id", directory.resolve())) if isinstance(found, dict) else str(directory.resolve())
+    run_id, written = _run_id(directory), list[int]()
     with durable.new_directory(target) as folder:
         for number in steps:
-            name, content = inspect_file(inspect_log(record, number, run_id))
+            try:
+                name, content = inspect_file(inspect_log(record, number, run_id))
+            except FileNotFoundError:  # a run that goes on keeps the rollouts of some steps only: this one is no more
+                continue
             (folder / name).write_bytes(content)
-    return ExportedLogs(target, steps)
+            written.append(number)
+        if not written:
+            raise RunDirectoryError(f"{directory} has removed these rollouts in the meantime; export again")
+    return ExportedLogs(target, tuple(written))
+
+
+def _run_id(directory: Path) -> str:
+    """The run's id; its path where the file that has it is missing or damaged."""
+    try:
+        found = durable.read_json(directory / IDENTITY)
+    except (OSError, CheckpointError):
+        found = None
+    return str(found["id"]) if isinstance(found, dict) and "id" in found else str(directory.resolve())
 
 
 def _kept(record: RunRecord, step: str | None) -> tuple[int, ...]:
