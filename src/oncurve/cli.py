@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from oncurve.cli_dialects import config_of_file
 from oncurve.cli_groups import (
     RECIPE,
     RECIPE_HELP,
@@ -23,7 +24,6 @@ from oncurve.cli_groups import (
     Json,
     Overrides,
     Preset,
-    Recipe,
     Reward,
     config_app,
     data_app,
@@ -81,7 +81,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command(cls=CommandWithExamples)
 def train(
-    recipe: Recipe,
+    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)] = None,
     overrides: Overrides = None,
     data: Data = None,
     reward: Reward = None,
@@ -93,12 +93,21 @@ def train(
     resume_if_there: Annotated[
         bool, typer.Option("--resume-if-there", help="Continue the run that is in --out, if there is one.")
     ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--config", help="The recipe, in rlox's form (algorithm: grpo), too.")
+    ] = None,
 ) -> None:
     """Train a model, by a recipe or by data and a reward, into a new run directory."""
     from oncurve.errors import ConfigError
     from oncurve.run import command_config, train_or_resume, train_recipe
 
-    config, base, name = command_config(recipe, overrides or [], data, reward or [], preset or [])
+    if file is not None:
+        words = [*([] if recipe is None else [recipe]), *(overrides or [])]
+        config, base, name = config_of_file(file, words, data, reward or [], preset or [])
+    elif recipe is None:
+        raise ConfigError(f"train: name a recipe or a model, like: {command('train', 'gsm8k')}")
+    else:
+        config, base, name = command_config(recipe, overrides or [], data, reward or [], preset or [])
     if not resume_if_there:
         exit_with(train_recipe(config, base, out, name))
     elif out is None:

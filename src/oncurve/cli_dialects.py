@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,29 @@ from oncurve.output import say
 
 if TYPE_CHECKING:
     from oncurve.compat import Translation
+    from oncurve.config import RunConfig
 
 RecipeOut = Annotated[
     Path | None, typer.Option("--out", help="Write the recipe to this file, which must not exist yet.")
 ]
+
+
+def config_of_file(
+    file: Path, overrides: Sequence[str], data: str | None, rewards: Sequence[str], presets: Sequence[str]
+) -> tuple[RunConfig, Path, str]:
+    """The configuration of `train --config FILE`, its folder and a name: of a recipe, or of a file in rlox's form.
+
+    Raises ConfigError: no such file, a preset next to rlox's `algorithm`, or wrong settings.
+    """
+    from oncurve.compat.rlox import run_config
+    from oncurve.run import command_config
+
+    found = run_config(file, overrides, data, rewards)
+    if found is None:
+        return command_config(str(file), overrides, data, rewards, presets)
+    if presets:
+        raise ConfigError(f"--preset: {file} chooses the algorithm; leave one of them out")
+    return *found, file.stem
 
 
 def show_recipe(translation: Translation, out: Path | None) -> None:

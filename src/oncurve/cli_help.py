@@ -10,6 +10,7 @@ EXAMPLES = {
     "train": (
         "oncurve train Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math",
         "oncurve train gsm8k.toml learner.learning_rate=2e-6 --out runs/gsm8k",
+        "oncurve train --config rlox.yaml model.path=MODEL --data train.jsonl --reward math",
     ),
     "init": ("oncurve init", "oncurve init gsm8k --out mine.toml"),
     "resume": ("oncurve resume runs/gsm8k", "oncurve resume runs/gsm8k run.steps=500"),
@@ -47,7 +48,7 @@ EXAMPLES = {
         "oncurve reward-model label gsm8k.toml --kind steps --continuations 4 --out steps.jsonl",
     ),
 }
-"""Two command lines of each command, for its help."""
+"""Two command lines or three of each command, for its help."""
 
 
 def _lists(name: str) -> dict[str, list[str]]:

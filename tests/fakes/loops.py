@@ -7,7 +7,7 @@ from typing import Any
 from fakes.learning import make_learner
 from fakes.tiny_policy import VOCABULARY
 from oncurve.advantages import GroupAdvantage
-from oncurve.compat.rlox import TokenScorer
+from oncurve.compat.token_grpo import TokenScorer
 from oncurve.data import PromptOrder
 from oncurve.learner import ReferenceSettings
 from oncurve.losses import KLPenalty, TokenMean

@@ -3,6 +3,8 @@
 import importlib.util
 import inspect
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -12,8 +14,10 @@ import torch
 from torch import Tensor
 
 import oncurve
+from fakes.project import Said, refused
 from fakes.tiny_policy import TinyLM
-from oncurve.compat.rlox_settings import SETTING_OF, WITHOUT_MEANING
+from oncurve.compat.token_settings import SETTING_OF, WITHOUT_MEANING
+from oncurve.config import load_config
 from oncurve.config.arguments import ArgumentError
 from oncurve.config.sections import RUN
 from oncurve.errors import ConfigError, DataError
@@ -346,3 +350,31 @@ def test_the_model_as_its_own_reference_may_have_an_adapter() -> None:
     trainer = oncurve.GRPO(model, ref_model=model, reward_fn=threes, group_size=4, settings=settings)
     assert trainer.train_step(PROMPTS)["kl"] == 0
     assert trainer.train_step(PROMPTS)["kl"] > 0
+
+
+RLOX_FILE = """\
+algorithm: grpo
+seed: 3
+hyperparameters:
+  group_size: 2
+  max_new_tokens: 4
+"""
+
+
+def test_a_file_of_rloxs_trains_by_the_command_of_its_pages(command: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(RLOX_FILE)
+    words = ("model.path=model", "--data", "data.jsonl", "--reward", "reward.py:length", "run.steps=1")
+    said = command("train", "--config", "config.yaml", *words, "data.prompts_per_step=2", "--out", "run")
+    assert said.code == 0, said.err
+    config, _ = load_config(tmp_path / "run")
+    assert (config.run.seed, config.rollout.group_size, type(config.objective).__name__) == (3, 2, "Reinforce")
+
+
+def test_what_config_takes_is_said(command: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("algorithm: ppo\n")
+    refused(command("train", "--config", "config.yaml"), "algorithm: 'ppo'", "control tasks")
+    (tmp_path / "config.yaml").write_text(RLOX_FILE)
+    refused(command("train", "--config", "config.yaml", "--preset", "grpo"), "leave one of them out")
+    refused(command("train", "--config", "no.yaml"), "no.yaml")
+    refused(command("train"), "name a recipe or a model")
+    refused(command("train", "--config", "recipe.toml", "run.steps=0"), "run.steps")

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from oncurve.compat.loading import config_of as config_of
     from oncurve.compat.recipe import recipe_of as recipe_of
     from oncurve.compat.rlox import (
-        GRPO as GRPO,
         compute_batch_group_advantages as compute_batch_group_advantages,
         compute_group_advantages as compute_group_advantages,
     )
+    from oncurve.compat.token_grpo import GRPO as GRPO
 
 
 __getattr__, __all__ = lazily(__name__)
 
-DIALECTS: dict[str, str] = {}
+DIALECTS = {"rlox": "oncurve.compat.rlox.dialect"}
 """By the tool's name, the module with its `DIALECT`, a `Dialect`, and `ABOUT`, the page's text in Markdown."""

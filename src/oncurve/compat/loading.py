@@ -6,18 +6,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from oncurve.compat.dialect import Translation
-from oncurve.config import RunConfig, load_config
+from oncurve.config import Argument, RunConfig, load_config, tables_of
 from oncurve.errors import ConfigError
 
 
-def config_of(translation: Translation, overrides: Iterable[str] = ()) -> tuple[RunConfig, Path]:
+def config_of(
+    translation: Translation, overrides: Iterable[str] = (), arguments: Iterable[Argument] = ()
+) -> tuple[RunConfig, Path]:
     """The configuration that a translation describes, and the folder that its relative paths start in.
 
-    `overrides` are words of oncurve, like `"kl.coef=0.01"`, and win.
+    `overrides` are words of oncurve, like `"kl.coef=0.01"`, and win; `arguments` are settings that it lacks.
 
     Raises ConfigError for what `load_config` refuses, each line with the tool's key that the setting comes from.
     """
     try:
-        return load_config(None, overrides, settings=translation.settings)
+        return load_config(None, overrides, settings=tables_of(arguments, translation.settings))
     except ConfigError as error:
         raise ConfigError(translation.explained(str(error))) from None

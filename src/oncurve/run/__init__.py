@@ -13,6 +13,7 @@ from oncurve.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.run.api import resume as resume, train as train
+    from oncurve.run.arguments import data_arguments as data_arguments, reward_arguments as reward_arguments
     from oncurve.run.assembly import Run as Run, assemble as assemble
     from oncurve.run.common import CommonSettings as CommonSettings
     from oncurve.run.data_check import check_data_of as check_data_of

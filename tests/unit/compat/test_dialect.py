@@ -4,8 +4,8 @@ import tomllib
 from collections import Counter
 
 import pytest
-from tests.fakes.mutations import Pairs, accounted, mutations
 
+from fakes.mutations import Pairs, accounted, mutations
 from oncurve.compat.dialect import Dialect, Key, Said, Values
 from oncurve.compat.loading import config_of
 from oncurve.compat.recipe import recipe_of

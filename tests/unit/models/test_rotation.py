@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from oncurve.compat.rlox import GRPO
+from oncurve.compat import GRPO
 from oncurve.errors import DataError, ModelError
 from oncurve.models import LocalWeights, wrap
 from oncurve.models.layers.rotation import reach_of, set_reach

@@ -1,8 +1,8 @@
 """The smallest API: any `nn.Module` with `forward(input_ids) -> logits`, token tensors in, metrics out.
 
 The arguments, their order and the metrics are those of rlox's `GRPO`; the algorithm is oncurve's `grpo` preset
-(clipped, k3, masked beyond the end of a completion) unless `preset = "rlox"` asks for rlox's own (reinforce, k1). In
-either, the prompt's tokens are never trained.
+(clipped, k3, masked beyond the end of a completion) unless `preset = "rlox"` asks for rlox's own (reinforce, k1), which
+`oncurve.compat.rlox.GRPO` does. In either, the prompt's tokens are never trained.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, ClassVar, Concatenate, ParamSpec
 
-import numpy
 import torch
 from torch import Tensor, nn
 
-from oncurve.advantages import group_advantages
-from oncurve.compat.rlox_settings import OTHER_NAMES, SETTING_OF, config_of
+from oncurve.compat.token_settings import OTHER_NAMES, SETTING_OF, config_of
 from oncurve.config import check_argument_names
 from oncurve.errors import ConfigError, DataError, RewardError
 from oncurve.learner import check_learner
@@ -79,14 +77,16 @@ class GRPO:
         logger: an object with `on_train_step(step, metrics)`, as rlox's `LoggerCallback` has it.
         max_grad_norm: the gradient's norm is scaled down to this; 0: no clipping.
         eos_ids: token ids that end a completion; without any, every completion has `max_new_tokens` tokens.
-        preset: the algorithm: "grpo", "dr_grpo", "rlox", ... An argument that is left out has the preset's value, if it
-            sets one ("grpo" sets none), and else the default here.
+        preset: the algorithm: "grpo" (the default here), "dr_grpo", "rlox", ... An argument that is left out has the
+            preset's value, if it sets one ("grpo" sets none), and else the default here.
         settings: more settings as nested tables, such as `{"objective": {"clip_high": 0.28}}`. Every argument from
             `group_size` on is a setting too (`SETTING_OF`), with the same effect.
 
     Raises ConfigError for settings that cannot be, that contradict an argument, or that have no effect here.
     """
 
+    preset: ClassVar[str] = "grpo"
+    """The algorithm where no argument chooses one."""
     _said: frozenset[str]
 
     @_explains_arguments
@@ -106,7 +106,7 @@ class GRPO:
         temperature: float = 1.0,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
-        preset: str = "grpo",
+        preset: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if reward_fn is None:
@@ -121,7 +121,7 @@ class GRPO:
             "eos_ids": tuple(eos_ids) if isinstance(eos_ids, Iterable) else eos_ids,
             "seed": seed,
         }
-        self.config = config_of(values, self._said, preset, settings)
+        self.config = config_of(values, self._said, self.preset if preset is None else preset, settings)
         self.callbacks, self.logger = _hooked(callbacks), logger
         if logger is not None and not callable(getattr(logger, "on_train_step", None)):
             raise ConfigError(f"logger: expected an object with on_train_step(step, metrics), got {logger!r:.60}")
@@ -243,41 +243,6 @@ def _hooked(callbacks: Any) -> tuple[Any, ...]:
         if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
             raise ConfigError(f"callbacks: {callback!r:.60} has none of the hooks {', '.join(HOOKS)}")
     return given
-
-
-def compute_group_advantages(rewards: Any) -> Any:
-    """`(r - mean r) / std r` over one group: `(G,)` to `(G,)` float64; zeros where std < 1e-8 (population std, ddof 0).
-
-    rlox's function of this name. A tensor gives a tensor, anything else a NumPy array. `oncurve.group_advantages` is
-    the general one. Raises ValueError: not of one dimension, or not finite.
-    """
-    given = _one_row(rewards)
-    return compute_batch_group_advantages(given if isinstance(rewards, Tensor) else given.numpy(), max(len(given), 1))
-
-
-def compute_batch_group_advantages(rewards: Any, group_size: int) -> Any:
-    """`compute_group_advantages` of every group of `group_size` adjacent rewards: `(M·G,)` to `(M·G,)` float64.
-
-    Raises ValueError: not of one dimension, not finite, or no multiple of `group_size`.
-    """
-    given = _one_row(rewards)
-    if group_size < 1 or len(given) % group_size:
-        raise ValueError(f"expected rewards (M·{group_size},), groups one after another, got {tuple(given.shape)}")
-    groups = torch.arange(len(given), device=given.device) // group_size
-    alone = group_size == 1  # no siblings: its std is 0
-    valid = torch.ones_like(given, dtype=torch.bool)
-    advantages = torch.zeros_like(given) if alone else group_advantages(given, valid, groups, ddof=0, eps=0.0)
-    return advantages if isinstance(rewards, Tensor) else advantages.numpy()
-
-
-def _one_row(rewards: Any) -> Tensor:
-    """Rewards (M,) float64, without a gradient. Raises ValueError: not of one dimension, or not finite."""
-    given = rewards.detach() if isinstance(rewards, Tensor) else torch.from_numpy(numpy.array(rewards, numpy.float64))
-    if given.ndim != 1:
-        raise ValueError(f"expected rewards (M,), one a completion, got {tuple(given.shape)}")
-    if not bool(given.isfinite().all()):
-        raise ValueError("a reward is NaN or infinite")
-    return given.to(torch.float64)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""What rlox 1.2 has for language models: `from oncurve.compat.rlox import *` takes the place of its import line.
+
+Its algorithms for control tasks, and what else has no counterpart, are refused by name with an ImportError.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncurve.compat.rlox.elsewhere import reason
+from oncurve.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.compat.rlox.dialect import run_config as run_config
+    from oncurve.compat.rlox.drop_in import GRPO as GRPO
+    from oncurve.compat.rlox.functions import (
+        compute_batch_group_advantages as compute_batch_group_advantages,
+        compute_batch_token_kl as compute_batch_token_kl,
+        compute_batch_token_kl_f32 as compute_batch_token_kl_f32,
+        compute_batch_token_kl_schulman as compute_batch_token_kl_schulman,
+        compute_batch_token_kl_schulman_f32 as compute_batch_token_kl_schulman_f32,
+        compute_gae as compute_gae,
+        compute_gae_batched as compute_gae_batched,
+        compute_gae_batched_f32 as compute_gae_batched_f32,
+        compute_group_advantages as compute_group_advantages,
+        compute_token_kl as compute_token_kl,
+        compute_token_kl_f32 as compute_token_kl_f32,
+        compute_token_kl_schulman as compute_token_kl_schulman,
+        compute_token_kl_schulman_f32 as compute_token_kl_schulman_f32,
+    )
+    from oncurve.compat.rlox.hooks import (
+        Callback as Callback,
+        CallbackList as CallbackList,
+        ConsoleLogger as ConsoleLogger,
+        EarlyStoppingCallback as EarlyStoppingCallback,
+        LoggerCallback as LoggerCallback,
+    )
+
+_attribute, __all__ = lazily(__name__)
+__all__.remove("run_config")  # rlox has none: `import *` gives rlox's names
+
+
+def __getattr__(name: str) -> Any:
+    """Raises ImportError for a name of rlox that has no counterpart here, AttributeError for any other."""
+    if (why := reason(name)) is not None:
+        raise ImportError(
+            f"rlox's {name} is not in oncurve, which trains language models by GRPO and its family: {why}"
+        )
+    return _attribute(name)
