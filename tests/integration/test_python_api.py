@@ -420,7 +420,7 @@ def test_a_run_shows_itself_its_groups_its_samples_and_its_metrics(model_folder:
         last, first = run.groups(), run.groups(1)
         assert (last.step, first.step) == (2, 1)
         assert [len(group["completions"]) for group in first] == [4, 4]
-        with pytest.raises(ConfigError, match="no groups of step 3; .* there are those of: 1, 2"):
+        with pytest.raises(ConfigError, match=r"no groups of step 3; .* there are those of: 1, 2"):
             run.groups(3)
         sampled, again = run.sample(3), run.sample(3)
         assert [group["completions"][0]["reward"] is None for group in sampled] == [False] * 3
