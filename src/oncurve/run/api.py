@@ -105,12 +105,8 @@ def train(
     with _before_training():
         _check_kinds(recipe, model, tokenizer)
         named = {"template": template, "steps": steps, "seed": seed, **common}
-        arguments = [
-            *arguments_of(named),
-            *_of_model(model, settings),
-            *data_arguments(data),
-            *reward_arguments(reward),
-        ]
+        arguments = [*arguments_of(named), *_of_model(model, settings)]
+        arguments += [*data_arguments(data), *reward_arguments(reward)]
         config, base = configured(recipe, preset, arguments, settings)
         loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
         check_complete(config, model_given=loaded is not None)

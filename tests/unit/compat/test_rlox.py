@@ -16,6 +16,7 @@ import oncurve
 import oncurve.compat.rlox as compat
 from fakes.mutations import Pairs, accounted, mutations
 from fakes.tiny_policy import TinyLM
+from fakes.tolerance import about, assert_close
 from oncurve.compat.dialect import Said, Translation
 from oncurve.compat.rlox.dialect import DIALECT, translated
 from oncurve.compat.rlox.elsewhere import NAMES
@@ -156,7 +157,7 @@ def test_loss_and_gradient_are_those_of_rloxs_page(monkeypatch: pytest.MonkeyPat
         seen.append(completions)
         return [float(ids[0]) for ids in completions]
 
-    policy, reference, twin = TinyLM(), TinyLM(seed=1), TinyLM()
+    policy, reference, twin = TinyLM().double(), TinyLM(seed=1).double(), TinyLM().double()
     gradients: dict[str, Tensor] = {}
     trainer = compat.GRPO(policy, reference, reward, max_grad_norm=0.0)
     learner: Any = trainer.learner
@@ -181,9 +182,9 @@ def test_loss_and_gradient_are_those_of_rloxs_page(monkeypatch: pytest.MonkeyPat
     expected = -(advantages * seq_logprobs).mean()
     expected = expected + 0.1 * (logprobs(twin) - logprobs(reference).detach()).mean()
     expected.backward()
-    assert loss == pytest.approx(expected.item(), abs=1e-6)
+    assert loss == about(expected.item(), torch.float64)
     for name, parameter in twin.named_parameters():
-        assert torch.allclose(gradients[name], parameter.grad, rtol=1e-5, atol=1e-6), name
+        assert_close(gradients[name], parameter.grad)
 
 
 YAML = {

@@ -39,7 +39,7 @@ What differs:
 * `save` writes `model.safetensors`, in full precision, in place of a pickled checkpoint.
 * NaN in rewards or log-probs is an error, and so are arrays of different lengths.
 
-Better left behind: `preset="grpo"` has the clipped objective and k3, whose gradient is that of a KL penalty. rlox's KL
+What to give up: `preset="grpo"` has the clipped objective and k3, whose gradient is that of a KL penalty. rlox's KL
 term, k1 in the loss, has a gradient of expectation 0 and only adds noise.
 """
 
