@@ -34,6 +34,21 @@ class InMemory(DataSettings):
     rows: tuple[Any, ...] = ()
     """The rows, in any container that `oncurve.data.containers.as_rows` takes."""
 
+    eval_rows: tuple[Any, ...] = ()
+    """Held-out rows, in place of a share of `rows`."""
+
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        Impossible(
+            lambda data: bool(data.eval_rows) and data.eval_fraction > 0,
+            "data.eval_rows: these rows are held out in place of a share; leave data.eval_fraction out",
+        ),
+    )
+
+    @field_validator("eval_rows", mode="before")
+    @classmethod
+    def _all_of_any_container(cls, rows: Any) -> tuple[Any, ...]:
+        return as_rows(rows)
+
     @field_validator("rows", mode="before")
     @classmethod
     def _of_any_container(cls, rows: Any, info: ValidationInfo) -> tuple[Any, ...]:
@@ -42,8 +57,8 @@ class InMemory(DataSettings):
 
     @property
     def holds_out(self) -> bool:
-        """A share of the rows."""
-        return self.eval_fraction > 0
+        """Rows of their own, or a share of the rows."""
+        return self.eval_fraction > 0 or bool(self.eval_rows)
 
     def missing(self) -> list[str]:
         """The rows."""
@@ -51,34 +66,40 @@ class InMemory(DataSettings):
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
         """The rows, a bare prompt put under `prompt_column`."""
-        items = [self._row(row) for row in self.rows]
-        return hold_out(Rows(items, range(len(items)), lambda number: f"data row {number}"), self.eval_fraction)
+        train, held_out = hold_out(self._rows(self.rows, "data row"), self.eval_fraction)
+        return train, self._rows(self.eval_rows, "held-out row") if self.eval_rows else held_out
+
+    def _rows(self, rows: Sequence[Any], called: str) -> Rows:
+        return Rows([self._row(row) for row in rows], range(len(rows)), lambda number: f"{called} {number}")
 
     def _row(self, row: Any) -> Mapping[str, Any]:
         return row if isinstance(row, Mapping) else {self.prompt_column: row}
 
     def check_keepable(self) -> None:
         """Raises DataError, with row and column, where JSON cannot hold a row."""
-        for _ in self._lines():
+        for _ in (*self._lines(self.rows), *self._lines(self.eval_rows, "held-out row")):
             pass
 
-    def _lines(self) -> Iterator[str]:
-        for number, row in enumerate(map(self._row, self.rows)):
+    def _lines(self, rows: Sequence[Any], called: str = "data row") -> Iterator[str]:
+        for number, row in enumerate(map(self._row, rows)):
             for column, value in row.items():
                 try:
                     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
                 except (TypeError, ValueError, RecursionError) as error:
                     raise DataError(
-                        f"data row {number}: column {column!r} cannot be kept in the run's directory: {error}; make it "
+                        f"{called} {number}: column {column!r} cannot be kept in the run's directory: {error}; make it "
                         "a string, a number or a list of these, or leave `out` out"
                     ) from error
             yield json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n"
 
     def kept_as(self, file: Path) -> Files:
         """The same rows as a file. Raises DataError where JSON cannot hold a row."""
-        durable.write_file(file, "".join(self._lines()).encode())
+        durable.write_file(file, "".join(self._lines(self.rows)).encode())
+        held_out = file.with_name(f"eval_{file.name}")
+        if self.eval_rows:
+            durable.write_file(held_out, "".join(self._lines(self.eval_rows)).encode())
         shared = {key: getattr(self, key) for key in (*DataSettings.model_fields, "eval_fraction")}
-        return Files(path=file.name, **shared)
+        return Files(path=file.name, eval_path=held_out.name if self.eval_rows else None, **shared)
 
 
 class Task(DataSettings):

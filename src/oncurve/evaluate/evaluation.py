@@ -34,7 +34,7 @@ class Evaluation:
     `mean_length` (tokens) and `truncated_fraction` are of the sampled completions, of the greedy ones where there are
     none. `greedy` holds the scored greedy groups, in the order of the prompts, and `greedy_correct` whether each is
     correct: what `paired_difference` compares. `verifier` is the reward that says what is correct, if it is one alone.
-    `held_out`: whether the prompts were kept out of training.
+    `held_out`: whether the prompts were kept out of training. `sampled` holds the scored groups of the samples.
     """
 
     prompts: int
@@ -51,6 +51,7 @@ class Evaluation:
     greedy_correct: tuple[bool, ...] = ()
     verifier: str | None = None
     held_out: bool = True
+    sampled: tuple[Group, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
@@ -184,6 +185,7 @@ def evaluate(
         greedy=tuple(one),
         greedy_correct=verdicts,
         verifier=verifier,
+        sampled=tuple(many),
     )
 
 

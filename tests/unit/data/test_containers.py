@@ -3,6 +3,7 @@
 import itertools
 from collections import UserDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -158,3 +159,16 @@ def test_rows_that_json_cannot_hold_are_named() -> None:
         with pytest.raises(DataError, match="data row 1: column 'answer' cannot be kept"):
             InMemory(rows=[{"prompt": "a"}, {"prompt": "b", "answer": value}]).check_keepable()
     InMemory(rows=[{"prompt": numpy.str_("a"), "answer": numpy.float32(0.5), "w": torch.tensor([1])}]).check_keepable()
+
+
+def test_held_out_rows_may_be_given_next_to_those_that_are_trained_on(tmp_path: Path) -> None:
+    given = InMemory(rows=["a", "b"], eval_rows=[{"prompt": "c", "answer": 1}])
+    train, held_out = given.read(None)
+    assert given.holds_out
+    assert [row["prompt"] for row in train.items] == ["a", "b"]
+    assert (held_out.items, held_out.place(0)) == ([{"prompt": "c", "answer": 1}], "held-out row 0")
+    again, held_out_again = given.kept_as(tmp_path / "data.jsonl").read(tmp_path)
+    assert [row["prompt"] for row in again.items] == ["a", "b"]
+    assert [dict(row) for row in held_out_again.items] == held_out.items
+    with pytest.raises(DataError, match="held-out row 0: column 'x' cannot be kept"):
+        InMemory(rows=["a"], eval_rows=[{"prompt": "c", "x": 1j}]).check_keepable()
