@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oncurve.cli_help import CommandWithExamples
 from oncurve.errors import ConfigError, command
 from oncurve.output import say
 
 if TYPE_CHECKING:
     from oncurve.compat import Translation
     from oncurve.config import RunConfig
+
+dialect_app = typer.Typer()
+"""The commands of `oncurve config` that read other tools' settings."""
 
 RecipeOut = Annotated[
     Path | None, typer.Option("--out", help="Write the recipe to this file, which must not exist yet.")
@@ -55,3 +59,16 @@ def show_recipe(translation: Translation, out: Path | None) -> None:
         raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
     say(translation.counted())
     say(f"wrote {out}; look through it, then: {command('train', out)}")
+
+
+@dialect_app.command("from-trl", cls=CommandWithExamples)
+def config_from_trl(
+    script: Annotated[
+        Path, typer.Argument(help="A script that calls TRL's GRPOConfig or GRPOTrainer.", metavar="SCRIPT")
+    ],
+    out: RecipeOut = None,
+) -> None:
+    """Print the recipe of a TRL script, with a comment per key. The script is read, and not run."""
+    from oncurve.compat.trl import read_script
+
+    show_recipe(read_script(script), out)

@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from oncurve.cli_dialects import dialect_app
 from oncurve.cli_help import CommandWithExamples
 from oncurve.output import say
 
 config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configuration.")
+config_app.add_typer(dialect_app)
 data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data before a run.")
 reward_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's rewards before a run.")
 reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")

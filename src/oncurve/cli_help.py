@@ -39,6 +39,10 @@ EXAMPLES = {
     ),
     "config show": ("oncurve config show gsm8k", "oncurve config show dapo kl.coef=0.01"),
     "config explain": ("oncurve config explain dr_grpo", "oncurve config explain gsm8k.toml objective.kind=gspo"),
+    "config from-trl": (
+        "oncurve config from-trl train_grpo.py",
+        "oncurve config from-trl train_grpo.py --out mine.toml",
+    ),
     "reward-model train": (
         "oncurve reward-model train pairs.toml --out runs/reward",
         "oncurve reward-model train reward_models/sentiment data.path=pairs.jsonl reward_model.path=MODEL",

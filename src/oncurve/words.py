@@ -42,8 +42,8 @@ _MEANINGS: dict[str, Word] = {
     "max_generate_length max_completion_tokens": Word(("rollout.max_new_tokens",)),
     "max_prompt_length prompt_max_len max_prompt_len": Word(("data.max_prompt_tokens",)),
     "per_device_train_batch_size generation_batch_size rollout_batch_size train_batch_size batch_size "
-    "global_batch_size": Word(("data.prompts_per_step",), COMPLETIONS),
-    "gradient_accumulation_steps ppo_micro_batch_size ppo_micro_batch_size_per_gpu micro_batch_size "
+    "global_batch_size gradient_accumulation_steps": Word(("data.prompts_per_step",), COMPLETIONS),
+    "ppo_micro_batch_size ppo_micro_batch_size_per_gpu micro_batch_size "
     "micro_train_batch_size ppo_max_token_len_per_gpu log_prob_micro_batch_size use_dynamic_bsz "
     "log_prob_micro_batch_size_per_gpu per_device_batch_size": Word(("learner.tokens_per_micro_batch",), TOKENS),
     "ppo_mini_batch_size mini_batch_size steps_per_generation num_mini_batches": Word(("learner.minibatches",), NUMBER),

@@ -392,7 +392,9 @@ def test_the_readmes_commands_are_the_commands() -> None:
     groups = ("config", "data", "reward", "reward-model")
     real = {name: found for name, found in command.commands.items() if name not in groups}
     real |= {f"{group} {name}": found for group in groups for name, found in command.commands[group].commands.items()}
-    rows = re.findall(r"^\| `oncurve ((?:(?:config|data|reward|reward-model) )?\w+) ?(.*?)` \|", README, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `oncurve ((?:(?:config|data|reward|reward-model) )?[\w-]+) ?(.*?)` \|", README, re.MULTILINE
+    )
     assert {name for name, _ in rows} == set(real)
     for name, usage in rows:
         options = {option for parameter in real[name].params for option in parameter.opts if option.startswith("--")}

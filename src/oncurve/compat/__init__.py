@@ -19,5 +19,5 @@ if TYPE_CHECKING:
 
 __getattr__, __all__ = lazily(__name__)
 
-DIALECTS = {"rlox": "oncurve.compat.rlox.dialect"}
+DIALECTS = {"rlox": "oncurve.compat.rlox.dialect", "TRL": "oncurve.compat.trl"}
 """By the tool's name, the module with its `DIALECT`, a `Dialect`, and `ABOUT`, the page's text in Markdown."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from oncurve.lazy import lazily
 from oncurve.rewards.answers import final_answer as final_answer
 from oncurve.rewards.choice import Choice as Choice
-from oncurve.rewards.cosine import Cosine as Cosine
+from oncurve.rewards.cosine import Cosine as Cosine, cosine_scaled as cosine_scaled
 from oncurve.rewards.format import Format as Format
 from oncurve.rewards.kinds import REWARD_KINDS as REWARD_KINDS
 from oncurve.rewards.length_cap import LengthCap as LengthCap

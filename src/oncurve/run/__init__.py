@@ -14,8 +14,9 @@ from oncurve.lazy import lazily
 if TYPE_CHECKING:
     from oncurve.run.api import resume as resume, train as train
     from oncurve.run.arguments import data_arguments as data_arguments, reward_arguments as reward_arguments
-    from oncurve.run.assembly import Run as Run, assemble as assemble
+    from oncurve.run.assembly import Overrides as Overrides, Run as Run, assemble as assemble
     from oncurve.run.common import CommonSettings as CommonSettings
+    from oncurve.run.continuing import continue_with as continue_with
     from oncurve.run.data_check import check_data_of as check_data_of
     from oncurve.run.directory import RunDirectory as RunDirectory
     from oncurve.run.evaluation import evaluate_target as evaluate_target
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
     )
     from oncurve.run.session import (
         create_directory as create_directory,
+        finish as finish,
         shown_by as shown_by,
         stopped_at as stopped_at,
         train_or_resume as train_or_resume,
         train_recipe as train_recipe,
         watch_of as watch_of,
     )
+    from oncurve.run.tracking import check_tracking as check_tracking
     from oncurve.run.trained import TrainedRun as TrainedRun
 
 

@@ -13,8 +13,8 @@ from oncurve.config import RUN, RunConfig, load_config, to_toml
 from oncurve.display import say
 from oncurve.errors import CheckpointError, command
 from oncurve.run.assembly import Run
-from oncurve.run.changes import Change, changes_between, check_changes
-from oncurve.run.directory import CONFIG, RunDirectory
+from oncurve.run.changes import Change, changes_between, check_changes, resolved_as
+from oncurve.run.directory import CONFIG, ROWS, RunDirectory
 from oncurve.run.identity import TakenUp, identify, steps_done, take_up
 from oncurve.run.tracking import check_tracking
 
@@ -98,6 +98,27 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
     if not resumption.finished and not run.trainer.is_done:
         held.set_products_aside(step)
     say(console, *lines, f"{held.path}: {step} of {run.config.run.steps} steps are done")
+
+
+def continue_with(run: Run, directory: Path, console: Console) -> bool:
+    """Restore `run`, which its own settings have put together, from a directory that has the same run or an earlier
+    stage of it; False: that is finished.
+
+    Settings that differ change from here on, as in a resume. Raises RunDirectoryError: it is no run, or another run
+    holds it. ConfigError: a setting cannot change.
+    """
+    rewards = {"rewards": list(run.config.rewards)}  # functions are in no file
+    before, _, base = resumed_config(directory, given=rewards)
+    now = resolved_as(before, run.config, (directory / ROWS).is_file())
+    resumption = open_to_resume(directory, before, now, base)
+    try:
+        run.config = now
+        say(console, *resumption.taken_up.lines)
+        restore(run, resumption, console)
+    except BaseException:
+        resumption.held.close()
+        raise
+    return not resumption.finished
 
 
 def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:

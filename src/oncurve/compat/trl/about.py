@@ -1,0 +1,45 @@
+"""The text of the page for users of TRL, next to its table."""
+
+ABOUT = """\
+A script changes its import line:
+
+```python
+from oncurve.compat.trl import GRPOConfig, GRPOTrainer  # in place of: from trl import GRPOConfig, GRPOTrainer
+```
+
+`oncurve config from-trl train_grpo.py` prints the recipe of a script without running it: every argument with what it
+became, and the defaults of TRL that are not those of oncurve. `GRPOTrainer.recipe` is the same of a trainer that runs.
+
+**What is the same.** Names and defaults of TRL 1.16, its normalisers (`grpo`, `bnpo`, `dr_grpo`, `dapo`, `cispo`,
+`sapo`), 1e-4 next to a standard deviation, the bias-corrected KL term, batch sizes in completions. Reward functions are
+called in the training process with all that TRL passes, sync or async; None does not apply, and an exception ends the
+run. The functions of `trl.rewards` are in `oncurve.compat.trl` under their names. Callbacks are transformers'
+`TrainerCallback`, with its state and control.
+
+**What differs.**
+
+* A step of oncurve is one generation with all its updates, and TRL's steps are updates: settings in steps are divided
+  by the updates of a generation. `on_step_begin` and `on_step_end` are called once per generation, and
+  `state.global_step` grows by its updates.
+* An update is of whole groups. TRL shuffles the completions of a generation, and an update may have parts of groups.
+* A completion to which no reward applies is left out of the loss. In TRL its advantage is 0, and its tokens count in
+  the mean. A step in which no reward applies to any completion is an error.
+* The run is in `output_dir`, or in `output_dir-2` and so on where that is not empty: nothing is overwritten.
+  `train(resume_from_checkpoint=True)` continues the newest of these, exactly. Checkpoints are not folders of models:
+  `oncurve export DIR --step 100` writes one. The model is in `model/` of the folder; `save_model()` writes it into the
+  folder itself, too.
+* With a warm-up the first update already moves the weights; in transformers its learning rate is 0.
+* `evaluate()` has TRL's metrics of rewards and lengths, and no `eval_loss`. `clip_ratio/low_min` and `high_max` are
+  logged where no token is clipped, as 0.
+* The order of the prompts and the sampled tokens follow from `seed` by oncurve's counter-based random numbers, so a
+  run is not TRL's token by token.
+
+**What is better left out.** `vllm_*`: completions are sampled in the training process. `log_completions`: all are in
+`rollouts/`, and the report shows them. `dataloader_*`, `torch_compile`, `use_liger_kernel`: without meaning here.
+`top_p`, `top_k`, `min_p` and `repetition_penalty` are refused: the learner trains on the whole distribution that is
+sampled from.
+
+**From TRL's earlier trainers.** TRL removed `PPOTrainer` and `PRMTrainer`. The preset `ppo` is PPO with a critic, on
+any reward; its settings are those of a recipe, and `PPOConfig` is not read. A process reward model is trained by
+`oncurve reward-model train` with `reward_model.kind = "process"`, and used by `kind = "process_model"`.
+"""

@@ -1,0 +1,126 @@
+"""The arguments of `GRPOTrainer` as keys of the dialect, each with the settings and objects that it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from oncurve.compat.dialect import Said
+from oncurve.compat.trl.config import GRPOConfig
+from oncurve.compat.trl.dialect import Told
+from oncurve.compat.trl.peft_keys import given_fields, lora_of
+from oncurve.compat.trl.reward_functions import reward_settings
+from oncurve.compat.trl.run_keys import rows_known
+from oncurve.compat.trl.sizes import sizes
+from oncurve.config import RunConfig
+from oncurve.errors import ConfigError, shown
+from oncurve.models import LoadedModel
+from oncurve.models.loading import eos_ids_of, loaded_from, quiet
+
+PLACE = "GRPOTrainer"
+
+
+def said_by(arguments: Mapping[str, Any], args: GRPOConfig, state: Callable[[], Any]) -> dict[str, Said]:
+    """The dialect's keys for the given arguments; `state` gives reward functions their `trainer_state`.
+
+    Raises ConfigError: an argument that cannot be.
+    """
+    rewards = reward_settings(arguments["reward_funcs"], args.reward_weights, state)
+    told: dict[str, Any] = {
+        "model": _model(arguments["model"]),
+        "reward_funcs": Told("reward_funcs", {"rewards": rewards}),
+        **_data(arguments["train_dataset"], arguments["eval_dataset"], args),
+    }
+    if arguments["peft_config"] is not None:
+        told["peft_config"] = Told("LoraConfig", lora_of(given_fields(arguments["peft_config"])))
+    rest = {name: value for name, value in arguments.items() if name not in (*told, "args") and value is not None}
+    rest.pop("eval_dataset", None)
+    said = {f"GRPOTrainer.{name}": Said(value, PLACE) for name, value in {**told, **rest}.items()}
+    rows = told["train_dataset"].settings["data.rows"]
+    known = rows_known(args.values(), len(rows)) if hasattr(arguments["train_dataset"], "__len__") else {}
+    return said | {name: Said(value, PLACE) for name, value in known.items()}
+
+
+def _model(model: Any) -> Told:
+    if isinstance(model, (str, Path)):
+        return Told(str(model), {"model.path": str(model)})
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: expected a folder, a hub id or a torch module, got {shown(model)}")
+    if hasattr(model, "peft_config"):
+        raise ConfigError(
+            "model: a PeftModel is not available; give its base model with peft_config=LoraConfig(...), or merge the "
+            "adapter: model.merge_and_unload()"
+        )
+    return Told(type(model).__name__, {"model.path": ""})
+
+
+def _data(train: Any, held_out: Any, args: GRPOConfig) -> dict[str, Told]:
+    if train is None:
+        raise ConfigError("train_dataset: missing; give a data set with a column 'prompt'")
+    settings: dict[str, Any] = {"data.kind": "list"}
+    if hasattr(train, "__len__"):
+        settings["data.rows"] = train
+    else:
+        if args.max_steps <= 0:
+            raise ConfigError("train_dataset: of an iterable data set the length is not known; give max_steps")
+        found = sizes(args.values())
+        settings["data.rows"] = list(islice(train, found.steps(args.max_steps) * found.prompts))
+        settings["data.shuffle"] = False
+    told = {"train_dataset": Told(type(train).__name__, settings)}
+    if held_out is None:
+        return told
+    if isinstance(held_out, Mapping):
+        names = ", ".join(map(repr, held_out))
+        raise ConfigError(f"eval_dataset: several data sets ({names}) are not available; give one of them")
+    return {**told, "eval_dataset": Told(type(held_out).__name__, {"data.eval_rows": held_out})}
+
+
+def loaded(model: Any, processing_class: Any, config: RunConfig, args: GRPOConfig) -> LoadedModel | None:
+    """The model where an object is given; None: the run loads it by its path.
+
+    Raises ConfigError: a processor of images, or a module without a tokenizer that could be found.
+    """
+    if processing_class is not None and not hasattr(processing_class, "get_vocab"):
+        raise ConfigError(
+            f"processing_class: expected a tokenizer, got a {type(processing_class).__name__}; images are not available"
+        )
+    if isinstance(model, nn.Module):
+        if torch.cuda.is_available() and not args.use_cpu:
+            model.to("cuda")
+        return loaded_from(model, processing_class or _tokenizer_of(model))
+    if processing_class is None:
+        return None
+    built = config.model.on_this_machine().build(masters=True)
+    eos_ids = eos_ids_of(built.model.module, processing_class)
+    return replace(built, tokenizer=processing_class, eos_ids=eos_ids)
+
+
+def _tokenizer_of(model: nn.Module) -> Any:
+    """The tokenizer next to the files that a module was loaded from."""
+    source = getattr(getattr(model, "config", None), "_name_or_path", "")
+    if not source:
+        raise ConfigError("processing_class: the module does not say where it came from; give its tokenizer")
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # of several libraries
+        raise ConfigError(f"processing_class: {source} has no tokenizer ({error}); give one") from error
+
+
+def check_one_process() -> None:
+    """Raises ConfigError: the script was started as one of several processes."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count not in ("", "0", "1"):
+        raise ConfigError(
+            f"WORLD_SIZE={count}: a run is one process on one device; start the script with python, not with "
+            "accelerate launch or torchrun"
+        )

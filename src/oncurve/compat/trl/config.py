@@ -1,0 +1,96 @@
+"""`GRPOConfig`: TRL's names and defaults, checked when it is made; the trainer, or a printed recipe, translates it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+from oncurve.compat.dialect import Said, Translation, Values
+from oncurve.compat.trl.dialect import CONFIG_KEYS, DIALECT, OLDER_KEYS
+from oncurve.compat.trl.sizes import sizes
+from oncurve.errors import ConfigError
+
+FIELDS = {key.theirs: key for key in (*CONFIG_KEYS, *OLDER_KEYS)}
+PLACE = "GRPOConfig"
+PROCESS = {"world_size": 1, "process_index": 0, "local_process_index": 0, "n_gpu": 1, "should_save": True}
+"""What callbacks read of TRL's arguments that is no field: there is one process."""
+
+
+class GRPOConfig:
+    """The settings of `GRPOTrainer`, by TRL's names and with its defaults: `GRPOConfig("out", learning_rate=2e-6)`.
+
+    A field that was not given has TRL's default; `steps_per_generation` and `generation_batch_size` have the values
+    that TRL computes. Raises ConfigError, with a line for each: a name that TRL does not have, a value of a wrong type,
+    one that is refused, or that contradicts another.
+    """
+
+    said: dict[str, Any]
+
+    def __init__(self, output_dir: Any = None, **given: Any) -> None:
+        object.__setattr__(self, "said", {})
+        named = given if output_dir is None else {"output_dir": output_dir, **given}
+        self.said.update({name: plain(name, value) for name, value in named.items()})
+        self.translated()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PROCESS:
+            return PROCESS[name]
+        if name not in FIELDS:
+            raise AttributeError(f"GRPOConfig has no {name!r}")
+        if name in ("steps_per_generation", "generation_batch_size"):
+            found = sizes(self.values())
+            return found.accumulated if name == "steps_per_generation" else found.generation
+        value = self.said.get(name, FIELDS[name].default)
+        if name == "bf16" and value is None:
+            return not self.fp16
+        if name == "output_dir" and value is None:
+            return "trainer_output"
+        return {True: "group", False: "none"}.get(value, value) if name == "scale_rewards" else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = dict(self.said)
+        self.said[name] = plain(name, value)
+        try:
+            self.translated()
+        except ConfigError:
+            self.said.clear()
+            self.said.update(before)
+            raise
+
+    def __repr__(self) -> str:
+        return f"GRPOConfig({', '.join(f'{name}={value!r}' for name, value in self.said.items())})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field of TRL's with its value."""
+        return {key.theirs: getattr(self, key.theirs) for key in CONFIG_KEYS}
+
+    def values(self) -> Values:
+        """The values of all keys, given or TRL's default."""
+        return Values(DIALECT.table, self.placed())
+
+    def placed(self) -> dict[str, Said]:
+        """The given fields as the dialect takes them."""
+        return {name: Said(value, PLACE) for name, value in self.said.items()}
+
+    def translated(self, **more: Said) -> Translation:
+        """The settings here; `more`: other keys of the dialect, or other values. Raises ConfigError."""
+        return DIALECT.translate({**self.placed(), **more})
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value as the table has it: enumerations and paths as text, JSON of a table as the table."""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, tuple) and name in FIELDS and list in FIELDS[name].types:
+        return list(value)
+    if isinstance(value, str) and name in FIELDS and dict in FIELDS[name].types:
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value  # not of the right type, which the table says
+    return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,190 @@
+"""The callbacks of `GRPOTrainer`: transformers' hooks, state and control, around the steps of a run.
+
+A step of a run is one rollout with its updates, and TRL counts updates: `state.global_step` grows by the updates of a
+step, and `on_step_begin` and `on_step_end` are called once for all of them. Called are on_init_end, on_train_begin,
+on_epoch_begin, on_step_begin, on_step_end, on_log, on_evaluate, on_save, on_epoch_end and on_train_end, in TRL's order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from oncurve.compat.trl.config import GRPOConfig
+from oncurve.compat.trl.logs import averaged, step_logs, tokens_of
+from oncurve.errors import ConfigError
+from oncurve.run import Run
+from oncurve.trainer import StepResult
+
+Logs = Mapping[str, Any]
+
+
+@dataclass
+class Hooks:
+    """The state that callbacks read, what they ask for, and the log that is kept of the steps.
+
+    updates   updates per step
+    evaluate  evaluates the policy, logs it, and returns the metrics
+    """
+
+    args: GRPOConfig
+    run: Run
+    updates: int
+    evaluate: Callable[[], Logs]
+    callbacks: list[TrainerCallback] = field(default_factory=list)
+    state: TrainerState = field(default_factory=TrainerState)
+    control: TrainerControl = field(default_factory=TrainerControl)
+    evaluated: Logs | None = None
+    _since: list[dict[str, float | None]] = field(default_factory=list)
+    _losses: list[float] = field(default_factory=list)
+    _began: float = 0.0
+    _tokens: int = 0
+
+    def add(self, callback: Any) -> None:
+        """Add a callback, or a class of them. Raises ConfigError: it is none."""
+        made = callback() if isinstance(callback, type) else callback
+        if not isinstance(made, TrainerCallback):
+            raise ConfigError(f"callbacks: expected a TrainerCallback of transformers, got {made!r:.60}")
+        self.callbacks.append(made)
+
+    def call(self, event: str, **more: Any) -> None:
+        """Call a hook of every callback, in their order."""
+        for callback in self.callbacks:
+            returned = getattr(callback, event)(
+                self.args,
+                self.state,
+                self.control,
+                model=self.run.loaded.model.module,
+                processing_class=self.run.loaded.tokenizer,
+                optimizer=None,
+                lr_scheduler=None,
+                train_dataloader=None,
+                eval_dataloader=None,
+                **more,
+            )
+            if returned is not None:
+                self.control = returned
+
+    def begin(self) -> None:
+        """Before the first step, or the first one after a resume."""
+        config, state = self.run.config, self.state
+        state.max_steps = config.run.steps * self.updates
+        state.global_step = self.run.trainer.state.step * self.updates
+        state.logging_steps, state.save_steps = self.args.logging_steps, self.args.save_steps
+        state.eval_steps = self.args.eval_steps or self.args.logging_steps
+        state.train_batch_size = self.args.per_device_train_batch_size
+        state.num_train_epochs = -(-int(state.max_steps) // max(1, self._steps_per_epoch()))
+        self._began, self.control.should_training_stop = time.perf_counter(), False
+        self.call("on_train_begin")
+        self.call("on_epoch_begin")
+        self._next_step()
+
+    def _steps_per_epoch(self) -> int:
+        return max(1, len(self.run.prompts) // self.run.config.data.prompts_per_step) * self.updates
+
+    def _next_step(self) -> None:
+        if self.control.should_training_stop:
+            self.stop()
+        if not self.run.trainer.is_done:
+            control = self.control
+            control.should_log = control.should_evaluate = control.should_save = False
+            self.call("on_step_begin")
+
+    def stop(self) -> None:
+        """End the run after the steps that are done: no step is left."""
+        from dataclasses import replace
+
+        self.run.trainer.config = replace(self.run.trainer.config, steps=self.run.trainer.state.step)
+
+    def step(self, result: StepResult) -> None:
+        """A step has ended: an observer of the trainer."""
+        state, before = self.state, int(self.state.epoch or 0)
+        state.global_step = result.step * self.updates
+        state.epoch = result.metrics.get("progress/epoch", 0.0)
+        state.num_input_tokens_seen = self._tokens = self._tokens + tokens_of(result.groups)
+        kl = self.run.config.kl.coef > 0
+        self._since.append(step_logs(result.metrics, result.groups, kl) | _own(result.metrics, self.reward_names))
+        self._losses.append(result.metrics.get("policy/loss", 0.0))
+        self.call("on_step_end")
+        if self._log_is_due(result.step) or self.control.should_log:
+            self.log({**averaged(self._since), "num_tokens": float(self._tokens)})
+            self._since.clear()
+        self._evaluated()
+        self._saved(result.step)
+        if int(state.epoch) > before:
+            self.call("on_epoch_end")
+            self.call("on_epoch_begin")
+        self._next_step()
+
+    @property
+    def reward_names(self) -> Sequence[str]:
+        """The names of the rewards."""
+        return [component.name for component in self.run.rewards.components]
+
+    def _log_is_due(self, step: int) -> bool:
+        strategy, every = self.args.logging_strategy, self.args.logging_steps
+        if strategy == "no":
+            return False
+        if step == 1 and self.args.logging_first_step:
+            return True
+        if strategy == "epoch":
+            every = self._steps_per_epoch()
+        every = max(1, round(every * self.state.max_steps)) if every < 1 else int(every)
+        done = step * self.updates
+        return done // every > (done - self.updates) // every
+
+    def _evaluated(self) -> None:
+        if self.evaluated is None and self.control.should_evaluate:
+            self.evaluate()
+        elif self.evaluated is not None:
+            self.log_evaluation(self.evaluated)
+        self.evaluated = None
+
+    def _saved(self, step: int) -> None:
+        checkpoints = self.run.trainer.checkpoints
+        if self.control.should_save:
+            self.run.trainer.save()
+        if checkpoints is not None and checkpoints.newest == step:
+            self.call("on_save")
+
+    def log(self, logs: Logs) -> None:
+        """Add a line to `state.log_history`, and call on_log with it."""
+        said = {**logs, "epoch": self.state.epoch}
+        self.state.log_history.append({**said, "step": self.state.global_step})
+        self.call("on_log", logs=dict(said))
+
+    def log_evaluation(self, metrics: Logs) -> None:
+        """Log an evaluation, and call on_evaluate with it."""
+        self.log(metrics)
+        self.call("on_evaluate", metrics={**metrics, "epoch": self.state.epoch})
+
+    def end(self) -> dict[str, float]:
+        """After the last step: the summary that TRL logs."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        steps, config = len(self._losses), self.run.config
+        rows = steps * config.data.prompts_per_step * config.rollout.group_size
+        summary = {
+            "train_runtime": seconds,
+            "train_samples_per_second": rows / seconds,
+            "train_steps_per_second": steps * self.updates / seconds,
+            "total_flos": 0.0,
+            "train_loss": sum(self._losses) / steps if steps else 0.0,
+        }
+        if self._since and self.args.logging_strategy != "no":
+            self._since.clear()
+        self.log(summary)
+        self.call("on_train_end")
+        return summary
+
+
+def _own(metrics: Mapping[str, float], rewards: Sequence[str]) -> dict[str, float | None]:
+    """The numbers that reward functions have logged by `log_metric`, under the names they gave."""
+    found: dict[str, float | None] = {}
+    for reward in rewards:
+        beginning = f"rewards/{reward}/"
+        found |= {key.removeprefix(beginning): value for key, value in metrics.items() if key.startswith(beginning)}
+    return found

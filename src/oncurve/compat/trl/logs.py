@@ -1,0 +1,93 @@
+"""TRL's metrics of a step and of an evaluation, under its names and by its definitions.
+
+Covered: rewards, lengths and endings from the groups; loss, gradient, KL, entropy and clipping from oncurve's metrics.
+Not covered: `clip_ratio/low_min` and `high_max` where some token is clipped, which are of single completions, and
+`eval_loss`: an evaluation makes no loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from oncurve.metrics import METRICS
+from oncurve.types import Completion, Group, Score
+
+NAMES = {metric.name: metric.trl for metric in METRICS.values() if metric.trl and metric.prefix is None}
+"""TRL's name of each of oncurve's metrics that TRL has."""
+
+FROM_METRICS = ("policy/loss", "optim/grad_norm", "optim/learning_rate", "policy/entropy", "time/step")
+CLIPS = ("policy/clip_low", "policy/clip_high")
+CLOSE = 1e-8
+
+
+def step_logs(metrics: Mapping[str, float], groups: Sequence[Group], kl: bool) -> dict[str, float | None]:
+    """TRL's metrics of one step. `kl`: whether the loss has a KL term."""
+    wanted = (*FROM_METRICS, *(("policy/kl",) if kl else ()), "policy/weight_clip", *CLIPS)
+    logs: dict[str, float | None] = {NAMES[key]: metrics[key] for key in wanted if key in metrics}
+    if all(key in metrics for key in CLIPS):
+        low, high = (metrics[key] for key in CLIPS)
+        logs["clip_ratio/region_mean"] = low + high
+        logs |= {"clip_ratio/low_min": 0.0} if not low else {}
+        logs |= {"clip_ratio/high_max": 0.0} if not high else {}
+    return {**logs, **group_logs(groups)}
+
+
+def group_logs(groups: Sequence[Group]) -> dict[str, float | None]:
+    """TRL's metrics of completions with their scores; None where a reward applied to none of them."""
+    completions = [completion for group in groups for completion in group.completions]
+    scores = [score for group in groups for score in group.scores]
+    logs: dict[str, float | None] = dict(_lengths(completions))
+    for name in dict.fromkeys(name for score in scores for name in score.parts):
+        values = [value for score in scores if (value := score.parts.get(name)) is not None]
+        logs[f"rewards/{name}/mean"], logs[f"rewards/{name}/std"] = _mean(values), _std(values)
+    rewards = [score.reward for score in scores if score.valid]
+    logs["reward"], logs["reward_std"] = _mean(rewards), _std(rewards)
+    constant = [float(_is_constant(group.scores)) for group in groups for _ in group.completions]
+    logs["frac_reward_zero_std"] = _mean(constant)
+    return logs
+
+
+def _lengths(completions: Sequence[Completion]) -> dict[str, float]:
+    lengths = [float(len(completion.ids)) for completion in completions]
+    ended = [float(len(completion.ids)) for completion in completions if completion.ended != "length"]
+    cut = len(lengths) - len(ended)
+    whole = ended or [0.0]
+    return {
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": cut / len(lengths),
+        "completions/mean_terminated_length": sum(whole) / len(whole),
+        "completions/min_terminated_length": min(whole),
+        "completions/max_terminated_length": max(whole),
+    }
+
+
+def tokens_of(groups: Iterable[Group]) -> int:
+    """The tokens of prompts and completions, which TRL adds up as `num_tokens`."""
+    return sum(len(group.prompt.ids) + len(each.ids) for group in groups for each in group.completions)
+
+
+def averaged(steps: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """The means of several steps' metrics, over those that have a value; None where none has."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: _mean([value for step in steps if (value := step.get(name)) is not None]) for name in names}
+
+
+def _is_constant(scores: Sequence[Score]) -> bool:
+    deviation = _std([score.reward for score in scores if score.valid])
+    return deviation is not None and deviation <= CLOSE
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _std(values: Sequence[float]) -> float | None:
+    """The sample standard deviation; of a single value None, as TRL's NaN is logged."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

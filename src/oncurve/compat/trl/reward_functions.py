@@ -1,0 +1,142 @@
+"""The forms of `reward_funcs` as rewards of a run: functions of TRL's signature, and reward models by path."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from oncurve.compat.trl.rewards import BY_PATH
+from oncurve.errors import ConfigError, RewardError, shown
+from oncurve.rewards import Accepts, InProcess, RewardSettings
+
+MODEL = "model"
+
+
+class Function(RewardSettings):
+    """A reward function of TRL's, called in this process with all that TRL gives it, one call per step.
+
+        function(prompts=, completions=, completion_ids=, <every column>=, trainer_state=, log_extra=, log_metric=)
+
+    It returns a number, or None where it does not apply, per completion; NaN is None. What it raises ends the run, as
+    in TRL. A coroutine function is awaited.
+    """
+
+    scores_steps: ClassVar[bool] = False
+    verifies: ClassVar[bool | None] = False
+
+    function: Any = Field(exclude=True, repr=False)
+    """The function."""
+
+    state: Any = Field(default=None, exclude=True, repr=False)
+    """A function of no arguments that gives `trainer_state`."""
+
+    on_error: Literal["mask", "raise"] | float = "raise"
+    """What a value that is no number means."""
+
+    @model_validator(mode="after")
+    def _callable(self) -> Function:
+        if not callable(self.function):
+            raise ValueError(
+                f"reward_funcs: expected a function, or a model's folder or hub id; got {self.function!r:.60}"
+            )
+        return self
+
+    @property
+    def default_name(self) -> str:
+        """The name of the function, or of its class; "reward" for a lambda."""
+        function = getattr(self.function, "func", self.function)  # of a functools.partial
+        name = str(getattr(function, "__name__", type(function).__name__))
+        return name if name.isidentifier() else "reward"
+
+    def start(self, base: Path | None) -> InProcess:
+        """Runs in this process."""
+        accepts = Accepts(batch=True, takes=("prompts", "completions", "completion_ids"), everything=True)
+        return InProcess(self._call, accepts, "reward_funcs are called as TRL calls them")
+
+    def _call(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        metrics: dict[str, list[float]] = {}
+        extras: dict[str, list[Any]] = {}
+        given = {
+            **item["columns"],
+            "prompts": item["prompts"],
+            "completions": item["completions"],
+            "completion_ids": item["completion_ids"],
+            "trainer_state": None if self.state is None else self.state(),
+            "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
+            "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
+        }
+        try:
+            values = _awaited(self.function(**given))
+            rewards = [_value(value) for value in values]
+        except Exception as error:  # user code may raise anything
+            raise RewardError(f"reward {self.default_name} failed: {type(error).__name__}: {error}") from error
+        return {"rewards": rewards, "metrics": metrics, "extras": extras}
+
+
+def _value(value: Any) -> Any:
+    """A reward as TRL reads it: NaN is None, does not apply."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _awaited(value: Any) -> Any:
+    """The result of a coroutine function, also where an event loop is already running (a notebook)."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait() -> Any:
+        return await value
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, wait()).result()
+
+
+def reward_settings(
+    reward_funcs: Any, weights: Sequence[float] | None, state: Callable[[], Any] | None = None
+) -> list[dict[str, Any] | RewardSettings]:
+    """`reward_funcs` with their `reward_weights` as the rewards of a run; functions get `state()` as `trainer_state`.
+
+    Raises ConfigError: there is none, a form that TRL does not take, or another number of weights.
+    """
+    alone = isinstance(reward_funcs, str) or not isinstance(reward_funcs, (list, tuple))
+    listed = [reward_funcs] if alone else list(reward_funcs)
+    if reward_funcs is None or not listed:
+        raise ConfigError(
+            "reward_funcs: a run needs a reward: a function, a reward model's folder or hub id, or a list"
+        )
+    if weights is not None and len(weights) != len(listed):
+        raise ConfigError(f"reward_weights has {len(weights)} weights for {len(listed)} reward_funcs; give as many")
+    return [
+        _settings(each, 1.0 if weights is None else weight, state)
+        for each, weight in zip(listed, weights or [1.0] * len(listed), strict=True)
+    ]
+
+
+def _settings(reward: Any, weight: float, state: Callable[[], Any] | None) -> dict[str, Any] | RewardSettings:
+    if isinstance(reward, Path):
+        reward = str(reward)
+    if isinstance(reward, str):
+        return {"kind": MODEL, "path": reward, "weight": weight, "name": Path(reward).name}
+    if hasattr(reward, "forward") and hasattr(reward, "config"):  # a transformers model
+        path = getattr(reward.config, "_name_or_path", "")
+        raise ConfigError(
+            f"reward_funcs: a {type(reward).__name__} in memory is not available; give its folder or hub id"
+            + (f": {path!r}" if path else "")
+        )
+    if inspect.isfunction(reward) and reward in BY_PATH:
+        return {"kind": "python", "path": BY_PATH[reward], "weight": weight, "timeout_seconds": 600.0}
+    if not callable(reward):
+        raise ConfigError(f"reward_funcs: expected a function, or a model's folder or hub id; got {shown(reward)}")
+    return Function(function=reward, state=state, weight=weight)

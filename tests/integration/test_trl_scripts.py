@@ -1,0 +1,373 @@
+"""Scripts for TRL, unchanged but for the import line, train small real models; the log has TRL's keys."""
+
+import json
+import math
+import os
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from oncurve.compat.trl import GRPOConfig, GRPOTrainer, read_script
+from oncurve.compat.trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
+from oncurve.errors import ConfigError, RewardError
+
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+SIZES = (
+    "max_completion_length=6, num_generations=4, max_steps=2, logging_steps=1, bf16=False, gradient_checkpointing=False"
+)
+TRAIN_KEYS = {
+    "loss", "grad_norm", "learning_rate", "num_tokens", "completions/mean_length", "completions/min_length",
+    "completions/max_length", "completions/clipped_ratio", "completions/mean_terminated_length",
+    "completions/min_terminated_length", "completions/max_terminated_length", "reward", "reward_std",
+    "frac_reward_zero_std", "entropy", "clip_ratio/low_mean", "clip_ratio/low_min", "clip_ratio/high_mean",
+    "clip_ratio/high_max", "clip_ratio/region_mean", "step_time", "epoch", "step",
+}  # fmt: skip
+"""What TRL 1.16 logs for a step of a run without a KL term, next to the rewards by name."""
+END_KEYS = {
+    "train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train_loss", "epoch", "step",
+}  # fmt: skip
+
+QUICK_START = f"""
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+dataset = Dataset.from_list([{{"prompt": f"Once upon a time, a {{name}}"}} for name in ("cat", "dog", "bird", "fox")])
+
+def reward_num_unique_chars(completions, **kwargs):
+    return [len(set(c)) for c in completions]
+
+trainer = GRPOTrainer(
+    model=MODEL,
+    reward_funcs=reward_num_unique_chars,
+    args=GRPOConfig(output_dir="out", {SIZES}),
+    train_dataset=dataset,
+)
+trainer.train()
+"""
+
+GSM8K = f"""
+import json, re
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+with open(GSM8K) as file:
+    rows = [json.loads(line) for line in file][:8]
+dataset = Dataset.from_list(rows).map(lambda row: {{
+    "prompt": [{{"role": "user", "content": row["question"][:60]}}],
+    "ground_truth": row["answer"].split("####")[-1].strip(),
+}})
+
+def correctness_reward(prompts, completions, ground_truth, **kwargs):
+    answers = [completion[0]["content"] for completion in completions]
+    assert all(prompt[-1]["role"] == "user" for prompt in prompts)
+    return [2.0 if truth in answer else 0.1 * len(answer) for answer, truth in zip(answers, ground_truth)]
+
+def format_reward(completions, **kwargs):
+    pattern = r"^<think>.*?</think>$"
+    return [1.0 if re.match(pattern, completion[0]["content"]) else 0.0 for completion in completions]
+
+training_args = GRPOConfig(
+    output_dir="out", learning_rate=1e-5, adam_beta2=0.99, weight_decay=0.1, warmup_steps=0.5,
+    lr_scheduler_type="cosine", per_device_train_batch_size=4, gradient_accumulation_steps=2, report_to="none",
+    beta=0.04, scale_rewards="group", loss_type="grpo", epsilon=0.2, log_completions=True, save_steps=1, {SIZES},
+)
+trainer = GRPOTrainer(
+    model=MODEL, processing_class=TOKENIZER, reward_funcs=[correctness_reward, format_reward],
+    args=training_args, train_dataset=dataset,
+)
+trainer.train()
+trainer.save_model(training_args.output_dir)
+"""
+
+CONVERSATIONAL_ASYNC = f"""
+import asyncio
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+dataset = Dataset.from_list([
+    {{"prompt": [{{"role": "system", "content": "brief"}}, {{"role": "user", "content": f"tell {{n}}"}}], "target": n}}
+    for n in range(4)
+])
+calls = []
+
+async def one(text, target):
+    await asyncio.sleep(0.001)
+    return float(len(text) % (target + 2))
+
+async def reward_async(completions, target, trainer_state, log_metric, log_extra, completion_ids, **kwargs):
+    calls.append(trainer_state.global_step)
+    log_metric("tokens", sum(map(len, completion_ids)))
+    log_extra("target", target)
+    texts = [completion[0]["content"] for completion in completions]
+    return await asyncio.gather(*(one(text, each) for text, each in zip(texts, target)))
+
+model = AutoModelForCausalLM.from_pretrained(MODEL)
+trainer = GRPOTrainer(
+    model=model, processing_class=TOKENIZER, reward_funcs=reward_async,
+    args=GRPOConfig("out", {SIZES}), train_dataset=dataset,
+)
+trainer.train()
+"""
+
+SEVERAL = f"""
+from trl import GRPOConfig, GRPOTrainer
+
+dataset = [{{"prompt": f"count {{n}}", "task": "math" if n % 2 else "text"}} for n in range(6)]
+
+def math_reward(completions, task, **kwargs):
+    return [float(len(text)) if each == "math" else None for text, each in zip(completions, task)]
+
+def text_reward(prompts, completions, task, **kwargs):
+    return [float(text.count("e")) + 0.5 if each == "text" else None for text, each in zip(completions, task)]
+
+def only_ids(completion_ids, **kwargs):
+    return [-0.01 * len(ids) for ids in completion_ids]
+
+trainer = GRPOTrainer(
+    model=MODEL, reward_funcs=[math_reward, text_reward, only_ids],
+    args=GRPOConfig("out", reward_weights=[1.0, 2.0, 1.0], per_device_train_batch_size=24, {SIZES}),
+    train_dataset=dataset,
+)
+trainer.train()
+"""
+
+PEFT = f"""
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+trainer = GRPOTrainer(
+    model=MODEL,
+    reward_funcs=lambda completions, **kwargs: [float(len(text)) for text in completions],
+    args=GRPOConfig("out", learning_rate=1e-3, {SIZES}),
+    train_dataset=Dataset.from_dict({{"prompt": ["a cat", "a dog"]}}),
+    peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+)
+trainer.train()
+"""
+
+CALLBACK = f"""
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+events = []
+
+class Watch(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        events.append(("begin", state.max_steps, args.learning_rate, model is not None))
+    def on_step_begin(self, args, state, control, **kwargs):
+        events.append(("step begin", state.global_step))
+    def on_step_end(self, args, state, control, **kwargs):
+        events.append(("step end", state.global_step))
+        if state.global_step == 2:
+            control.should_save = True
+            control.should_training_stop = True
+        return control
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        events.append(("log", sorted(logs)[0]))
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        events.append(("evaluate", "eval_reward" in metrics))
+    def on_save(self, args, state, control, **kwargs):
+        events.append(("save", state.global_step))
+    def on_train_end(self, args, state, control, **kwargs):
+        events.append(("end", state.global_step))
+
+rows = [{{"prompt": f"a {{n}}"}} for n in range(4)]
+trainer = GRPOTrainer(
+    model=MODEL, reward_funcs=lambda completions, **kwargs: [float(len(set(text))) for text in completions],
+    args=GRPOConfig("out", {SIZES.replace("max_steps=2", "max_steps=5")}, eval_strategy="steps", eval_steps=2),
+    train_dataset=rows, eval_dataset=rows[:2], callbacks=[Watch],
+)
+trainer.add_callback(TrainerCallback())
+trainer.train()
+"""
+
+
+@pytest.fixture
+def run(test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """Runs a script with its import line changed, as `python script.py` would, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    model = test_data / "models" / "stories260k"
+
+    def run_script(script: str) -> dict[str, Any]:
+        changed, count = re.subn(r"^from trl import", "from oncurve.compat.trl import", script, flags=re.MULTILINE)
+        assert count == 1
+        (tmp_path / "script.py").write_text(changed)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.chat_template = CHAT
+        given = {"MODEL": str(model), "GSM8K": str(next((test_data / "gsm8k").glob("train*"))), "TOKENIZER": tokenizer}
+        return runpy.run_path(str(tmp_path / "script.py"), init_globals=given, run_name="__main__")
+
+    return run_script
+
+
+def logs_of(trainer: Any) -> list[dict[str, Any]]:
+    history: list[dict[str, Any]] = trainer.state.log_history
+    assert set(history[-1]) == END_KEYS
+    return history[:-1]
+
+
+def test_the_quick_start(run: Callable[[str], dict[str, Any]]) -> None:
+    trainer = run(QUICK_START)["trainer"]
+    logs = logs_of(trainer)
+    rewards = {"rewards/reward_num_unique_chars/mean", "rewards/reward_num_unique_chars/std"}
+    assert [set(line) for line in logs] == [TRAIN_KEYS | rewards] * 2
+    assert [line["step"] for line in logs] == [1, 2]
+    assert logs[1]["num_tokens"] > logs[0]["num_tokens"] > 8 * 6
+    assert logs[0]["reward"] == logs[0]["rewards/reward_num_unique_chars/mean"] > 0
+    assert logs[1]["learning_rate"] == pytest.approx(5e-7)  # linear, to 0
+    assert (Path("out") / "model" / "model.safetensors").is_file()
+    assert (Path("out") / "metrics.jsonl").read_text().count("\n") == 2
+
+
+@pytest.mark.slow
+def test_the_gsm8k_example(run: Callable[[str], dict[str, Any]]) -> None:
+    trainer = run(GSM8K)["trainer"]
+    logs = logs_of(trainer)
+    assert all({"kl", "rewards/correctness_reward/mean", "rewards/format_reward/std"} <= set(line) for line in logs)
+    assert logs[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    config = (Path("out") / "config.toml").read_text()
+    assert "prompts_per_step = 2" in config
+    assert len(list(Path("out/checkpoints").glob("step-*"))) == 2
+    AutoModelForCausalLM.from_pretrained("out")  # save_model(output_dir)
+    assert trainer.recipe.count("warmup_ratio = 0.5") == 1
+
+
+@pytest.mark.slow
+def test_conversations_an_async_reward_and_a_module(run: Callable[[str], dict[str, Any]]) -> None:
+    left = run(CONVERSATIONAL_ASYNC)
+    logs = logs_of(left["trainer"])
+    assert left["calls"] == [0, 1]
+    assert all(line["tokens"] > 0 for line in logs)
+    assert left["trainer"].model is left["model"]
+
+
+@pytest.mark.slow
+def test_rewards_that_do_not_apply(run: Callable[[str], dict[str, Any]]) -> None:
+    trainer = run(SEVERAL)["trainer"]
+    line = logs_of(trainer)[0]
+    assert line["rewards/math_reward/mean"] is not None
+    assert line["rewards/text_reward/mean"] >= 0.5
+    whole = 0.5 * line["rewards/math_reward/mean"] + line["rewards/text_reward/mean"] + line["rewards/only_ids/mean"]
+    assert line["reward"] == pytest.approx(whole)  # half of the rows are of each task, the second weighs 2
+
+
+@pytest.mark.slow
+def test_an_adapter(run: Callable[[str], dict[str, Any]]) -> None:
+    trainer = run(PEFT)["trainer"]
+    assert logs_of(trainer)
+    kept = json.loads((Path("out") / "model" / "adapter" / "adapter_config.json").read_text())
+    assert (kept["r"], kept["lora_alpha"], sorted(kept["target_modules"])) == (4, 8, ["q_proj", "v_proj"])
+
+
+def test_callbacks_see_the_run_and_end_it(run: Callable[[str], dict[str, Any]]) -> None:
+    left = run(CALLBACK)
+    events = left["events"]
+    assert events[:3] == [("begin", 5, 1e-6, True), ("step begin", 0), ("step end", 1)]
+    kinds = [event[0] for event in events]
+    assert kinds == [
+        "begin", "step begin", "step end", "log", "step begin", "step end", "log", "log", "evaluate", "save", "log",
+        "end",
+    ]  # fmt: skip
+    assert events[-1] == ("end", 2)
+    assert ("evaluate", True) in events
+    trainer = left["trainer"]
+    assert trainer.state.global_step == 2
+    metrics = trainer.evaluate()
+    assert {"eval_reward", "eval_reward_std", "eval_completions/mean_length", "eval_runtime"} <= set(metrics)
+    assert math.isfinite(metrics["eval_reward"])
+
+
+def trainer(model: Path, rows: int = 4, **given: Any) -> GRPOTrainer:
+    arguments = given.pop("arguments", {})
+    args = GRPOConfig(
+        "out", max_completion_length=4, num_generations=4, bf16=False, gradient_checkpointing=False,
+        **{"max_steps": 2, **given},
+    )  # fmt: skip
+    made = {
+        "reward_funcs": lambda completions, **_: [float(len(text)) for text in completions],
+        "train_dataset": [{"prompt": f"a {n}"} for n in range(rows)],
+        **arguments,
+    }
+    return GRPOTrainer(model=str(model), args=args, **made)
+
+
+def test_nothing_is_overwritten_and_a_resume_goes_on(
+    test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = test_data / "models" / "stories260k"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    first = trainer(model)
+    first.train()
+    assert first.directory == Path("out-2")
+    with pytest.raises(ConfigError, match="has a run in out-2"):
+        first.train()
+    again = trainer(model)
+    assert again.train(resume_from_checkpoint=True).global_step == 2  # it is finished
+    longer = trainer(model, max_steps=3)
+    assert longer.train(resume_from_checkpoint=True).global_step == 3
+    assert [line["step"] for line in longer.state.log_history] == [3]
+    assert sorted(os.listdir(tmp_path)) == ["out", "out-2"]
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="exists already"):
+        longer.save_model("there")
+    assert (tmp_path / "there" / "config.json").read_text() == "{}"
+
+
+def test_what_the_trainer_cannot_have_is_refused_by_name(test_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = test_data / "models" / "stories260k"
+
+    def refusal(**arguments: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            trainer(model, arguments=arguments)
+        return str(caught.value)
+
+    assert "GRPOTrainer.tools: not available here" in refusal(tools=[len])
+    assert "did you mean 'callbacks'" in refusal(callback=[])
+    assert "GRPOTrainer.optimizers" in refusal(optimizers=(1, None))
+    assert "eval_dataset: several data sets" in refusal(eval_dataset={"a": [], "b": []})
+    assert "train_dataset: missing" in refusal(train_dataset=None)
+    assert "give max_steps" in _endless(model)
+    assert "reward_funcs: a run needs a reward" in refusal(reward_funcs=None)
+    assert "expected a LoraConfig" in refusal(peft_config=3)
+    assert "expected a TrainerCallback" in refusal(callbacks=[3])
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "not with accelerate launch" in refusal()
+
+
+def _endless(model: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        trainer(model, max_steps=-1, arguments={"train_dataset": ({"prompt": "a"} for _ in range(3))})
+    return str(caught.value)
+
+
+def test_a_reward_that_raises_ends_the_run(test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def broken(completions: list[str], **kwargs: Any) -> list[float]:
+        raise KeyError("answer")
+
+    with pytest.raises(RewardError, match="reward broken failed: KeyError"):
+        trainer(test_data / "models" / "stories260k", arguments={"reward_funcs": broken}).train()
+
+
+def test_the_punishments_are_those_of_trl() -> None:
+    overlong = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
+    assert overlong(completion_ids=[[1] * n for n in (80, 90, 100, 101)]) == [0.0, -0.5, -1.0, -1.0]
+    assert get_repetition_penalty_reward(2)(completion_ids=[[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]
+
+
+def test_every_script_here_is_read_without_running(tmp_path: Path) -> None:
+    for script in (QUICK_START, GSM8K, SEVERAL, PEFT, CALLBACK):
+        file = tmp_path / "script.py"
+        file.write_text(script)
+        assert read_script(file).settings["rollout"]["group_size"] == 4

@@ -1,0 +1,264 @@
+"""TRL's settings here: its units, defaults and losses; what is refused; every mistake is translated or refused."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from fakes.mutations import accounted, mutations
+from oncurve.compat import config_of
+from oncurve.compat.dialect import Said
+from oncurve.compat.trl import DIALECT, GRPOConfig
+from oncurve.compat.trl.dialect import CONFIG_KEYS, OLDER_KEYS, TRAINER_KEYS, Told
+from oncurve.compat.trl.peft_keys import lora_of
+from oncurve.compat.trl.script import read_source
+from oncurve.errors import ConfigError
+from oncurve.words import WORDS
+
+VALID: dict[str, Any] = {
+    "output_dir": "out",
+    "learning_rate": 2e-6,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "num_generations": 8,
+    "max_completion_length": 64,
+    "max_steps": 100,
+    "beta": 0.04,
+    "loss_type": "grpo",
+    "scale_rewards": "batch",
+    "epsilon_high": 0.28,
+    "temperature": 0.9,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "save_steps": 50,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 5,
+    "report_to": ["tensorboard"],
+    "logging_steps": 1,
+    "bf16": True,
+    "use_vllm": True,
+    "seed": 1,
+    "top_p": 1.0,
+    "mask_truncated_completions": True,
+}
+
+
+HELD_OUT = Said(Told("rows", {"data.kind": "list", "data.rows": ["a"], "data.eval_rows": ["b"]}))
+MODEL = Said(Told("a model", {"model.path": "some/model"}))
+
+
+def settings(**given: Any) -> dict[str, Any]:
+    args = GRPOConfig(**given)
+    config_of(args.translated(**{"GRPOTrainer.eval_dataset": HELD_OUT, "GRPOTrainer.model": MODEL}))
+    translation = args.translated()
+    return {
+        f"{section}.{key}": value for section, table in translation.settings.items() for key, value in table.items()
+    }
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings(**given)
+    return str(caught.value)
+
+
+def test_the_defaults_of_trl_that_differ_are_applied() -> None:
+    assert settings() == {
+        "data.prompts_per_step": 1,
+        "data.chat": "never",
+        "run.epochs": 3.0,
+        "run.seed": 42,
+        "learner.schedule": "linear",
+        "learner.gradient_checkpointing": True,
+        "checkpoint.every": 500,
+        "checkpoint.keep": 10**9,
+        "advantage.scale": "group",
+        "advantage.eps": 1e-4,
+        "kl.coef": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts", "minibatches", "steps"),
+    [
+        ({}, 1, None, 12),
+        ({"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4}, 8, None, 12),
+        ({"per_device_train_batch_size": 16, "steps_per_generation": 4}, 8, 4, 3),
+        ({"generation_batch_size": 64}, 8, 8, 2),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "steps_per_generation": 2}, 4, None, 12),
+        ({"num_iterations": 3, "gradient_accumulation_steps": 2}, 2, None, 4),
+    ],
+)
+def test_sizes_in_completions_are_prompts_and_updates_are_steps(
+    given: dict[str, Any], prompts: int, minibatches: int | None, steps: int
+) -> None:
+    found = settings(max_steps=12, **given)
+    assert found["data.prompts_per_step"] == prompts
+    assert found.get("learner.minibatches") == minibatches
+    assert found["run.steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"num_generations": 3}, "no whole groups of num_generations=3"),
+        ({"num_generations": 1}, "num_generations must be at least 2"),
+        ({"steps_per_generation": 2, "generation_batch_size": 16}, "say the same"),
+        ({"generation_batch_size": 12}, "a multiple of per_device_train_batch_size=8"),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 6}, "an update would end within a generation"),
+        ({"per_device_train_batch_size": 2, "steps_per_generation": 8}, "an update here is of whole groups"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(given: dict[str, Any], says: str) -> None:
+    assert says in refusal(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "aggregation", "more"),
+    [
+        ({"loss_type": "grpo"}, "clipped", "seq-mean-token-mean", {}),
+        ({"loss_type": "dr_grpo"}, "clipped", "seq-mean-token-sum-norm", {}),
+        ({"loss_type": "bnpo", "delta": 4.0}, "clipped", "token-mean", {"objective.delta": 4.0}),
+        (
+            {"loss_type": "cispo", "epsilon_high": 5.0},
+            "cispo",
+            "token-mean",
+            {"objective.clip_low": 1.0, "objective.clip_high": 4.0},
+        ),
+        (
+            {"loss_type": "sapo", "sapo_temperature_neg": 1.1},
+            "sapo",
+            "seq-mean-token-mean",
+            {"objective.tau_negative": 1.1},
+        ),
+        (
+            {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+            "gspo",
+            "seq-mean-token-mean",
+            {"objective.clip_low": 3e-4, "objective.clip_high": 4e-4},
+        ),
+        (
+            {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+            "gspo",
+            "seq-mean-token-mean",
+            {"objective.clip_low": 0.2, "objective.clip_high": 0.2},
+        ),
+    ],
+)
+def test_a_loss_is_an_objective_and_an_aggregation(
+    given: dict[str, Any], kind: str, aggregation: str, more: dict[str, Any]
+) -> None:
+    found = settings(**given)
+    assert found["objective.kind"] == kind
+    assert found["aggregation.kind"] == aggregation
+    assert {key: value for key, value in found.items() if key.startswith("objective.") and key[-4:] != "kind"} == more
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"beta": 0.1}, {"kl.coef": 0.1, "kl.estimator": "ratio_k3"}),
+        ({"beta": 0.1, "use_bias_correction_kl": False}, {"kl.estimator": "k3"}),
+        ({"scale_rewards": False}, {"advantage.scale": "none"}),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, {"advantage.kind": "gdpo", "advantage.eps": 1e-4}),
+        (
+            {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 8, "num_iterations": 2},
+            {"reference.every": 4, "reference.mixup_alpha": 0.6},
+        ),
+        ({"use_adaptive_entropy": True}, {"entropy.target": 0.2, "entropy.step": 0.005}),
+        ({"warmup_steps": 0.1}, {"learner.warmup_ratio": 0.1}),
+        ({"bf16": False}, {"model.dtype": "float32"}),
+        ({"model_init_kwargs": '{"revision": "main", "dtype": "bfloat16"}'}, {"model.dtype": "bfloat16"}),
+        ({"save_strategy": "no"}, {"checkpoint.every": 0}),
+        ({"eval_strategy": "steps"}, {"eval.every": 10, "eval.n": 8, "eval.at_start": False}),
+        ({"report_to": "wandb"}, {"tracking.to": ["wandb"], "tracking.project": "huggingface"}),
+        ({"generation_kwargs": {"stop_strings": ["\n"]}}, {"rollout.stop": ["\n"]}),
+        ({"max_prompt_length": 64}, {"data.max_prompt_tokens": 64, "data.overlong": "truncate_left"}),
+    ],
+)
+def test_values_change_as_they_should(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = settings(**given)
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"learning_rat": 1}, "did you mean 'learning_rate'?"),
+        ({"loss_type": "luspo"}, "LUSPO is not available"),
+        ({"loss_type": "grop"}, "did you mean 'grpo'?"),
+        ({"loss_type": "cispo"}, "write epsilon_high=5.0"),
+        ({"top_p": 0.9}, "top_p: not available here"),
+        ({"push_to_hub": True}, "nothing is pushed"),
+        ({"deepspeed": "zero3.json"}, "one process on one device"),
+        ({"learning_rate": "fast"}, "learning_rate: expected a number, got 'fast'"),
+        ({"sync_ref_model": True}, "there is no reference that could follow"),
+        ({"optim": "sgd"}, "the optimizer is AdamW"),
+        ({"eval_strategy": "epoch"}, "write eval_strategy='steps'"),
+        ({"temperature": 0.0}, "TRL: temperature=0.0"),
+        ({"evaluation_strategy": "steps"}, "it is eval_strategy now"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+    assert says in refusal(**given)
+
+
+def test_a_config_has_trls_attributes() -> None:
+    args = GRPOConfig("out", per_device_train_batch_size=4, gradient_accumulation_steps=4, lr_scheduler_type="cosine")
+    assert (args.output_dir, args.beta, args.bf16, args.scale_rewards) == ("out", 0.0, True, "group")
+    assert (args.steps_per_generation, args.generation_batch_size) == (4, 16)
+    args.beta = 0.1
+    assert args.translated().settings["kl"]["coef"] == 0.1
+    with pytest.raises(ConfigError, match="no such setting"):
+        args.betta = 0.1
+    with pytest.raises(AttributeError):
+        _ = args.betta
+    assert args.to_dict()["num_generations"] == 8
+
+
+def test_the_hints_of_messages_agree_with_the_table() -> None:
+    for key in (*CONFIG_KEYS, *OLDER_KEYS):
+        word = WORDS.get(key.theirs)
+        if word is not None and word.keys and key.ours:
+            assert set(word.keys) & set(key.ours), key.theirs
+    names = [key.theirs for key in DIALECT.keys]
+    assert len(names) == len(set(names))
+    assert all(key.note for key in DIALECT.keys if not key.ours)
+    assert len(TRAINER_KEYS) == 14
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_mistake_in_a_config_is_translated_or_refused(seed: int) -> None:
+    found = [
+        accounted(each, lambda pairs: GRPOConfig(**dict(pairs)).translated()) for each in mutations(VALID, 100, seed)
+    ]
+    assert {"translated", "refused"} <= set(found)
+
+
+def as_source(pairs: tuple[tuple[str, Any], ...]) -> str:
+    plain = ", ".join(f"{name}={value!r}" for name, value in pairs if name.isidentifier())
+    rest = "".join(f", **{{{name!r}: {value!r}}}" for name, value in pairs if not name.isidentifier())
+    return f"from trl import GRPOConfig\nargs = GRPOConfig({plain}{rest})\n"
+
+
+@pytest.mark.parametrize("seed", range(2, 4))
+def test_every_mistake_in_a_script_is_translated_or_refused(seed: int) -> None:
+    found = [accounted(each, lambda pairs: read_source(as_source(pairs))) for each in mutations(VALID, 100, seed)]
+    assert {"translated", "refused"} <= set(found)
+
+
+def test_a_lora_config_is_an_adapter() -> None:
+    assert lora_of({"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}) == {
+        "lora.rank": 16,
+        "lora.alpha": 32,
+        "lora.targets": "all-linear",
+    }
+    assert lora_of({})["lora.targets"] == ["q_proj", "v_proj"]
+    with pytest.raises(ConfigError, match="use_dora"):
+        lora_of({"use_dora": True})
+
+
+def test_the_package_imports_neither_trl_nor_torch() -> None:
+    code = "import sys, oncurve.compat.trl; print([m for m in ('trl', 'torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
