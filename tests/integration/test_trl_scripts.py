@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fakes.tolerance import about
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer, read_script
 from oncurve.compat.trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 from oncurve.errors import ConfigError, RewardError
