@@ -1,19 +1,47 @@
-"""A corpus of mistakes, one line each: a message with place and fix, exit code 2, no traceback, nothing left behind."""
+"""A corpus of mistakes, one line each: a message with place and fix, exit code 2, no traceback, nothing left behind.
 
-import ctypes
+Where the mistake can be seen without the model, the model is not loaded. Python's: test_mistakes_in_python.py.
+"""
+
 import os
 import resource
 import shlex
 import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fakes.project import RECIPE, Said, refused
+from fakes.privileges import without_privileges
+from fakes.project import RECIPE, Said, lay_out, refused
+from oncurve import cli
+from oncurve.models.loading import ModelConfig
 
 Command = Callable[..., Said]
+NEEDS_THE_MODEL = ("rollout.eos_ids=[99999]",)
+"""Mistakes that only the loaded model shows."""
+
+
+@pytest.fixture(autouse=True)
+def loading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test in which the model's weights were loaded, unless the mistake needs them."""
+    real, loads = ModelConfig.build, list[str]()
+
+    def build(self: ModelConfig, *arguments: Any, **named: Any) -> Any:
+        built = real(self, *arguments, **named)
+        loads.append(self.path)
+        return built
+
+    monkeypatch.setattr(ModelConfig, "build", build)
+    yield
+    case = getattr(request.node, "callspec", None)
+    needs = case is not None and bool(set(case.params.values()) & set(NEEDS_THE_MODEL))
+    assert not loads or needs, "the model was loaded before the mistake was found"
 
 
 SETTINGS = {
@@ -184,22 +212,6 @@ def test_what_a_command_does_not_take_shows_its_usage(command: Command, words: s
     assert not Path("out").exists()
 
 
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """Permissions count for this thread, as they do for a user who is not root."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread
-    before = (ctypes.c_uint32 * 6)()
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.capget(header, before) == 0
-    less = (ctypes.c_uint32 * 6)(*before)
-    less[0] &= ~0b110  # effective: without CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
-    assert libc.capset(header, less) == 0
-    try:
-        yield
-    finally:
-        assert libc.capset(header, before) == 0
-
-
 SHUT = {
     "recipe.toml": (0o000, "recipe.toml"),
     "data.jsonl": (0o000, "data.jsonl"),
@@ -239,6 +251,186 @@ def test_a_disk_without_room_for_the_first_file(command: Command) -> None:
     refused(said, "cannot be written: File too large")
 
 
+TYPED = {
+    "run.steps = 3": "'run.steps': expected section.key=value, like learner.learning_rate=2e-6, without blanks around",
+    "run.steps= 3": "'3': expected section.key=value",
+    "“run.steps=3”": "it has typographic quotes or dashes: type plain ones",
+    "‘run.steps’=3": "it has typographic quotes or dashes: type plain ones",
+    "–out out": "an option begins with two hyphens: --out",
+    "'run.steps=3\r'": "run.steps: expected a number, not a string, got '3\\r'",
+    "''": "'': expected section.key=value",
+    "rewards=[{kind=math}]": "on the command line --reward math, or \"rewards=[{kind='math'}]\"",
+    "rollout.stop=[w3]": "in a shell write 'rollout.stop=",
+    "learner.learning_rate=1e−6": "expected a number, not a string, got '1e−6'",
+    "data.path=$HOME/x.jsonl": "there is no file",
+    "data.path=data?.jsonl": "no file fits the pattern",
+    "data.path=~nobody-of-this-name/x.jsonl": "there is no home directory of that user",
+    '{"run.steps":3}': "expected section.key=value",
+    "--reward exact --preset ''": "--preset: the name is empty",
+    "--data ''": "data.path",
+    "--reward reward.length": "unknown kind 'reward.length'",
+    "--reward reward.py": "reward.py names no function; write reward.py:NAME",
+    "--reward nowhere.py:length": "nowhere.py",
+}
+"""Words after `oncurve train recipe.toml`, as a shell or an editor leaves them."""
+
+
+@pytest.mark.parametrize("words", TYPED)
+def test_what_a_shell_or_an_editor_makes_of_words(command: Command, words: str) -> None:
+    refused(command("train", "recipe.toml", *shlex.split(words), "--out", "out"), TYPED[words])
+
+
+TARGETS = {
+    "": "RECIPE|MODEL: the name is empty",
+    "recipe.toml\r": "there is no recipe, preset or model 'recipe.toml\\r' here; did you mean 'recipe.toml'?",
+    "recipe.toml ": "did you mean 'recipe.toml'?",
+    "modle": "did you mean 'model'?",
+    "data.jsonl": "rows go after --data: oncurve train MODEL --data data.jsonl --reward math",
+    "reward.py": "a reward goes after --reward",
+    "model/model.safetensors": "no recipe, which is TOML or YAML",
+    "http://example.org/recipe.toml": "there is no file",
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_stands_in_the_place_of_the_recipe(command: Command, target: str) -> None:
+    refused(command("train", target, "--out", "out"), TARGETS[target])
+
+
+CHECKS = {
+    "data check modle --data data.jsonl": "did you mean 'model'?",
+    "data check model": "oncurve data check model --data train.jsonl --reward math",
+    "data check model --data date.jsonl --reward exact": "did you mean 'data.jsonl'?",
+    "reward check recipe.toml --completions nope.jsonl": "there is no file",
+    "reward check recipe.toml --column promt": "did you mean 'prompt'?",
+    "reward check recipe.toml --sample --completions data.jsonl": "are two sources of completions",
+    "config explain task --preset nosuch": "--preset: there is no recipe or preset 'nosuch'",
+    "plan model": "oncurve plan model --data train.jsonl --reward math",
+    "plan --parameters many": "expected a number of parameters",
+    "plan recipe.toml --memory lots": "a machine is missing",
+    "reward-model label recipe.toml --out data.jsonl": "data.jsonl exists and is not overwritten",
+    "eval model data.path=data.jsonl": "rewards: missing",
+    "export .": "has no config.toml",
+    "runs nope": "nope is not a folder",
+    "doctor model": "it is not a run of oncurve",
+    "init --out recipe.toml": "there already, and nothing is overwritten",
+    "demo --process --ppo": "--process and --ppo are two demos",
+}
+
+
+@pytest.mark.parametrize("words", CHECKS)
+def test_the_words_of_the_commands_that_look(command: Command, words: str) -> None:
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    refused(command(*shlex.split(words)), CHECKS[words])
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def as_nobody(act: Callable[[], None]) -> Said:
+    """What `oncurve` leaves in a child process that is the user nobody; `act` calls it there."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a process with threads; the child only reads files
+        child = os.fork()
+    if not child:
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        code = 99
+        try:
+            act()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        finally:
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read) as stream:
+        text = stream.read()
+    return Said(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "", text)
+
+
+OTHERS = {
+    "train recipe.toml --out other/out": ("other", 0o755, "Choose another --out, or change its permissions"),
+    "train recipe.toml data.path=shut/data.jsonl --out mine/out": ("shut", 0o700, "shut/data.jsonl' cannot be reached"),
+    "train shut/recipe.toml --out mine/out": ("shut", 0o700, "shut/recipe.toml' cannot be reached"),
+    "train shut/model --data data.jsonl --reward exact --out mine/out": (
+        "shut",
+        0o700,
+        "shut/model' cannot be reached",
+    ),
+    "train recipe.toml --reward shut/reward.py:length --out mine/out": ("shut", 0o700, "permission"),
+    "eval shut --recipe recipe.toml": ("shut", 0o700, "shut' cannot be reached"),
+    "resume shut": ("shut", 0o700, "Error: Invalid value for 'DIR': path 'shut' is not readable"),
+    "init --out other/own.toml": ("other", 0o755, "cannot be written: Permission denied"),
+    "data check shut/recipe.toml": ("shut", 0o700, "cannot be reached"),
+    "runs shut": ("shut", 0o700, "Error: Invalid value for '[DIR]': path 'shut' is not readable"),
+}
+
+
+@pytest.fixture
+def others() -> Iterator[Path]:
+    """A project that every user may read, with a folder of nobody's; not below pytest's own, which is root's alone."""
+    with tempfile.TemporaryDirectory(prefix="oncurve-others-") as name:
+        folder = lay_out(Path(name))
+        (folder / "recipe.toml").write_text(
+            RECIPE.replace('kind = "regex"\npattern = "w1"\nprocesses = 1', 'kind = "exact"')
+        )
+        os.chmod(folder, 0o755)
+        for made in ("shut", "other", "mine"):
+            (folder / made).mkdir()
+        shutil.copytree(folder / "model", folder / "shut/model")
+        for file in ("data.jsonl", "recipe.toml", "reward.py"):
+            shutil.copy(folder / file, folder / "shut")
+        os.chown(folder / "mine", 65534, 65534)
+        before = Path.cwd()
+        os.chdir(folder)
+        try:
+            yield folder
+        finally:
+            os.chdir(before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user; the cases above run as any user")
+@pytest.mark.parametrize("words", OTHERS)
+def test_what_belongs_to_another_user(others: Path, words: str) -> None:
+    name, mode, message = OTHERS[words]
+    (others / name).chmod(mode)
+
+    def act() -> None:
+        sys.argv = ["oncurve", *shlex.split(words)]
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        cli.main()
+
+    said = as_nobody(act)
+    if message.startswith("Error: "):  # with the usage of the command
+        assert (said.code, message in said.err, "Traceback" in said.err) == (2, True, False)
+    else:
+        refused(said, message)
+    assert not list((others / "mine").iterdir())
+    assert not list((others / "other").iterdir())
+
+
+IN_A_FULL_DISK = """
+mkdir full && mount -t tmpfs -o size=64k tmpfs full && dd if=/dev/zero of=full/other bs=1k 2>/dev/null
+"$0" -m oncurve train recipe.toml "rewards.0={kind='exact'}" --out full/out
+echo "code $?"
+ls -A full
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_from_the_start(command: Command) -> None:
+    if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", IN_A_FULL_DISK, sys.executable], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["code 2", "other"], done
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_second_run_in_the_directory_of_a_first_changes_nothing(command: Command) -> None:
     from oncurve.run.directory import RunDirectory
 
@@ -246,3 +438,13 @@ def test_a_second_run_in_the_directory_of_a_first_changes_nothing(command: Comma
         before = sorted(path.name for path in Path("taken").iterdir())
         refused(command("train", "recipe.toml", "--out", "taken"), "taken is in use by another oncurve run")
         assert sorted(path.name for path in Path("taken").iterdir()) == before
+
+
+def test_a_directory_that_another_run_holds_is_not_taken_by_resume_if_there_either(command: Command) -> None:
+    from oncurve.run.directory import RunDirectory
+
+    with RunDirectory.create(Path("other"), {}):
+        before = {path: path.read_bytes() for path in Path("other").rglob("*") if path.is_file()}
+        for again in (("--out", "other"), ("--out", "other", "--resume-if-there")):
+            refused(command("train", "recipe.toml", *again), "other is in use by another oncurve run")
+        assert {path: path.read_bytes() for path in Path("other").rglob("*") if path.is_file()} == before

@@ -173,3 +173,28 @@ def test_the_example_runs_from_first_to_last_cell(tmp_path: Path) -> None:
     assert "first_run · 4 steps" in pages[5]
     errors = [output for outputs in shown for output in outputs if output.get("name") == "stderr"]
     assert errors == []
+
+
+CELLS = {
+    "oncurve.train('recipe.tmol')": "did you mean 'recipe.toml'?",
+    "oncurve.train('recipe.toml', learning_rat=1e-6)": "did you mean 'learning_rate'?",
+    "oncurve.train(model='./modle', data='data.jsonl', reward='exact')": "did you mean 'model'?",
+    "oncurve.train(model='model', data='date.jsonl', reward='exact')": "did you mean 'data.jsonl'?",
+    "oncurve.train(model='model', data='data.jsonl', reward=lambda completion, anser: 1.0)": "needs 'anser'",
+    "oncurve.train('recipe.toml', preset='dr-grpo')": "did you mean 'dr_grpo'?",
+    "oncurve.train('recipe.toml', settings={'kl.coeff': 1})": "did you mean 'coef'?",
+    "oncurve.resume('nowhere')": "nowhere is not a folder",
+}
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_cell_is_one_message_and_the_kernel_goes_on(notebook: Notebook, folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    for cell, words in CELLS.items():
+        said, raised = notebook.run(cell)
+        assert raised, (cell, said)
+        assert words in notebook.traceback, notebook.traceback
+        assert notebook.traceback.startswith(f"{raised}: ")
+        assert ".py" not in notebook.traceback
+    assert sorted(folder.rglob("*")) == before
+    assert notebook.run("print(1 + 1)") == ("2\n", "")

@@ -24,7 +24,8 @@ def missing(config: RunConfig, model_given: bool = False) -> list[str]:
     holes += missing_teacher(config)
     if not config.rewards and reads_rewards(config.advantage):
         holes.append(
-            'rewards: missing; add a [[rewards]] table, like kind = "math" (on the command line: --reward math)'
+            'rewards: missing; add a [[rewards]] table, like kind = "math" (on the command line: --reward math, or '
+            "\"rewards=[{kind='math'}]\")"
         )
     return holes
 

@@ -119,6 +119,8 @@ def names_recipe(name: str) -> bool:
 
 def _find(name: str, folder: Path, where: str = "") -> Path:
     """The file that a recipe's or preset's name means."""
+    if not name.strip():
+        raise ConfigError(f"{where or 'RECIPE: '}the name is empty; name a recipe or a preset")
     path = Path(os.path.abspath(folder / usable_path(name, where.removesuffix(": ") or "RECIPE", folder)))
     if path.is_dir() and (path / "config.toml").is_file():
         return path / "config.toml"
@@ -256,8 +258,10 @@ def from_overrides(
     for word in overrides:
         key, equals, text = word.partition("=")
         parts = tuple(int(part) if INDEX.fullmatch(part) else part for part in key.strip().split("."))
-        if not equals or "" in parts:
-            raise ConfigError(f"{shown(word)}: expected section.key=value, like learner.learning_rate=2e-6")
+        if not equals or "" in parts or key.translate(_PLAIN) != key:
+            raise ConfigError(
+                f"{shown(word)}: expected section.key=value, like learner.learning_rate=2e-6{_typed_as(word)}"
+            )
         value = _parse_value(text)
         if parts == ("extends",):
             bare = re.fullmatch(r"\[([^\[\]\"']*)\]", text.strip())  # a shell takes the quotes of ["a", "b"]
@@ -268,6 +272,18 @@ def from_overrides(
         else:
             assignments.append((parts, value))
     return Layer(name, tuple(_absolute(assignments, folder))), extends
+
+
+_PLAIN = str.maketrans({**dict.fromkeys("“”„«»", '"'), **dict.fromkeys("‘’‚", "'"), **dict.fromkeys("–—−", "-")})
+
+
+def _typed_as(word: str) -> str:
+    """A hint on a word that a shell or an editor has changed."""
+    if word[:1] in "–—−" and word:
+        return f"; an option begins with two hyphens: --{word.lstrip('–—−-')}"
+    if word.translate(_PLAIN) != word:
+        return "; it has typographic quotes or dashes: type plain ones"
+    return ", without blanks around the =" if re.fullmatch(r"[a-z_]+\.[\w.]+|=.*", word) else ""
 
 
 def _parse_value(text: str) -> Any:

@@ -124,7 +124,10 @@ def _leaves(name: str, table: Any) -> list[str]:
 
 def _build_rewards(table: Any, base: Path | None) -> tuple[Component, ...]:
     if isinstance(table, (str, Mapping)) or not isinstance(table, Sequence):
-        raise ConfigError("rewards: expected a list of tables; write each as [[rewards]], with two brackets")
+        raise ConfigError(
+            "rewards: expected a list of tables; write each as [[rewards]], with two brackets; on the command line "
+            "--reward math, or \"rewards=[{kind='math'}]\", with all of its quotes"
+        )
     rewards = [
         build(item, REWARD_KINDS, f"rewards.{index}", kind_meant(item), base) for index, item in enumerate(table)
     ]

@@ -212,6 +212,8 @@ def _files_of(key: str, path: str, split: str | None, base: Path | None) -> list
     files = sorted(file for file in found if file.suffix.lower() in FORMATS and file.is_file())
     if not files:
         has = ", ".join(sorted(file.name for file in found)[:8]) or "nothing"
+        if not found and any(mark in path for mark in "*?["):
+            raise DataError(f"{key}: no file fits the pattern {path}")
         raise DataError(f"{key}: {path} has no file of rows ({', '.join(FORMATS)}); it has: {has}")
     splits = {name for name in SPLITS if any(_is_of(name, file, at) for file in files)}
     if split is None and len(splits) > 1:

@@ -33,7 +33,7 @@ def configured(
     `word` is how the caller writes `preset`, for messages. Raises ConfigError for whatever is wrong.
     """
     chosen = "grpo" if preset is None and recipe is None else preset
-    for name in [chosen] if isinstance(chosen, str) else chosen or ():
+    for name in chosen if isinstance(chosen, (list, tuple)) else () if chosen is None else (chosen,):
         if not isinstance(name, str):
             raise ConfigError(f"{word}: expected a preset's name, or a list of them, got {shown(preset)}")
         find_recipe(name, word)

@@ -76,15 +76,23 @@ class RunDirectory(Closing):
 
         Raises RunDirectoryError for anything else there: nothing of an earlier run is ever overwritten.
         """
-        cls.check_free(path)
+        cls._check_place(path)
         made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"{path} cannot be made: {error.strerror}. Choose another --out.") from error
-        run = cls(path, _locked(path), made)
         try:
-            cls.check_free(path)  # another process may have begun here in the meantime
+            lock = _locked(path)
+        except RunDirectoryError as error:
+            if made and not isinstance(error.__cause__, durable.LockedError):  # such as a full disk: leave nothing
+                with contextlib.suppress(OSError):
+                    (path / LOCK).unlink(missing_ok=True)
+                    path.rmdir()
+            raise
+        run = cls(path, lock, made)
+        try:
+            cls._check_place(path)  # another process may have begun here in the meantime
             run._forget_beginning()
             durable.write_file(path / ENVIRONMENT, durable.to_json(environment))
         except BaseException:
@@ -114,6 +122,12 @@ class RunDirectory(Closing):
     @staticmethod
     def check_free(path: Path) -> None:
         """Raises RunDirectoryError unless a new run can be made at `path`. Cheap: called before any model is loaded."""
+        RunDirectory._check_place(path)
+        if durable.is_held(path / LOCK):
+            raise RunDirectoryError(f"{path} is in use by another oncurve run. Wait for it, or choose another --out.")
+
+    @staticmethod
+    def _check_place(path: Path) -> None:
         usable_path(path, "--out")
         above = (path, *path.absolute().parents)
         existing = next(folder for folder in above if folder.exists() or folder.is_symlink())
@@ -121,7 +135,7 @@ class RunDirectory(Closing):
             raise RunDirectoryError(f"{existing} is a symbolic link that leads nowhere. Choose another --out.")
         if not existing.is_dir():
             raise RunDirectoryError(f"{existing} is a file. Choose another --out.")
-        if not os.access(existing, os.W_OK | os.X_OK):
+        if not os.access(existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise RunDirectoryError(
                 f"{existing} cannot be written to. Choose another --out, or change its permissions."
             )

@@ -55,6 +55,8 @@ def _names_model(target: str) -> bool:
     if names_recipe(target):
         return False
     here = usable_path(target, "RECIPE|MODEL")
+    if not target.strip():
+        raise ConfigError("RECIPE|MODEL: the name is empty; name a recipe, a preset or a model")
     if "/" in target or here.is_dir():
         return True
     if os.path.lexists(here):

@@ -1,0 +1,155 @@
+"""The corpus of mistakes in Python calls: a UserError with place and fix, shown as a message, and nothing left behind.
+
+The command's: test_mistakes.py. Cells of a notebook, in a kernel: test_notebook.py.
+"""
+
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncurve
+from fakes.privileges import without_privileges
+from fakes.project import lay_out
+from oncurve.errors import UserError
+from oncurve.models.loading import ModelConfig, hub
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lay_out(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(autouse=True)
+def project(laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the project; no model is loaded, and nothing appears or changes in it."""
+    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    real, loads = ModelConfig.build, list[str]()
+
+    def build(self: ModelConfig, *arguments: Any, **named: Any) -> Any:
+        built = real(self, *arguments, **named)
+        loads.append(self.path)
+        return built
+
+    monkeypatch.setattr(ModelConfig, "build", build)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    yield tmp_path
+    assert not loads, "the model was loaded before the mistake was found"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not Path("out").exists()
+    assert not Path("runs").exists()
+
+
+def reward(completion: str) -> float:
+    return float(len(completion))
+
+
+class Rater:
+    """An object that is no function."""
+
+
+GIVEN: dict[str, Any] = {"model": "model", "data": "data.jsonl", "reward": "exact", "steps": 1, "out": "out"}
+TRAIN = {
+    "a mistyped recipe": ({"recipe": "recipe.tmol"}, "did you mean 'recipe.toml'?"),
+    "a file of rows as recipe": ({"recipe": "data.jsonl"}, "no recipe, which is TOML or YAML"),
+    "a mistyped preset": ({"preset": "dr-grpo"}, "preset: there is no recipe or preset 'dr-grpo'; did you mean"),
+    "a number as preset": ({"preset": 3}, "preset: expected a preset's name, or a list of them, got 3"),
+    "numbers as presets": ({"preset": ["grpo", 3]}, "preset: expected a preset's name"),
+    "a preset of a recipe": (
+        {"recipe": "recipe.toml", "preset": "nosuch", "model": None, "data": None},
+        "preset: there is no recipe or preset 'nosuch'",
+    ),
+    "a mistyped model": ({"model": "./modle"}, "modle: no such directory; did you mean 'model'?"),
+    "a file as model": ({"model": "model/config.json"}, "is a file; model.path names a directory"),
+    "a number as model": ({"model": 3}, "model: expected a folder, a hub id or a torch module, got 3"),
+    "a class as model": ({"model": Rater}, "model: expected a folder"),
+    "mistyped data": ({"data": "date.jsonl"}, "did you mean 'data.jsonl'?"),
+    "a number as data": ({"data": 3}, "data"),
+    "data of numbers": ({"data": [1, 2]}, "expected a string or a list"),
+    "a generator without rows": ({"data": iter(())}, "data.rows: missing"),
+    "no reward": ({"reward": None}, "rewards: missing"),
+    "an object as reward": ({"reward": Rater()}, "reward: expected a function, a kind, a path"),
+    "a class as reward": ({"reward": Rater}, "reward"),
+    "a mistyped kind": ({"reward": "exat"}, "did you mean 'exact'?"),
+    "a file as reward": ({"reward": "reward.py"}, "write reward.py:NAME"),
+    "a mistyped function": ({"reward": "reward.py:lenght"}, "did you mean 'length'?"),
+    "a reward with a column that is not there": (
+        {"reward": lambda completion, anser: 1.0},
+        "needs 'anser'",
+    ),
+    "a partial with a wrong name": ({"reward": functools.partial(reward, limit=3)}, "wrap it in a def"),
+    "a table with a wrong key": ({"reward": {"kind": "exact", "wieght": 2}}, "did you mean 'weight'?"),
+    "steps as text": ({"steps": "many"}, "run.steps: expected a number"),
+    "no steps": ({"steps": 0}, "run.steps: should be greater than or equal to 1"),
+    "a seed of a half": ({"seed": 0.5}, "run.seed: should be a valid integer"),
+    "a rate as text": ({"learning_rate": "high"}, "learner.learning_rate: expected a number, not a string"),
+    "a group of one": ({"group_size": 1}, "rollout.group_size"),
+    "settings as a list": ({"settings": ["kl.coef=0.1"]}, "settings: expected nested tables"),
+    "a section as a value": ({"settings": {"kl": 0.1}}, "kl: expected a table of settings, got 0.1"),
+    "an unknown section": ({"settings": {"klx.coef": 0.1}}, "did you mean 'kl'?"),
+    "a template of another column": ({"template": "{promt}"}, "did you mean 'prompt'?"),
+    "steps and epochs": ({"epochs": 2}, "leave one of them out"),
+    "an out that is a file": ({"out": "recipe.toml"}, "recipe.toml is a file. Choose another --out"),
+    "an out with things in it": ({"out": "model"}, "nothing in it is overwritten"),
+    "an out below a file": ({"out": "recipe.toml/out"}, "recipe.toml is a file"),
+    "an out with a zero byte": ({"out": "o\0ut"}, "a path cannot hold the character NUL"),
+    "trackers without a folder": ({"out": None, "settings": {"tracking.to": ["tensorboard"]}}, "name one: out="),
+}
+
+
+def refused(call: Callable[[], Any], words: str) -> None:
+    """Asserts a UserError with these words, of which a cell of a notebook shows the message and no frame."""
+    with pytest.raises(UserError) as caught:
+        call()
+    assert words in str(caught.value)
+    assert caught.value._render_traceback_() == [f"{type(caught.value).__name__}: {caught.value}"]
+
+
+@pytest.mark.parametrize("what", TRAIN)
+def test_a_call_of_train(what: str) -> None:
+    arguments, words = TRAIN[what]
+    refused(lambda: oncurve.train(**{**GIVEN, **arguments}), words)
+
+
+RESUME = {
+    "nowhere": ({"directory": "nowhere"}, "nowhere is not a folder"),
+    "a folder that is no run": ({"directory": "model"}, "model has no config.toml"),
+    "a recipe": ({"directory": "recipe.toml"}, "recipe.toml is not a folder"),
+    "steps as an argument": ({"directory": "model", "steps": 3}, "settings={'run': {'steps': ...}}"),
+    "settings as text": ({"directory": "model", "settings": "run.steps=3"}, "settings: expected nested tables"),
+}
+
+
+@pytest.mark.parametrize("what", RESUME)
+def test_a_call_of_resume(what: str) -> None:
+    arguments, words = RESUME[what]
+    refused(lambda: oncurve.resume(**arguments), words)
+
+
+SHUT = {
+    "recipe.toml": ({"recipe": "recipe.toml", "model": None, "data": None}, "recipe.toml"),
+    "data.jsonl": ({}, "data.jsonl"),
+    "hidden": ({"data": "hidden/data.jsonl"}, "hidden/data.jsonl"),
+    "hidden/model": ({"model": "hidden/model"}, "hidden/model"),
+    "place": ({"out": "place/out"}, "place cannot be written to"),
+}
+
+
+@pytest.mark.parametrize("name", SHUT)
+def test_what_python_may_not_read_or_write(name: str, tmp_path: Path) -> None:
+    arguments, words = SHUT[name]
+    Path("hidden/model").mkdir(parents=True)
+    Path("place").mkdir()
+    mode = os.stat(name).st_mode
+    os.chmod(name, 0o555 if name == "place" else 0o000)
+    try:
+        with without_privileges():
+            refused(lambda: oncurve.train(**{**GIVEN, **arguments}), words)
+    finally:
+        os.chmod(name, mode)
