@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from oncurve import durable
 from oncurve.config.layers import RECIPES
 from oncurve.metrics import METRICS
 from oncurve.report import RolloutFiles
+from oncurve.tasks import KINDS as TASKS
 
 KILLS = int(os.environ.get("ONCURVE_KILLS", "8"))
 STEPS_PER_KILL = 4
@@ -48,6 +50,13 @@ VARIANTS = {
     "average": ["model.dtype=bfloat16", "reference.every=2", "reference.mixup_alpha=0.5", "rollouts.keep=last 3"],
     "dynamic": ["model.dtype=float32", "rollout.group_size=6", "filter.dynamic_sampling=true", "filter.max_rounds=30"],
     "lora": ["model.dtype=bfloat16", "lora.rank=4", "reference.every=2", "reference.mixup_alpha=0.5"],
+    "sources": [
+        "model.dtype=float32",
+        "data.kind=files",
+        "data.path=['FOLDER/one.jsonl', 'FOLDER/two.jsonl', 'FOLDER/three.jsonl']",
+        "data.weights=[3, 1, 0.5]",
+        "data.eval_fraction=0.2",
+    ],
     "process": [
         "model.dtype=float32",
         "advantage.kind=process",
@@ -57,10 +66,22 @@ VARIANTS = {
 }
 
 
-def settings(variant: str, steps: int) -> list[str]:
+SOURCES = {"one": 7, "two": 12, "three": 5}
+"""Rows of each source: so few that each goes through its rows several times."""
+
+
+def write_sources(folder: Path) -> None:
+    """Rows of the built-in task, other ones in each file."""
+    task = TASKS["arithmetic"](seed=0)
+    for number, (name, count) in enumerate(SOURCES.items()):
+        rows = task.rows("train", count, start=100 * number)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def settings(variant: str, steps: int, folder: Path) -> list[str]:
     return [
         "rollout.group_size=4",
-        *VARIANTS[variant],
+        *(word.replace("FOLDER", str(folder)) for word in VARIANTS[variant]),
         f"run.steps={steps}",
         "run.seed=11",
         "data.prompts_per_step=3",
@@ -103,7 +124,9 @@ def run_killed(recipe: Path, out: Path, variant: str, steps: int, log: Path) -> 
     while kills < KILLS and steps_done(out) < steps:
         fresh = not (out / "config.toml").exists()
         arguments = (
-            ["train", str(recipe), *settings(variant, steps), "--out", str(out)] if fresh else ["resume", str(out)]
+            ["train", str(recipe), *settings(variant, steps, out.parent), "--out", str(out)]
+            if fresh
+            else ["resume", str(out)]
         )
         before, process = steps_done(out), start(arguments, log)
         deadline = time.monotonic() + 120
@@ -161,12 +184,29 @@ def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, v
     recipe = RECIPES / "task.toml"
     steps = KILLS * STEPS_PER_KILL
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
-    finish(["train", str(recipe), *settings(variant, steps), "--out", str(whole)], log)
+    write_sources(tmp_path)
+    finish(["train", str(recipe), *settings(variant, steps, tmp_path), "--out", str(whole)], log)
     kills = run_killed(recipe, killed, variant, steps, log)
     assert kills >= KILLS // 2, f"only {kills} kills fell into the run"
     compare(whole, killed, steps)
+    if variant == "sources":
+        each_source_gives_its_share(killed, tmp_path)
     if variant == "dynamic":
         no_group_twice_and_none_lost(killed)
+
+
+def each_source_gives_its_share(out: Path, folder: Path) -> None:
+    """The prompts that were trained on are of the sources about in the proportion of their weights: an epoch has it exactly."""
+    of = {
+        json.loads(line)["prompt"]: name
+        for name in SOURCES
+        for line in (folder / f"{name}.jsonl").read_text().splitlines()
+    }
+    files = RolloutFiles(out)
+    groups = [group for step in files.steps() for group in files.read(step)]
+    counts = Counter(of[group["prompt"]["text"]] for group in groups)
+    for name, weight in (("one", 3), ("two", 1), ("three", 0.5)):
+        assert abs(counts[name] - len(groups) * weight / 4.5) <= 6, counts
 
 
 def no_group_twice_and_none_lost(out: Path) -> None:
@@ -186,8 +226,8 @@ def no_group_twice_and_none_lost(out: Path) -> None:
 def test_a_flipped_byte_is_detected_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     recipe = RECIPES / "task.toml"
     whole, harmed, log = tmp_path / "whole", tmp_path / "harmed", tmp_path / "log"
-    finish(["train", str(recipe), *settings("float32", 4), "--out", str(whole)], log)
-    finish(["train", str(recipe), *settings("float32", 4), "--out", str(harmed)], log)
+    finish(["train", str(recipe), *settings("float32", 4, tmp_path), "--out", str(whole)], log)
+    finish(["train", str(recipe), *settings("float32", 4, tmp_path), "--out", str(harmed)], log)
     weights = harmed / "checkpoints" / "step-000004" / "learner.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
