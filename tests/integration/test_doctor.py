@@ -3,6 +3,9 @@
 import contextlib
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +55,16 @@ def not_a_number(completion, answer):
     return 1.0 if int(answer) % 2 else float("nan")
 
 
+def huge(completions, answer):
+    values = [1e39 if int(each) % 19 == 4 else 1.0 for each in answer]  # float32 ends at 3e38
+    return [value * (index % 2) for index, value in enumerate(values)]
+
+
+def nearly_all(completions, answer):
+    # two of the 32 prompts of the last four steps are not right in every try, whatever the texts are
+    return [float(index % 2 or int(each) % 19 != 4) for index, each in enumerate(answer)]
+
+
 def slow(completions):
     time.sleep(8)
     return [float("4" in completion) for completion in completions]
@@ -91,6 +104,8 @@ ILL = {
     "reward-faults": ("faults", 4, [rewards("not_a_number")]),
     "sampler-mismatch": ("hot", 4, ["engine.kind=hot.py:Hot", "rollout.temperature=0.7"]),
     "slow-rewards": ("slow", 4, [rewards("slow")]),
+    "mostly-right": ("nearly", 6, [rewards("nearly_all"), "learner.learning_rate=1e-6"]),
+    "updates-skipped": ("huge", 6, [rewards("huge"), "advantage.scale=none"]),
 }
 """An ill run for each rule: its name, its number of steps, the settings that make it ill."""
 
@@ -169,8 +184,21 @@ def test_an_ill_run_has_its_illness_named(rule: str, made, capfd) -> None:
     if diagnosis.present[0].finding.level == "alarm":
         assert not diagnosis.healthy
     shown = capfd.readouterr().out  # of the run, where this test was the first to need it
-    if shown and rule not in ("length-correlation", "slow-rewards", "one-part-dominates"):
+    if shown and rule not in ("length-correlation", "slow-rewards", "one-part-dominates", "mostly-right"):
         assert f"{rule} (alarm): " in shown
+
+
+@pytest.mark.slow
+def test_a_run_among_busy_processes_is_told_so(made) -> None:
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count how long threads wait for a processor")
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))]
+    try:
+        assert "crowded-processors" in found(diagnose(made("crowded", 4, [])))
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.slow

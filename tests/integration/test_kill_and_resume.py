@@ -196,7 +196,7 @@ def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, v
 
 
 def each_source_gives_its_share(out: Path, folder: Path) -> None:
-    """The prompts that were trained on are of the sources about in the proportion of their weights: an epoch has it exactly."""
+    """The prompts are of the sources about in the proportion of their weights; a whole epoch has it exactly."""
     of = {
         json.loads(line)["prompt"]: name
         for name in SOURCES

@@ -107,6 +107,10 @@ class Case:
         values = [line[key] for line in list(self.lines)[-count:] if key in line]
         return values if len(values) == count else []
 
+    def total(self, key: str) -> float:
+        """The sum of a count over the last `span` steps; a step in which nothing was counted does not have it."""
+        return sum(line.get(key, 0.0) for line in list(self.lines)[-self.span :])
+
     def mean(self, key: str, steps: int | None = None) -> float | None:
         """The mean of `last`; None where that is empty."""
         values = self.last(key, steps)

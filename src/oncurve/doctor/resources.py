@@ -14,10 +14,10 @@ WAITING, CROWDED = 0.5, 1 / 3
 
 def _faults(case: Case) -> str | None:
     prompts, size = case.setting("data.prompts_per_step"), case.setting("rollout.group_size")
-    invalid = sum(case.last("completions/invalid"))
+    invalid = case.total("completions/invalid")
     if not invalid or not isinstance(prompts, int) or not isinstance(size, int):
         return None
-    sampled = sum(case.last("groups/sampled")) * size or case.span * prompts * size
+    sampled = case.total("groups/sampled") * size or case.span * prompts * size
     if invalid < FAULTS * sampled:
         return None
     return f"{invalid:.0f} of the last {sampled:.0f} completions have no usable reward"
@@ -44,7 +44,7 @@ def _crowded(case: Case) -> str | None:
 
 
 def _memory(case: Case) -> str | None:
-    repeated, peak = sum(case.last("optim/out_of_memory")), case.last("memory/peak_bytes", 1)
+    repeated, peak = case.total("optim/out_of_memory"), case.last("memory/peak_bytes", 1)
     if repeated:
         return f"In the last {case.span} steps {repeated:.0f} updates ran out of memory and were repeated"
     if not peak or not case.memory or peak[0] < MOST * case.memory:

@@ -104,7 +104,7 @@ def _mismatch(case: Case) -> str | None:
 
 
 def _skipped(case: Case) -> str | None:
-    skipped, made = (sum(case.last(key)) for key in ("optim/updates_skipped", "optim/updates"))
+    skipped, made = (case.total(key) for key in ("optim/updates_skipped", "optim/updates"))
     if not skipped:
         return None
     return f"{skipped:.0f} of the last {skipped + made:.0f} updates had a loss or gradient that is not finite"
