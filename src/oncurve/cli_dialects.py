@@ -72,3 +72,18 @@ def config_from_trl(
     from oncurve.compat.trl import read_script
 
     show_recipe(read_script(script), out)
+
+
+@dialect_app.command("from-openrlhf", cls=CommandWithExamples, context_settings={"ignore_unknown_options": True})
+def config_from_openrlhf(
+    words: Annotated[
+        list[str], typer.Argument(help="A shell script with the call, or the flags themselves.", metavar="SCRIPT|FLAGS")
+    ],
+    out: RecipeOut = None,
+) -> None:
+    """Print the recipe of OpenRLHF's train_ppo_ray flags, with a comment per flag."""
+    from oncurve.compat import config_of, from_openrlhf
+
+    translation = from_openrlhf(words)
+    config_of(translation)  # what oncurve refuses is said before a recipe is printed
+    show_recipe(translation, out)

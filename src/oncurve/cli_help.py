@@ -43,6 +43,10 @@ EXAMPLES = {
         "oncurve config from-trl train_grpo.py",
         "oncurve config from-trl train_grpo.py --out mine.toml",
     ),
+    "config from-openrlhf": (
+        "oncurve config from-openrlhf run.sh --out recipe.toml",
+        "oncurve config from-openrlhf --pretrain MODEL --advantage_estimator group_norm --n_samples_per_prompt 8",
+    ),
     "reward-model train": (
         "oncurve reward-model train pairs.toml --out runs/reward",
         "oncurve reward-model train reward_models/sentiment data.path=pairs.jsonl reward_model.path=MODEL",

@@ -9,6 +9,7 @@ from oncurve.lazy import lazily
 if TYPE_CHECKING:
     from oncurve.compat.dialect import Dialect as Dialect, Key as Key, Translation as Translation
     from oncurve.compat.loading import config_of as config_of
+    from oncurve.compat.openrlhf_words import from_openrlhf as from_openrlhf
     from oncurve.compat.recipe import recipe_of as recipe_of
     from oncurve.compat.rlox import (
         compute_batch_group_advantages as compute_batch_group_advantages,
@@ -19,5 +20,9 @@ if TYPE_CHECKING:
 
 __getattr__, __all__ = lazily(__name__)
 
-DIALECTS = {"rlox": "oncurve.compat.rlox.dialect", "TRL": "oncurve.compat.trl"}
+DIALECTS = {
+    "TRL": "oncurve.compat.trl",
+    "rlox": "oncurve.compat.rlox.dialect",
+    "OpenRLHF": "oncurve.compat.openrlhf",
+}
 """By the tool's name, the module with its `DIALECT`, a `Dialect`, and `ABOUT`, the page's text in Markdown."""
