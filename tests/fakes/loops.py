@@ -65,7 +65,7 @@ def make_loop(
         **(parts or {}),
     )
     if folder is not None:
-        loop.recorder = Recorder(folder, state)
+        loop.recorder = Recorder(folder, state, refusals=loop.refusals)
         loop.checkpoints = Checkpoints(folder / "checkpoints", keep=0)
     return loop
 
@@ -76,5 +76,5 @@ def resumed(loop: Trainer, folder: Path) -> Trainer:
     found = loop.checkpoints.restore(loop.learner, loop.outer)
     assert found is not None
     loop.state = found[0]
-    loop.recorder = Recorder(folder, loop.state)
+    loop.recorder = Recorder(folder, loop.state, refusals=loop.refusals)
     return loop

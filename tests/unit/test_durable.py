@@ -1,10 +1,12 @@
 """What is written survives: kills at any instant, flipped bytes, torn lines, full disks."""
 
+import errno
 import json
 import os
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from safetensors import safe_open
 
 from oncurve.durable import (
     AppendLog,
+    DiskError,
     StorageError,
     discard,
     fetch,
@@ -285,16 +288,87 @@ def test_a_full_disk_is_told_in_plain_words_and_leaves_the_earlier_state(tmp_pat
                 write_directory(small / "step-2", {"a": b"x" * 1_000_000})
             with pytest.raises(StorageError, match="No space left"):
                 store(small / "frozen", {"w": torch.zeros(1_000_000)})
-            with pytest.raises(StorageError, match="No space left"):
-                log.append({"a": "x" * 1_000_000})
-            with pytest.raises(StorageError, match="No space left"):
+            with pytest.raises(DiskError, match="No space left"):
                 write_file(small / "plain", b"x" * 1_000_000)
             assert log.offset == offset
+            fill(small / "junk")
+            lines = [{"a": number, "b": "x" * 3000} for number in range(2, 9)]
+            for line in lines:
+                log.append(line)  # some fit into the block that has begun, the others wait
+            assert log.refused is not None
+            with pytest.raises(DiskError, match="log cannot be written: No space left"):
+                log.sync()
+            known = read_log(small / "log")
+            assert known == [{"a": 1}, *lines][: len(known)]
+            assert (small / "log").read_bytes().endswith(b"\n")
+            (small / "junk").unlink()
+            log.append({"a": 9})
+            assert log.refused is None
+            assert log.offset == (small / "log").stat().st_size
         assert newest_valid(small).path == small / "step-1"
-        assert read_log(small / "log") == [{"a": 1}]
+        assert read_log(small / "log") == [{"a": 1}, *lines, {"a": 9}]
         assert sorted(os.listdir(small)) == ["frozen", "log", "step-1"]
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take all space that is left, by a file."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1024))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_lines_that_the_disk_lost_after_it_had_taken_them_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As a network file system does, which says only at the end that there is no space."""
+    lines = [{"a": number} for number in range(5)]
+    path, lost = tmp_path / "log", True
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if lost:
+            os.ftruncate(descriptor, kept)
+            raise OSError(code, os.strerror(code))
+        real(descriptor)
+
+    with AppendLog(path) as log:
+        log.append(lines[0])
+        log.sync()
+        kept = log.offset
+        monkeypatch.setattr(os, "fsync", fsync)
+        for line in lines[1:4]:
+            log.append(line)
+            with pytest.raises(DiskError, match=os.strerror(code)):
+                log.sync()
+        lost = False
+        log.append(lines[4])
+    assert read_log(path) == lines
+
+
+def test_an_error_that_does_not_pass_is_no_disk_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pwrite(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with AppendLog(tmp_path / "log") as log:
+        log.append({"a": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", pwrite)
+            with pytest.raises(StorageError, match="Read-only") as caught:
+                log.append({"a": 2})
+        assert not isinstance(caught.value, DiskError)
+        log.append({"a": 3})
+    assert read_log(tmp_path / "log") == [{"a": 1}, {"a": 3}]
+
+
+def test_the_memory_of_a_log_is_bounded_while_the_disk_takes_it(tmp_path: Path) -> None:
+    with AppendLog(tmp_path / "log") as log:
+        for number in range(40):
+            log.append({"a": number, "b": "x" * 100_000})
+            assert len(log._tail) < 1_200_000
+    assert [record["a"] for record in read_log(tmp_path / "log")] == list(range(40))
 
 
 def test_a_write_that_fails_half_way_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ directory has a `manifest.json` with the size and sha256 of each file. The lates
 that verifies; no pointer file exists that could be wrong.
 
 Covered: kill -9 at any instant, power loss on a disk that honours fsync, flipped bytes, truncated and missing files, a
-full disk. Not covered: two processes that write the same target, and a disk that ignores fsync.
+full disk, which is a `DiskError` until there is space again. Not covered: two processes that write the same target, and
+a disk that ignores fsync.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from oncurve.durable.directory import (
 )
 from oncurve.durable.files import (
     LEFTOVER as LEFTOVER,
+    DiskError as DiskError,
     StorageError as StorageError,
     discard as discard,
     fetch as fetch,
@@ -33,6 +35,7 @@ from oncurve.durable.files import (
     read_tensors as read_tensors,
     save_tensors as save_tensors,
     sha256 as sha256,
+    storage_errors as storage_errors,
     store as store,
     stored_names as stored_names,
     sync_files as sync_files,

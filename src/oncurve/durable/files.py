@@ -31,6 +31,18 @@ class StorageError(UserError):
     """The disk refused (full, read-only, no permission, I/O error). What was there before is intact."""
 
 
+class DiskError(StorageError):
+    """The disk refused, and may take the same bytes later: it is full, over quota, or had an I/O error.
+
+    reason   what was refused and why, without advice
+    advice   what to do about it
+    """
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}; {advice} and resume. What was written before is intact.")
+        self.reason, self.advice = reason, advice
+
+
 def to_json(value: Any) -> bytes:
     """`value` as JSON with sorted keys and a final newline: the same value gives the same bytes.
 
@@ -222,11 +234,18 @@ def require_space(directory: Path, needed: int) -> None:
 
 @contextmanager
 def storage_errors(path: Path, needed: int) -> Iterator[None]:
-    """Turns OSError, also inside a SafetensorError, into a StorageError with the path and the space needed."""
+    """Turns OSError, also inside an error of safetensors or tokenizers, into a StorageError with the path and the space
+    needed.
+
+    Of a disk that is full, over quota, or has an I/O error it is a DiskError.
+    """
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except Exception as error:
         match = re.search(r"os error (\d+)", str(error))
+        wrapped = isinstance(error, SafetensorError) or (type(error) is Exception and match is not None)
+        if not (isinstance(error, OSError) or wrapped):
+            raise
         code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
         message = f"{path} cannot be written: {os.strerror(code) if code else error}"
         if code == errno.EFBIG:
@@ -234,5 +253,8 @@ def storage_errors(path: Path, needed: int) -> Iterator[None]:
         if code in (errno.ENOSPC, errno.EDQUOT):
             existing = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
             free = shutil.disk_usage(existing).free
-            message += f" ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free); free some space and resume"
+            message += f" ({needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free)"
+            raise DiskError(message, "free some space") from error
+        if code == errno.EIO:
+            raise DiskError(message, "see what is wrong with the disk") from error
         raise StorageError(f"{message}. What was written before is intact.") from error

@@ -6,16 +6,17 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from oncurve.closing import Closing
-from oncurve.durable.files import storage_errors, sync_directory
+from oncurve.durable.files import DiskError, StorageError, storage_errors, sync_directory
 from oncurve.errors import CheckpointError
 
 _CHUNK_BYTES = 1 << 20
+_LONGEST_TAIL = 1 << 20
 _PIECE_BYTES = 1 << 12
 
 
@@ -24,11 +25,17 @@ class AppendLog(Closing):
 
     With `offset` the constructor truncates the file to that many bytes, which removes the lines of a killed step. A
     shorter file has lost data: CheckpointError. Without an offset writing continues at the end, after a torn last line
-    has been removed. A line that does not fit on the disk is removed again: StorageError.
+    has been removed.
+
+    Lines stay in memory until they are known to be on the disk, at most 1 MiB while it takes them. Those that a full
+    disk refuses wait there, and the next call writes them, so the file has every line, in order, at any time up to one
+    of them. A line that the disk refuses for another reason is removed again: StorageError.
     """
 
     def __init__(self, path: Path, offset: int | None = None) -> None:
         self.path = path
+        self.refused: DiskError | None = None
+        self._tail, self._written = bytearray(), 0
         with storage_errors(path, 0):
             path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not path.exists()
@@ -42,8 +49,8 @@ class AppendLog(Closing):
             if offset is not None and size < offset:
                 os.close(self._descriptor)
                 raise CheckpointError(f"{path} has {size} bytes, but {offset} were written before the checkpoint")
-            self._offset = _end_of_last_line(self._descriptor, size) if offset is None else offset
-            os.ftruncate(self._descriptor, self._offset)
+            self._start = _end_of_last_line(self._descriptor, size) if offset is None else offset
+            os.ftruncate(self._descriptor, self._start)
 
     @classmethod
     def reopened(cls, path: Path, offset: int) -> tuple[AppendLog, list[str]]:
@@ -55,39 +62,76 @@ class AppendLog(Closing):
 
     @property
     def offset(self) -> int:
-        """Bytes written so far; a checkpoint stores it (after `sync`)."""
-        return self._offset
+        """The bytes of all lines, those that wait included; a checkpoint stores it (after `sync`)."""
+        return self._start + len(self._tail)
 
     def append(self, record: Mapping[str, Any]) -> int:
         """Write one line (keys sorted) to the operating system; returns the new offset.
 
-        The line survives a kill of this process at once, and a power loss after `sync`.
-        Raises ValueError for NaN and inf, StorageError.
+        The line survives a kill of this process at once, and a power loss after `sync`. Where the disk is full, it
+        waits: `refused` is the reason then, else None.
+        Raises ValueError for NaN and inf, StorageError for an error that does not pass.
         """
         line = json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(", ", ": "))
         data = (line + "\n").encode()
-        with storage_errors(self.path, len(data)):
-            try:
-                written = 0
-                while written < len(data):
-                    written += os.pwrite(self._descriptor, data[written:], self._offset + written)
-            except OSError:
-                os.ftruncate(self._descriptor, self._offset)
-                raise
-        self._offset += len(data)
-        return self._offset
+        self._tail += data
+        try:
+            self._write()
+            if len(self._tail) > _LONGEST_TAIL:
+                self.sync()
+        except DiskError:
+            pass
+        except StorageError:
+            del self._tail[-len(data) :]
+            self._written = min(self._written, len(self._tail))
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._start + self._written)
+            raise
+        return self.offset
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk. Raises StorageError."""
-        with storage_errors(self.path, 0):
-            os.fsync(self._descriptor)
+        """Wait until all lines are on the disk. Raises StorageError; DiskError: the lines wait."""
+        self._write()
+        with self._noted(0):
+            try:
+                os.fsync(self._descriptor)
+            except OSError:
+                self._written = 0  # what the system had taken may be lost
+                raise
+        self._start, self._written = self.offset, 0
+        self._tail.clear()
 
     def close(self) -> None:
-        """Sync and close. Closing twice is allowed."""
+        """Sync and close, also where the former fails. Closing twice is allowed. Raises StorageError."""
         if self._descriptor >= 0:
-            self.sync()
-            os.close(self._descriptor)
-            self._descriptor = -1
+            try:
+                self.sync()
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _write(self) -> None:
+        """Give the operating system the lines that it does not have; of those that it refuses none is there in part."""
+        with self._noted(len(self._tail) - self._written):
+            try:
+                while self._written < len(self._tail):
+                    data = bytes(self._tail[self._written :])
+                    self._written += os.pwrite(self._descriptor, data, self._start + self._written)
+            except OSError:
+                self._written = self._tail.rfind(b"\n", 0, self._written) + 1
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, self._start + self._written)
+                raise
+
+    @contextmanager
+    def _noted(self, needed: int) -> Iterator[None]:
+        try:
+            with storage_errors(self.path, needed):
+                yield
+            self.refused = None
+        except DiskError as error:
+            self.refused = error
+            raise
 
 
 def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:

@@ -203,6 +203,13 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "Too near: lower learner.tokens_per_micro_batch or rollout.max_concurrent. Growing step by step: report it as "
         "a leak.",
     ),
+    Metric("disk/refused_writes", "sum", "writes").described(
+        "writes that the disk refused since the step before: no space, over quota, or an I/O error",
+        "Rollouts, lines of metrics, batches of skipped updates and checkpoints; absent where all were written. "
+        "Training goes on, and they are tried again at the next step.",
+        "There at all: free some space. If the run is killed meanwhile, a resume repeats the steps since its newest "
+        "checkpoint.",
+    ),
     Metric("time/step", "sum", "seconds", trl="step_time", verl="timing_s/step").described(
         "wall time of the step",
         "How long the step took, without its evaluation, its checkpoint and time/reward_model.",

@@ -35,10 +35,14 @@ class RolloutFiles:
         names = (_NAME.fullmatch(entry.name) for entry in self.folder.glob("step-*"))
         return tuple(sorted(int(match[1]) for match in names if match))
 
-    def write(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write the groups of a step, whole or not at all; on the disk after `sync`. Raises StorageError."""
+    @staticmethod
+    def content(records: Iterable[Mapping[str, Any]]) -> bytes:
+        """The bytes of the file of a step with these groups."""
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        content = gzip.compress(text.encode("utf-8", "replace"), LEVEL, mtime=0)
+        return gzip.compress(text.encode("utf-8", "replace"), LEVEL, mtime=0)
+
+    def write(self, step: int, content: bytes) -> None:
+        """Write the file of a step, whole or not at all; on the disk after `sync`. Raises StorageError."""
         durable.write_file(self.path(step), content, sync=False)  # to wait for the disk would take as long as a step
 
     def sync(self, steps: Iterable[int]) -> None:

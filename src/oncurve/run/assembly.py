@@ -147,7 +147,7 @@ class Run:
     def begin(self) -> None:
         """Start a new run in the open directory."""
         assert self.directory is not None
-        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state, self.config.rollouts)
+        self._record()
 
     def restore(self) -> list[str]:
         """Load the newest checkpoint that verifies; returns remarks on it for the user, one per line."""
@@ -161,8 +161,14 @@ class Run:
             changes = environment_changes(before, self.trainer.environment or {})
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
-        self.trainer.recorder = Recorder(self.directory.path, self.trainer.state, self.config.rollouts)
-        return [*lines, *self.trainer.recorder.notes]
+        return [*lines, *self._record()]
+
+    def _record(self) -> list[str]:
+        """Write down the steps that follow; returns remarks on the files that are there."""
+        assert self.directory is not None
+        trainer = self.trainer
+        trainer.recorder = Recorder(self.directory.path, trainer.state, self.config.rollouts, trainer.refusals)
+        return trainer.recorder.notes
 
 
 def _parameters(loaded: LoadedModel) -> int:

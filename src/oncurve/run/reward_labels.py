@@ -56,6 +56,7 @@ def label_samples(
                 for example in label(groups):
                     log.append(example_to_json(example))
                     count += 1
+                log.sync()  # where the disk is full, nothing is gained by going on
         say(console, f"{count} {'pairs' if kind == 'preferences' else 'completions with labelled steps'} in {out}")
         if not count:
             why = "no two completions of a group have different scores"

@@ -11,6 +11,7 @@ from oncurve import processors
 from oncurve.config import IN_MEMORY, RunConfig, check_complete, plan, to_tables, to_toml
 from oncurve.display import Progress, Screen, say
 from oncurve.doctor import Watch
+from oncurve.durable import DiskError, numbered
 from oncurve.errors import command
 from oncurve.forecast import check_memory
 from oncurve.models.loading import ADAPTER
@@ -123,20 +124,43 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
         if path is not None:
-            say(console, "", stopped_at(run, type(error).__name__), *_reported(path))
+            say(console, "", *_without_checkpoint(run, path, error), stopped_at(run, type(error).__name__))
+            say(console, *_reported(path))
         raise
     tracking.end()
     if path is None:
         say(console, *ended_early(run), *([] if stopped is None else [f"stopped by {stopped}"]))
         return stopped
     if stopped is None:
-        run.save_model(path / "model")  # what the run was for comes first
-        run.save_reward_model(path / "reward_model")
+        try:
+            run.save_model(path / "model")  # what the run was for comes first
+            run.save_reward_model(path / "reward_model")
+        except DiskError:
+            how = f"once there is space, this writes it: {how_to_go_on(run)}"
+            say(console, *tracking.close(), "", f"all steps are in a checkpoint, but not the model; {how}")
+            say(console, *_reported(path))
+            raise
         say(console, "", *ended_early(run), *best_of(run), *_reported(path), *_products(path))
     else:
         say(console, "", stopped_at(run, stopped), *(_reported(path) or [f"report  {path / 'report.html'}"]))
     say(console, *tracking.close())
     return stopped
+
+
+def _without_checkpoint(run: Run, path: Path, error: BaseException) -> list[str]:
+    """Of a run whose last step is done and whose last checkpoint a full disk has refused: save the model all the same.
+
+    Returns a line on it.
+    """
+    if not (isinstance(error, DiskError) and run.trainer.is_done):
+        return []
+    step = run.trainer.state.step
+    folder = path / f"model-{step:06d}"  # as that of a run which goes on: a resume writes `model`
+    try:
+        run.save_model(folder)
+    except DiskError:
+        return [f"step {step}, the last, is done, but there was no space for its checkpoint, nor for the model"]
+    return [f"step {step}, the last, is done, but there was no space for its checkpoint; the model is in {folder}"]
 
 
 def best_of(run: Run) -> list[str]:
@@ -148,8 +172,10 @@ def best_of(run: Run) -> list[str]:
         return [
             f"best    {metric} {state.best:.4g} before training: no step was better, so there is no best checkpoint"
         ]
-    export = command("export", path.path, "--step", "best")
-    return [f"best    {metric} {state.best:.4g} after step {state.best_step}: {export}"]
+    best = f"best    {metric} {state.best:.4g} after step {state.best_step}"
+    if state.best_step not in dict(numbered(path.checkpoints)):
+        return [f"{best}, for whose checkpoint there was no space"]
+    return [f"{best}: {command('export', path.path, '--step', 'best')}"]
 
 
 def ended_early(run: Run) -> list[str]:

@@ -43,21 +43,24 @@ class Checkpoints:
         self.keep = keep
         self.run = dict(run or {})
         self.newest = 0
+        self._best = 0
 
     def write(self, number: int, fill: Callable[[Path], Mapping[str, Any]], best: int = 0) -> Path:
         """Write `step-<number>` and prune older ones: `fill` writes its files into a folder and returns its record.
 
-        The checkpoint of the step `best` is not pruned.
+        The checkpoint of the step `best` is not pruned; where the disk had refused it, the best before it is not.
 
-        Raises OncurveError when the disk is full; earlier ones stay valid.
+        Raises DiskError when the disk is full; earlier ones stay valid.
         """
         path = self.directory / f"step-{number:06d}"
         with durable.new_directory(path) as folder:
             record = {"format": FORMAT, "run": self.run, **fill(folder)}
             durable.write_file(folder / "state.json", durable.to_json(record))
         self.newest = number
+        if best in dict(durable.numbered(self.directory)):
+            self._best = best
         if self.keep:
-            durable.prune(self.directory, "step-", self.keep, spare={best})
+            durable.prune(self.directory, "step-", self.keep, spare={self._best})
             durable.discard(self.directory / FROZEN, self._records())
         return path
 
@@ -118,7 +121,7 @@ class Checkpoints:
         except KeyError as error:
             raise CheckpointError(f"{path} lacks {error}: a run with other settings wrote it") from error
         state = TrainerState.from_json(record["trainer"], load_surplus(path))
-        self.newest = state.step
+        self.newest, self._best = state.step, state.best_step
         return state, dict(record["environment"]), notes
 
     def _records(self) -> Iterator[bytes]:

@@ -74,10 +74,11 @@ class Replay:
         """The sha256 of the log so far, by which a resume sees that it has been changed; "" without a log."""
         if self._log is None:
             return ""
+        end = self.stored_bytes()
         with open(self._log.path, "rb") as file:
             file.seek(self._hashed)
-            while self._hashed < self._log.offset:
-                piece = file.read(min(1 << 20, self._log.offset - self._hashed))
+            while self._hashed < end:
+                piece = file.read(min(1 << 20, end - self._hashed))
                 self._hash.update(piece)
                 self._hashed += len(piece)
         return self._hash.hexdigest()

@@ -17,6 +17,7 @@ from oncurve.learner import Example, RewardLearner
 from oncurve.metrics import Metrics
 from oncurve.randomness import permutation
 from oncurve.trainer.checkpoint import Checkpoints
+from oncurve.trainer.refusals import Refusals
 from oncurve.trainer.signals import StopSignals
 
 SKIPPED_IN_A_ROW_LIMIT = 3
@@ -98,6 +99,7 @@ class RewardTraining:
         self.updates = updates_of(len(self.examples), settings.batch_size, settings.epochs)
         self.done = 0
         self._log: durable.AppendLog | None = None
+        self._refusals = Refusals()
         self._skipped = 0
         self._settled: tuple[int, int] | None = None
 
@@ -121,7 +123,8 @@ class RewardTraining:
         """Do the updates that are left; returns the name of the signal that stopped it, or None.
 
         `tell` is called with every line of the log. Whatever ends the training, the last finished update is in a
-        checkpoint afterwards, unless weights have begun to change since.
+        checkpoint afterwards, unless weights have begun to change since. A full disk ends no update (`Refusals`).
+        Raises DiskError: it refuses this last checkpoint.
         """
         if self.folder is not None and self._log is None:
             self._log = durable.AppendLog(self.folder / "metrics.jsonl", offset=0)
@@ -135,8 +138,10 @@ class RewardTraining:
                 self.done += 1
                 with signals.unabandoned():
                     self._write(metrics, tell)
-                    if signals.checkpoint_wanted() or (self.keep_every and self.done % self.keep_every == 0):
-                        self._save()
+                    due = self.keep_every and self.done % self.keep_every == 0
+                    if signals.checkpoint_wanted() or due or self._refusals.waiting:
+                        self._refusals.checkpoint(self._save)
+                    self._refusals.tell(self.done)
         self.close()
         return signals.requested.name if signals.requested else None
 
@@ -159,8 +164,11 @@ class RewardTraining:
     def _write(self, metrics: Metrics, tell: Callable[[int, dict[str, float]], None]) -> None:
         due = self.done == self.updates or (self.every and self.done % self.every == 0)
         line = {"step": float(self.done), **metrics.result(), **(self.evaluate() if due else {})}
+        line |= self._refusals.metrics()
         if self._log is not None:
             self._log.append(line)
+            if self._log.refused is not None:
+                self._refusals.note(self._log.refused)
         self._settle()
         tell(self.done, line)
 

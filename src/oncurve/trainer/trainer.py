@@ -34,16 +34,11 @@ from oncurve.trainer.collecting import Collected, Collecting
 from oncurve.trainer.control import EntropyControl, KLControl
 from oncurve.trainer.credit import credited, weighted_by
 from oncurve.trainer.held_out import HeldOut
-from oncurve.trainer.observe import (
-    UntrainedUpdates,
-    observe_batch,
-    split_advantages,
-    summarized,
-    timer,
-)
+from oncurve.trainer.observe import UntrainedUpdates, observe_batch, split_advantages, summarized, timer
 from oncurve.trainer.old_policy import OldPolicy
 from oncurve.trainer.protocols import Advantage, OuterLoop, PromptSource
 from oncurve.trainer.recorder import Recorder
+from oncurve.trainer.refusals import Refusals
 from oncurve.trainer.result import StepResult
 from oncurve.trainer.signals import StopSignals
 from oncurve.trainer.state import TrainerState
@@ -94,12 +89,14 @@ class Trainer:
     on_start: Callable[[dict[str, float]], None] = lambda metrics: None
     environment: dict[str, object] | None = None
     untrained: UntrainedUpdates = field(default_factory=UntrainedUpdates)
+    refusals: Refusals = field(default_factory=Refusals)
     _settled: tuple[int, int] | None = None
 
     def train(self) -> str | None:
         """Run the steps that are left. Returns the signal or the setting that stopped the run before its end, or None.
 
         Whatever ends it, a checkpoint has the last finished step afterwards, unless weights have begun to change since.
+        Raises DiskError: the disk refuses this last checkpoint. Earlier ones that it refuses are tried again.
         """
         self.settle()
         with StopSignals(self.config.grace_seconds, self.config.max_minutes) as signals, signals.at_the_end(self.save):
@@ -184,7 +181,7 @@ class Trainer:
                 yield minibatch
 
     def record(self, collected: Collected, batch: TrainBatch, metrics: Metrics) -> tuple[Tensor | None, ...]:
-        """The advantages of each group. They are recorded before a weight changes, in case the disk is full."""
+        """The advantages of each group, which are recorded before a weight changes."""
         observe_batch(metrics, batch)
         advantages = split_advantages(batch, collected.groups, collected.usable)
         self.write_down(collected.groups, advantages)
@@ -230,14 +227,16 @@ class Trainer:
         self.write_metrics(result.metrics)
         self.settle()
         due = self.config.checkpoint_every and result.step % self.config.checkpoint_every == 0
-        if now or due or self.state.best_step == result.step:
-            self.save()
+        if now or due or self.state.best_step == result.step or self.refusals.waiting:
+            self.refusals.checkpoint(self.save)
+        self.refusals.tell(result.step)
         for observer in self.observers:
             observer(result)
 
     def write_metrics(self, metrics: dict[str, float]) -> None:
         """Write a line of metrics into the run's directory, if it has one."""
         if self.recorder is not None:
+            metrics.update(self.refusals.metrics())
             self.state = replace(self.state, metrics_bytes=self.recorder.metrics(metrics))
 
     def save(self) -> None:

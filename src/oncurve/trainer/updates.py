@@ -51,7 +51,8 @@ class Updates:
         if result.skipped:
             where = "not kept: this run has no directory"
             if self.recorder is not None:
-                where = str(self.recorder.incident(self.step, self.count, batch, result.reason))
+                kept = self.recorder.incident(self.step, self.count, batch, result.reason)
+                where = "not kept: the disk is full" if kept is None else str(kept)
             if self.skipped >= SKIPPED_IN_A_ROW_LIMIT:
                 raise skipped_in_a_row(self.skipped, self.step, result.reason, where)
         self.count += 1

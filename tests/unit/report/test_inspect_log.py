@@ -46,7 +46,8 @@ def written(tmp_path: Path, groups: list[Group]) -> dict[str, object]:
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "config.toml").write_text(CONFIG)
     (tmp_path / "metrics.jsonl").write_text('{"step": 12, "reward/mean": 0.5, "time/step": 60}\n')
-    RolloutFiles(tmp_path).write(12, [group_record(each, [0.5] * len(each.completions)) for each in groups])
+    records = [group_record(each, [0.5] * len(each.completions)) for each in groups]
+    RolloutFiles(tmp_path).write(12, RolloutFiles.content(records))
     name, content = inspect_file(inspect_log(read_run(tmp_path), 12, "abc"))
     assert name.endswith("_step000012.json")
     return json.loads(content)

@@ -49,7 +49,7 @@ def make_run(directory, text="7*8=56", steps=30, rewards=(1.0, 0.0), **more) -> 
         )
         scored = Group(Prompt(3, f"ask {text}", (1,)), completions, tuple(Score(r) for r in rewards), draw=step)
         record = {"step": step, **group_record(scored, [r - mean for r in rewards])}
-        RolloutFiles(directory).write(step, [record])
+        RolloutFiles(directory).write(step, RolloutFiles.content([record]))
 
 
 def test_the_page_is_whole_and_asks_nothing_of_anyone(tmp_path) -> None:
@@ -153,7 +153,7 @@ def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
     make_run(tmp_path)
     completion = Completion((1,), "", (-1.0,), "stop", 0, 1)
     group = Group(Prompt(0, "p", (1,)), (completion,), (Score(0.0, valid=False, fault="raised: <boom>"),))
-    RolloutFiles(tmp_path).write(1, [{"step": 1, **group_record(group)}])
+    RolloutFiles(tmp_path).write(1, RolloutFiles.content([{"step": 1, **group_record(group)}]))
     html = render_report(read_run(tmp_path))
     assert "not scored: raised: &lt;boom&gt;" in html
     assert "(nothing)" in html
@@ -175,7 +175,8 @@ def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) ->
 def test_one_answer_with_a_critic_teaches_something(tmp_path) -> None:
     make_run(tmp_path, rewards=(1.0,))
     files = RolloutFiles(tmp_path)
-    files.write(1, json.loads(json.dumps(files.read(1)).replace('"advantage": 0.0', '"advantage": 0.5')))
+    changed = json.loads(json.dumps(files.read(1)).replace('"advantage": 0.0', '"advantage": 0.5'))
+    files.write(1, files.content(changed))
     files.remove(30)
     html = render_report(read_run(tmp_path))
     assert "teaches nothing" not in html

@@ -97,7 +97,8 @@ def test_advantages_of_another_group_are_refused() -> None:
 def test_a_run_is_read_back(tmp_path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
     (tmp_path / "config.toml").write_text("[run]\nsteps = 3\n")
-    RolloutFiles(tmp_path).write(1, [{"step": 1, **group_record(group((Score(1.0), Score(0.0))), [1.0, -1.0])}])
+    record = {"step": 1, **group_record(group((Score(1.0), Score(0.0))), [1.0, -1.0])}
+    RolloutFiles(tmp_path).write(1, RolloutFiles.content([record]))
     run = read_run(tmp_path)
     assert [dict(m) for m in run.metrics] == [{"step": 1, "reward/mean": 0.5}]
     assert run.steps == (1,)

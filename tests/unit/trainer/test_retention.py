@@ -95,7 +95,7 @@ def test_a_step_is_a_file_that_gzip_reads_and_equal_groups_are_equal_bytes(tmp_p
 def test_of_a_damaged_file_what_can_be_read_is_read(tmp_path: Path, damage: str) -> None:
     files = RolloutFiles(tmp_path)
     chance = random.Random(0)
-    files.write(1, ({"number": number, "noise": chance.random()} for number in range(3000)))
+    files.write(1, files.content({"number": number, "noise": chance.random()} for number in range(3000)))
     content = files.path(1).read_bytes()
     flipped = content[:-6] + bytes([content[-6] ^ 1]) + content[-5:]  # in the checksum of all
     harmed = {"cut": content[: len(content) // 2], "flipped": flipped, "empty": b"", "not gzip": b"step"}[damage]

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from oncurve.durable import LazyTensors, write_directory
+from oncurve.durable import LazyTensors, storage_errors, write_directory
 from oncurve.errors import ModelError
 from oncurve.models.adapters import Adapter
 from oncurve.models.loading.silence import quiet
@@ -67,23 +67,31 @@ def save(
     if not hasattr(module, "save_pretrained"):
         write_directory(directory, {WEIGHTS: tensors, **more})
         return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory.parent) as name, quiet():
-        folder, network, weights = Path(name), cast(Any, module), {}
-        names = _names_on_disk(network, folder)
-        if names is None:  # transformers converts this model's tensors on their way, so it needs them all
-            network.save_pretrained(folder, state_dict=dict(tensors))  # it empties what it is given
-        else:
-            (folder / WEIGHTS).unlink()
-            weights = {WEIGHTS: LazyTensors(names, lambda written: tensors[names[written]])}
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        files: dict[str, bytes | Mapping[str, Tensor]] = {
-            path.relative_to(folder).as_posix(): path.read_bytes() for path in paths
-        }
-        files["config.json"] = _with_dtype(folder / "config.json", tensors)
-        write_directory(directory, {**files, **weights, **more})
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    with storage_errors(directory, needed):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory.parent) as folder, quiet():
+            files, weights = _files_of_transformers(module, tokenizer, tensors, Path(folder))
+            write_directory(directory, {**files, **weights, **more})
+
+
+def _files_of_transformers(
+    module: nn.Module, tokenizer: Any, tensors: LazyTensors, folder: Path
+) -> tuple[dict[str, bytes], dict[str, Mapping[str, Tensor]]]:
+    """The files that transformers writes, by way of `folder`, and the weights, where they are not among these."""
+    network, weights = cast(Any, module), {}
+    names = _names_on_disk(network, folder)
+    if names is None:  # transformers converts this model's tensors on their way, so it needs them all
+        network.save_pretrained(folder, state_dict=dict(tensors))  # it empties what it is given
+    else:
+        (folder / WEIGHTS).unlink()
+        weights = {WEIGHTS: LazyTensors(names, lambda written: tensors[names[written]])}
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    files["config.json"] = _with_dtype(folder / "config.json", tensors)
+    return files, cast(dict[str, Mapping[str, Tensor]], weights)
 
 
 def hub_tensors(module: nn.Module, adapter: Adapter | None = None) -> Iterator[tuple[str, Tensor]]:

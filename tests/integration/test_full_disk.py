@@ -1,0 +1,205 @@
+"""A disk that is full for a while costs a run nothing; one that stays full is told at the end.
+
+The runs are on a real small disk (`fakes.small_disk`), which a file of junk fills and frees.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from fakes.small_disk import on_small_disk
+
+MEGABYTES = 16
+BEGINNING = """
+import json, os, sys
+from contextlib import suppress
+from pathlib import Path
+import oncurve
+from fakes.project import lay_out
+from oncurve import cli
+from oncurve.durable import DiskError, newest_valid, read_log
+from oncurve.metrics import METRICS
+from oncurve.report import RolloutFiles
+
+VARIES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
+SETTINGS = {"run.steps": 8, "checkpoint.every": 2, "checkpoint.keep": 1}
+
+def fill(but=0):
+    with open("junk", "ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(512))
+    os.truncate("junk", os.path.getsize("junk") - but)
+
+def free():
+    os.unlink("junk")
+
+def train(out, on_step=lambda result: None):
+    oncurve.train("recipe.toml", out=out, on_step=on_step, settings=SETTINGS).close()
+
+def command(*arguments):
+    sys.argv = ["oncurve", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return end.code
+    return 0
+
+def lines(out):
+    varies = {*VARIES, "disk/refused_writes"}
+    return [{k: v for k, v in line.items() if k not in varies} for line in read_log(Path(out, "metrics.jsonl"))]
+
+def equals_whole(out):
+    assert lines(out) == lines("whole")
+    found = newest_valid(Path(out, "checkpoints"))
+    assert (found.path.name, found.skipped) == ("step-000008", {})
+    for name in ("checkpoints/step-000008/learner.safetensors", "model/model.safetensors"):
+        assert Path(out, name).read_bytes() == Path("whole", name).read_bytes(), name
+    for step in range(1, 9):
+        one, two = (RolloutFiles(Path(run)).path(step).read_bytes() for run in (out, "whole"))
+        assert one == two, step
+    assert Path(out, "report.html").is_file()
+
+lay_out(Path("."))
+"""
+FULL_FOR_A_WHILE = """
+train("whole")
+for first, last in ((1, 5), (2, 7), (4, 7)):
+    seen = {}
+    def on_step(result):
+        seen[result.step] = result.metrics.get("disk/refused_writes", 0)
+        if result.step == first:
+            fill()
+        if result.step == last:
+            free()
+    train(f"{first}-{last}", on_step)
+    equals_whole(f"{first}-{last}")
+    assert sum(seen.values())
+    print("refused", first, last, json.dumps(seen), file=sys.stderr)
+"""
+FULL_AND_KILLED = """
+def on_step(result):
+    if result.step == 3:
+        fill()
+    if result.step == 6:
+        free()
+        os._exit(7)  # as kill -9: nothing is closed
+if os.fork() == 0:
+    train("out", on_step)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+assert 3 <= len(lines("out")) < 6
+assert newest_valid(Path("out/checkpoints")).path.name == "step-000002"
+assert command("resume", "out") == 0
+train("whole")
+equals_whole("out")
+"""
+FULL_TO_THE_END = """
+train("whole")
+def on_step(result):
+    if result.step == 5:
+        fill()
+try:
+    train("out", on_step)
+    sys.exit("nothing was raised")
+except DiskError as error:
+    print("raised:", error)
+print("code", command("resume", "out"))
+free()
+assert command("resume", "out") == 0
+equals_whole("out")
+"""
+ROOM_FOR_THE_MODEL_ALONE = """
+train("whole")
+def on_step(result):
+    if result.step == 7:
+        fill(but=200_000)
+try:
+    train("out", on_step)
+    sys.exit("nothing was raised")
+except DiskError as error:
+    print("raised:", error)
+assert Path("out/model-000008/model.safetensors").read_bytes() == Path("whole/model/model.safetensors").read_bytes()
+free()
+assert command("resume", "out") == 0
+equals_whole("out")
+"""
+ROOM_FOR_THE_CHECKPOINT_ALONE = """
+train("whole")
+def on_step(result):
+    if result.step == 8:
+        fill(but=40_000)
+try:
+    train("out", on_step)
+    sys.exit("nothing was raised")
+except DiskError as error:
+    print("raised:", error)
+free()
+assert command("resume", "out") == 0
+equals_whole("out")
+"""
+FULL_AT_THE_START = """
+fill()
+print("code", command("train", "recipe.toml", "--out", "out"))
+assert not Path("out").exists()
+"""
+
+
+def run(folder: Path, script: str) -> tuple[str, str]:
+    """What the script printed, on a small disk."""
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": tests, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "400"}
+    done = on_small_disk(folder, MEGABYTES, ["-c", BEGINNING + script], environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_a_while_changes_no_number(tmp_path: Path) -> None:
+    out, errors = run(tmp_path, FULL_FOR_A_WHILE)
+    said = re.findall(r"^step (\d+): (.*)$", out + errors, re.MULTILINE)
+    refused = [(int(step), text) for step, text in said if "Training goes on" in text]
+    # From 1 to 5: told after the first, second and fourth step in a row; from 2 and from 4 to 7 likewise.
+    assert [step for step, _ in refused] == [2, 3, 5, 3, 4, 6, 5, 6]
+    assert all("No space left on device" in text and "free some space" in text for _, text in refused)
+    assert [int(step) for step, text in said if "takes what is written again" in text] == [6, 8, 8]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_the_disk_is_full_is_resumed_exactly(tmp_path: Path) -> None:
+    run(tmp_path, FULL_AND_KILLED)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_to_the_end_is_an_error_that_a_resume_mends(tmp_path: Path) -> None:
+    out, errors = run(tmp_path, FULL_TO_THE_END)
+    assert re.search(r"^raised: .*cannot be written: No space left.*; free some space and resume", out, re.MULTILINE)
+    assert "step 8, the last, is done, but there was no space for its checkpoint, nor for the model" in out
+    assert "stopped by DiskError; to continue after step 4: oncurve resume out" in out
+    assert "code 2" in out
+    assert re.search(r"^oncurve: .*No space left", errors, re.MULTILINE)
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_the_model_is_saved_where_there_is_space_for_it_alone(tmp_path: Path) -> None:
+    out, _ = run(tmp_path, ROOM_FOR_THE_MODEL_ALONE)
+    assert "there was no space for its checkpoint; the model is in out/model-000008" in out
+    assert re.search(r"^raised: out/checkpoints/step-000008\S* cannot be written: No space left", out, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_model_without_space_is_written_by_a_resume(tmp_path: Path) -> None:
+    out, _ = run(tmp_path, ROOM_FOR_THE_CHECKPOINT_ALONE)
+    assert (
+        "all steps are in a checkpoint, but not the model; once there is space, this writes it: oncurve resume" in out
+    )
+    assert re.search(r"raised: .*model.* cannot be written: No space left", out)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_the_start_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    out, errors = run(tmp_path, FULL_AT_THE_START)
+    assert "code 2" in out
+    assert "No space left on device" in errors
+    assert "Traceback" not in errors

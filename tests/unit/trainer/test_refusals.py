@@ -1,0 +1,183 @@
+"""A disk that refuses: nothing essential is lost, memory is bounded, and the user is told at a falling rate.
+
+The refusals are those of the kernel for `/dev/full`, to which everything is written while the disk is "full".
+"""
+
+import builtins
+import logging
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.loops import make_loop, resumed
+from fakes.tiny_policy import random_groups
+from oncurve import durable
+from oncurve.batching import collate
+from oncurve.metrics import METRICS
+from oncurve.report import RolloutFiles
+from oncurve.trainer import Checkpoints, Recorder, TrainerState, recorder as module
+from oncurve.trainer.refusals import Refusals
+
+if not os.path.exists("/dev/full"):
+    pytest.skip("this system has no /dev/full", allow_module_level=True)
+VARIES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
+STEPS = 5
+
+
+class FullDisk:
+    """While `full`, what durable writes goes to `/dev/full`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        real_open, real_pwrite, device = builtins.open, os.pwrite, os.open("/dev/full", os.O_WRONLY)
+
+        def open_(path: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
+            writes = self.full and mode in ("xb", "wb")
+            return real_open("/dev/full", "wb") if writes else real_open(path, mode, *more, **named)
+
+        def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+            return os.write(device, data) if self.full else real_pwrite(descriptor, data, offset)
+
+        for room in ("files", "tensors"):
+            patch.setattr(f"oncurve.durable.{room}.open", open_, raising=False)
+        patch.setattr("oncurve.durable.log.os.pwrite", pwrite)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    return FullDisk(monkeypatch)
+
+
+def lines(run: Path) -> list[dict[str, float]]:
+    varies = {*VARIES, "disk/refused_writes"}
+    return [{k: v for k, v in line.items() if k not in varies} for line in durable.read_log(run / "metrics.jsonl")]
+
+
+def weights(run: Path) -> bytes:
+    return (run / f"checkpoints/step-{STEPS:06d}/learner.safetensors").read_bytes()
+
+
+def train(run: Path, on_step: Callable[[int], None]) -> dict[int, float]:
+    """A run of `STEPS` steps with a checkpoint after each; returns the refused writes by step."""
+    loop, seen = make_loop(run, steps=STEPS), {}
+
+    def observer(result: Any) -> None:
+        seen[result.step] = result.metrics.get("disk/refused_writes", 0.0)
+        on_step(result.step)
+
+    loop.observers = (observer,)
+    loop.train()
+    assert loop.recorder is not None
+    loop.recorder.close()
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_disk_that_is_full_for_random_steps_changes_no_number(tmp_path: Path, disk: FullDisk, seed: int) -> None:
+    chance = random.Random(seed)
+    full = {step for step in range(1, STEPS) if chance.random() < 0.5} | {1 + seed}
+
+    def on_step(step: int) -> None:
+        disk.full = step in full - {STEPS}
+
+    seen = train(tmp_path / "out", on_step)
+    train(tmp_path / "whole", lambda step: None)
+    assert {step for step, count in seen.items() if count} >= {step + 1 for step in full}
+    assert seen[1] == 0
+    assert lines(tmp_path / "out") == lines(tmp_path / "whole")
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
+    files = [RolloutFiles(tmp_path / run) for run in ("out", "whole")]
+    assert [files[0].path(step).read_bytes() for step in files[0].steps()] == [
+        files[1].path(step).read_bytes() for step in range(1, STEPS + 1)
+    ]
+    assert not list((tmp_path / "out").rglob(".tmp-*"))
+
+
+def test_a_disk_that_stays_full_is_an_error_at_the_end_and_the_last_checkpoint_is_whole(
+    tmp_path: Path, disk: FullDisk
+) -> None:
+    def on_step(step: int) -> None:
+        disk.full = step >= 3
+
+    with pytest.raises(durable.DiskError, match=r"No space left on device.*free some space and resume"):
+        train(tmp_path / "out", on_step)
+    disk.full = False
+    assert len(lines(tmp_path / "out")) == 3
+    loop = resumed(make_loop(tmp_path / "other", steps=STEPS), tmp_path / "out")
+    assert loop.state.step == 3
+    loop.train()
+    train(tmp_path / "whole", lambda step: None)
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
+    assert lines(tmp_path / "out") == lines(tmp_path / "whole")
+
+
+def test_rollouts_that_wait_are_bounded_and_what_is_given_up_is_told(
+    tmp_path: Path, disk: FullDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING_BYTES", 2000)
+    recorder, disk.full = Recorder(tmp_path, TrainerState()), True
+    for step in range(1, 31):
+        recorder.rollouts(step, random_groups(1, seed=step), [None])
+        recorder.metrics({"step": float(step)})
+        recorder.refusals.tell(step)
+        assert sum(map(len, recorder._waiting.values())) <= 2000
+    disk.full = False
+    recorder.rollouts(31, random_groups(1), [None])
+    recorder.metrics({"step": 31.0})
+    recorder.refusals.tell(31)
+    recorder.close()
+    kept = RolloutFiles(tmp_path).steps()
+    assert kept == tuple(range(kept[0], 32))
+    assert 3 < len(kept) < 28
+    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 32))
+    assert f"the rollouts of {kept[0] - 1} steps had to be given up" in caplog.messages[-1]
+
+
+def test_the_user_is_told_at_a_falling_rate_and_of_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals()
+    caplog.set_level(logging.WARNING)
+    for step in range(1, 101):
+        for _ in range(3):
+            refusals.note(durable.DiskError("out cannot be written: full", "free some space"))
+        refusals.tell(step)
+    for step in (101, 102):
+        refusals.tell(step)
+    refusals.note(durable.DiskError("out cannot be written: full", "free some space"))
+    refusals.tell(103)
+    told = [int(message.split(":")[0].removeprefix("step ")) for message in caplog.messages]
+    assert told == [1, 2, 4, 8, 16, 32, 64, 101, 103]
+    assert "out cannot be written: full. Training goes on" in caplog.messages[0]
+    assert refusals.metrics() == {"disk/refused_writes": 301.0}
+    assert refusals.metrics() == {}
+
+
+def test_the_batch_of_a_skipped_update_is_left_out(tmp_path: Path, disk: FullDisk) -> None:
+    recorder, disk.full = Recorder(tmp_path, TrainerState()), True
+    batch = collate(random_groups(2))
+    assert recorder.incident(1, 0, batch, "why") is None
+    disk.full = False
+    assert recorder.incident(1, 0, batch, "why") == tmp_path / "incidents" / "step-000001-0"
+    assert recorder.refusals.metrics() == {"disk/refused_writes": 1.0}
+    recorder.close()
+
+
+def test_the_best_checkpoint_before_one_that_was_refused_stays(tmp_path: Path, disk: FullDisk) -> None:
+    loop, checkpoints = make_loop(), Checkpoints(tmp_path, keep=1)
+
+    def saved(step: int, best: int) -> set[int]:
+        state = TrainerState(step=step, best_step=best)
+        Refusals().allow(lambda: checkpoints.save(loop.learner, loop.outer, state, {}))
+        return {number for number, _ in durable.numbered(tmp_path)}
+
+    assert saved(1, best=1) == {1}
+    disk.full = True
+    assert saved(2, best=2) == {1}
+    disk.full = False
+    assert saved(3, best=2) == {1, 3}
+    assert saved(4, best=2) == {1, 4}
+    assert saved(5, best=5) == {5}
+    assert saved(6, best=5) == {5, 6}
