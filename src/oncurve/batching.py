@@ -270,6 +270,26 @@ def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[Batch]:
         yield select_rows(batch, torch.tensor(rows, device=batch.lengths.device))
 
 
+def shards(batch: Batch, count: int) -> list[Batch | None]:
+    """The rows in `count` runs of about the same cost, in the batch's order; None for a run without rows.
+
+    A row costs its tokens and its share of the prompt, P_g / (rows of g) + |o_i|. A row belongs to the run in which its
+    middle lies, where the whole cost is divided evenly: a run is off by half of its first and its last row at most.
+    This is a function of the batch alone. Groups may be split; their prompt is then computed in both runs.
+
+    Raises ValueError where `count` < 1.
+    """
+    if count < 1:
+        raise ValueError(f"count must be >= 1, got {count}")
+    sizes = torch.bincount(batch.group_ids, minlength=len(batch.prompts))
+    shares = torch.tensor([len(prompt) for prompt in batch.prompts], dtype=torch.float64) / sizes.clamp(min=1).cpu()
+    costs = batch.lengths.cpu().double() + shares[batch.group_ids.cpu()]
+    ends = costs.cumsum(0)
+    runs = ((ends - costs / 2) * count / ends[-1]).long().clamp(max=count - 1)
+    rows = [(runs == run).nonzero().squeeze(1) for run in range(count)]
+    return [select_rows(batch, found.to(batch.lengths.device)) if found.numel() else None for found in rows]
+
+
 def _plan(lengths: list[int], group_of: list[int], prompt_lengths: list[int], budget: int) -> Iterator[list[int]]:
     """Row numbers of each piece: greedy, in order; a group that fits whole only into a new piece starts one."""
     whole = list(prompt_lengths)

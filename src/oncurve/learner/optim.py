@@ -99,6 +99,11 @@ class MasterAdamW:
         self._adamw = SlicedAdamW(self._masters, numbers, moments == "bfloat16")
 
     @property
+    def frozen_here(self) -> Mapping[str, Tensor]:
+        """The frozen parameters that are this module's own: without a base model, which is loaded from elsewhere."""
+        return self.frozen if self._base is None else {}
+
+    @property
     def trained_count(self) -> int:
         """How many numbers are trained."""
         return sum(self.parameters[name].numel() for name in self.trained)
@@ -160,11 +165,13 @@ class MasterAdamW:
         return tensors
 
     @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Restore what `state()` gave after `steps` steps, bit for bit.
+    def load_state(self, tensors: Mapping[str, Tensor], steps: int, frozen: Mapping[str, Tensor] | None = None) -> None:
+        """Restore what `state()` gave after `steps` steps, bit for bit, and with `frozen` what `frozen_here` gave.
 
         Raises CheckpointError, with nothing changed, if names, shapes or dtypes are not those of this module.
         """
+        if frozen is not None:
+            _check_same(self.frozen_here, frozen)
         before = self._adamw.moments
         if not steps:
             self._adamw.moments = {}
@@ -180,6 +187,8 @@ class MasterAdamW:
             tensor.copy_(tensors[name])
         for master in self._masters.values():
             master.refresh()
+        for name, tensor in (frozen or {}).items():
+            self.frozen[name].copy_(tensor)
         self.steps = steps
         self.zero_grad()
 
@@ -191,7 +200,7 @@ class MasterAdamW:
         durable.save_tensors(folder / f"{name}.safetensors", self.state())
         if self._base is not None:
             return {"steps": self.steps, "base": self._base.digest()}
-        return {"steps": self.steps, "frozen": self._stored.save(folder, 0, self.frozen)}
+        return {"steps": self.steps, "frozen": self._stored.save(folder, 0, self.frozen_here)}
 
     @torch.no_grad()
     def load(self, folder: Path, name: str, record: Mapping[str, Any]) -> None:
@@ -201,11 +210,7 @@ class MasterAdamW:
             self._base.check(record["base"])
             self.load_state(tensors, steps)
             return
-        frozen = self._stored.load(folder, 0, record["frozen"])
-        _check_same(self.frozen, frozen)
-        self.load_state(tensors, steps)
-        for key, parameter in self.frozen.items():
-            parameter.copy_(frozen[key])
+        self.load_state(tensors, steps, self._stored.load(folder, 0, record["frozen"]))
 
 
 def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.batching import micro_batches
+from oncurve.batching import micro_batches, shards
 from oncurve.durable import LazyTensors
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.learner.budget import Budget
@@ -33,6 +33,7 @@ from oncurve.losses import Objective, Regularizer, ValueLoss, objective_loss
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, LocalWeights, module_device, save, token_stats
 from oncurve.models.layers import recompute_layers
+from oncurve.parallel import ALONE, World
 from oncurve.types import TrainBatch
 
 OBSERVED = frozenset({"entropy"})
@@ -151,12 +152,49 @@ class LocalLearner:
         `token_weights`, or a statistic in `needs` is missing.
         """
         rows = rows_with_gradient(minibatch, self._by_advantage)
+        accumulated = self._fitting(rows)
+        observe_rows_without_gradient(accumulated.metrics, minibatch, rows, self.objective)
+        return accumulated
+
+    def cut(self, minibatch: TrainBatch, count: int) -> list[TrainBatch | None]:
+        """The rows with a gradient in `count` shards for `accumulate_shards`; None for one without rows."""
+        rows = rows_with_gradient(minibatch, self._by_advantage)
+        return [None] * count if rows is None else shards(rows, count)
+
+    def accumulate_shards(self, pieces: Sequence[TrainBatch | None], world: World = ALONE) -> dict[int, Accumulated]:
+        """The gradient of each shard by itself, added in the fixed tree of `World.tree_sum`: rank 0 has the sum.
+
+        Of the `pieces`, which `cut` made, a rank reads its own alone; others may be None. Returns loss and statistics
+        of each of its shards by index. Raises LostRankError: nothing but `.grad` has changed.
+        """
+        found: dict[int, Accumulated] = {}
+
+        def leaf(index: int) -> list[Tensor]:
+            found[index] = self._fitting(pieces[index])
+            return list(self.optimizer.gradients().values())
+
+        world.tree_sum(leaf, len(pieces))
+        return found
+
+    def joined(self, minibatch: TrainBatch, found: Mapping[int, Accumulated]) -> Accumulated:
+        """What `accumulate` returns, of all shards: losses and statistics are added in the order of the shards."""
+        metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64)
+        for index in sorted(found):
+            loss += found[index].loss.cpu()
+            metrics.merge(found[index].metrics)
+        observe_rows_without_gradient(
+            metrics, minibatch, rows_with_gradient(minibatch, self._by_advantage), self.objective
+        )
+        return Accumulated(loss, metrics)
+
+    def _fitting(self, rows: TrainBatch | None) -> Accumulated:
+        """The gradient of `rows` in micro-batches that fit the device's memory."""
+        if rows is None:
+            return self._accumulate(None, self.budget.tokens)
         halved = self.budget.halved
-        accumulated = self.budget.fit(lambda tokens: self._accumulate(rows, tokens), minibatch)
-        metrics = accumulated.metrics
-        observe_rows_without_gradient(metrics, minibatch, rows, self.objective)
+        accumulated = self.budget.fit(lambda tokens: self._accumulate(rows, tokens), rows)
         if self.budget.halved > halved:
-            metrics.add("optim/out_of_memory", float(self.budget.halved - halved))
+            accumulated.metrics.add("optim/out_of_memory", float(self.budget.halved - halved))
         return accumulated
 
     def _accumulate(self, rows: TrainBatch | None, tokens: int) -> Accumulated:
@@ -232,6 +270,11 @@ class LocalLearner:
         metrics.add("optim/updates_skipped", 1.0)
         return UpdateResult(metrics, skipped=True, reason=f"loss {loss:.4g}, gradient norm {float(norm):.4g}{where}")
 
+    def scores(self, want: frozenset[str]) -> bool:
+        """Whether `score` computes anything for `want`."""
+        has = {"reference": self.reference is not None, "teacher": self._teacher is not None}
+        return any(has.get(name, name in ("old", "entropy")) for name in want)
+
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
         """The batch with what `want` names, without a gradient.
 
@@ -281,6 +324,26 @@ class LocalLearner:
         self._attempts = int(meta["attempts"])
         self.budget.lower_to(int(meta["tokens_per_micro_batch"]))
 
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All that the next update needs, for a learner of the same settings in another process: record and tensors.
+
+        The tensors are views: valid until the next update. An adapter's base model is not among them.
+        """
+        record = {"attempts": self._attempts, "steps": self.optimizer.steps, "tokens": self.budget.tokens}
+        parts = {"optimizer": self.optimizer.state(), "frozen": self.optimizer.frozen_here}
+        if self.reference is not None:
+            record["reference"] = self.reference.version
+            parts["reference"] = self.reference.state()
+        return record, {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
+
+    def take_over(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Become as the learner whose `state` this is, bit for bit. Raises CheckpointError: it has another model."""
+        if self.reference is not None and "reference" in record:
+            self.reference.take_over(record["reference"], _under("reference.", tensors))
+        self.optimizer.load_state(_under("optimizer.", tensors), record["steps"], _under("frozen.", tensors))
+        self._attempts = record["attempts"]
+        self.budget.lower_to(record["tokens"])
+
     def close(self) -> None:
         """Nothing to release."""
 
@@ -293,6 +356,11 @@ class LocalLearner:
         """π_ref ← α π_θ + (1 - α) π_ref; nothing happens where there is no reference."""
         if self.reference is not None:
             self.reference.move(self.model, self.optimizer.masters, alpha)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _check(config: LearnerSettings, model: CausalModel, temperature: float, total_updates: int) -> None:

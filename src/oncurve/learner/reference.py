@@ -152,7 +152,11 @@ class Reference:
     def load(self, folder: Path, record: Mapping[str, Any]) -> None:
         """The inverse of `save`, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
         version = int(record["version"])
-        tensors = self._stored.load(folder, version, record["tensors"])
+        self.take_over(version, self._stored.load(folder, version, record["tensors"]))
+
+    @torch.no_grad()
+    def take_over(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Become what another reference was whose `state()` this is. Raises CheckpointError for another model's."""
         mine = self._for(tensors)
         if mine.keys() != tensors.keys() or any(mine[name].shape != tensors[name].shape for name in mine):
             raise CheckpointError("the stored reference has other tensors than this model: it belongs to another")

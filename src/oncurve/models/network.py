@@ -64,6 +64,11 @@ class TransformersModel:
         self._wide = keeps_a_wide_residual(self._body)
         self._hooks = narrow_positions(self._body) if self._wide else []
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In a process that was sent this model, the hook is to be registered, too."""
+        register()
+        vars(self).update(state)
+
     @property
     def longest_row(self) -> int | None:
         """The most tokens of a row, by the module's configuration."""

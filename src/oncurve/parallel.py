@@ -1,0 +1,242 @@
+"""Processes that share an update: a world of ranks, and the sums and copies between them.
+
+    world = World()                                    this process alone: no socket, nothing is imported
+    world = World.join(rank, size, file, seconds)      `size` processes of one machine, over gloo on the loopback device
+
+    world.tree_sum(leaf, shards)      the sum of all shards in a fixed tree, whichever rank computes which shard
+    world.broadcast(tensors)          rank 0's tensors on every rank
+    world.agree(flag)                 whether all ranks say True
+
+Floating-point addition is not associative, so the order of the additions is part of the result. It is a binary tree
+over the *shards*, ((g₀ + g₁) + (g₂ + g₃)) + ..., and a rank owns a subtree of it. The number of ranks, which may change
+from update to update, therefore cannot be seen in the sum.
+
+Every wait has a limit. A rank that is lost raises `LostRankError` on those that wait for it, at once where its process
+has ended, and at the limit where it does not answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BUCKET_BYTES = 64 * 2**20
+"""What is sent at once: large enough that the number of messages costs nothing, small enough as scratch space."""
+
+Leaf = Callable[[int], Sequence[Tensor]]
+"""The tensors of one shard, by its index. They are valid until the next call, and are added to in place."""
+
+
+class LostRankError(Exception):
+    """Another rank has ended, does not answer within the limit, or has left this world."""
+
+
+class World:
+    """The ranks that share an update. Rank 0 has the result of a sum, and what the others copy.
+
+    rank, size   which of how many processes this one is
+    waited       seconds for which this process has waited for others
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, seconds: float = 0.0) -> None:
+        """`group`: the processes as torch.distributed has them; `seconds`: the limit of a wait. `join` makes both."""
+        self.rank, self.size = rank, size
+        self.waited = 0.0
+        self._group, self._limit = group, timedelta(seconds=seconds)
+
+    @classmethod
+    def join(cls, rank: int, size: int, file: Path, seconds: float, start_seconds: float = 30.0) -> World:
+        """The world in which this process is `rank`, as soon as all others have joined it.
+
+        file           a path that the ranks of this world, and no others, share; it must not exist before
+        seconds        the limit of every later wait
+        start_seconds  the limit of this one
+
+        Raises LostRankError: not all have joined in time.
+        """
+        if size == 1:
+            return cls()
+        from torch import distributed  # here: a process that is alone does without it
+
+        library: Any = distributed
+        gloo = library.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]  # no other machine can connect
+        options._timeout = timedelta(seconds=start_seconds)
+        with _lost(f"rank {rank} of {size} could not join the others"):
+            store = library.FileStore(str(file), size)
+            world = cls(rank, size, gloo(store, rank, size, options), seconds)
+        world.agree(True)  # a connection to each of them, before there is work to lose
+        return world
+
+    def leave(self) -> None:
+        """Close the connections. Ranks that wait for this one raise LostRankError. Twice is allowed."""
+        if self._group is not None:
+            self._group.abort()  # others may hold it, such as the traceback of an error
+        self._group = None
+
+    def agree(self, flag: bool) -> bool:
+        """Whether all ranks say True. Raises LostRankError."""
+        if self.size == 1:
+            return flag
+        from torch.distributed import AllreduceOptions, ReduceOp
+
+        options: Any = AllreduceOptions()
+        options.reduceOp, votes = ReduceOp.MIN, torch.tensor([int(flag)])
+        with _lost("not all ranks have agreed"):
+            self._wait(self._here().allreduce([votes], options))
+        return bool(votes.item())
+
+    def tree_sum(self, leaf: Leaf, shards: int) -> None:
+        """Σ over shards of their tensors, in a fixed tree, left in the tensors of rank 0's last leaf.
+
+            sum(a, b) = sum(a, m) + sum(m, b),   m = (a + b) / 2,   sum(i, i + 1) = leaf(i)
+
+        A rank calls `leaf` for its own shards (`shards_of`), in order. It keeps at most log₂(shards) copies of the
+        tensors, and a bucket for what other ranks send. Shapes and dtypes must be the same for all shards.
+
+        Raises ValueError: `shards` is no power of two, or less than the number of ranks. LostRankError: then the
+        tensors hold a part of the sum.
+        """
+        check_shards(shards, self.size)
+        self._sum(leaf, 0, shards, 0, self.size)
+
+    def _sum(self, leaf: Leaf, low: int, high: int, first: int, ranks: int) -> Sequence[Tensor]:
+        """The sum of shards `low` to `high` by `ranks` ranks from `first` on, of which this is one; `first` has it."""
+        if ranks == 1:
+            return _local_sum(leaf, low, high)
+        middle, right = (low + high) // 2, first + (ranks + 1) // 2
+        if self.rank < right:
+            total = self._sum(leaf, low, middle, first, right - first)
+            if self.rank == first:
+                self._receive(total, right, Tensor.add_)
+            return total
+        total = self._sum(leaf, middle, high, right, first + ranks - right)
+        if self.rank == right:
+            self.send(total, first)
+        return total
+
+    def send(self, tensors: Sequence[Tensor], to: int) -> None:
+        """Send `tensors` to a rank that receives as many of the same shapes. Raises LostRankError."""
+        for bucket in _buckets(tensors):
+            with _lost(f"rank {to} did not take what was sent"):
+                self._wait(self._here().send([_as_bytes(torch.cat(bucket))], to, 0))
+
+    def receive(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Fill `tensors` with what rank `source` sends. Raises LostRankError: then some may be filled."""
+        self._receive(tensors, source, Tensor.copy_)
+
+    def _receive(self, tensors: Sequence[Tensor], source: int, put: Callable[[Tensor, Tensor], Tensor]) -> None:
+        for bucket in _buckets(tensors):
+            arrived = bucket[0].new_empty(sum(map(Tensor.numel, bucket)))
+            with _lost(f"rank {source} sent nothing"):
+                self._wait(self._here().recv([_as_bytes(arrived)], source, 0))
+            _spread(arrived, bucket, put)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Fill the tensors of all ranks with those of rank 0. Raises LostRankError: then some may be filled."""
+        if self.size == 1:
+            return
+        from torch.distributed import BroadcastOptions
+
+        options = BroadcastOptions()
+        for bucket in _buckets(tensors):
+            joined = torch.cat(bucket) if self.rank == 0 else bucket[0].new_empty(sum(map(Tensor.numel, bucket)))
+            with _lost("not all ranks have rank 0's tensors"):
+                self._wait(self._here().broadcast([_as_bytes(joined)], options))
+            if self.rank:
+                _spread(joined, bucket, Tensor.copy_)
+
+    def _wait(self, work: Any) -> None:
+        began = time.perf_counter()
+        try:
+            work.wait(self._limit)
+        finally:
+            self.waited += time.perf_counter() - began
+
+    def _here(self) -> Any:
+        if self._group is None:
+            raise LostRankError("this process has left the world")
+        return self._group
+
+
+ALONE = World()
+"""The world of a process that shares nothing."""
+
+
+def check_shards(shards: int, ranks: int) -> None:
+    """Raises ValueError where `shards` is no power of two, or less than `ranks`."""
+    if shards < 1 or shards & (shards - 1):
+        raise ValueError(f"the number of shards must be a power of two, for a tree of pairs; it is {shards}")
+    if shards < ranks:
+        raise ValueError(f"{ranks} ranks need as many shards at least, and there are {shards}")
+
+
+def shards_of(rank: int, ranks: int, shards: int) -> range:
+    """The shards that a rank computes: a subtree of the tree of `tree_sum`.
+
+    Example: of 8 shards and 3 ranks, rank 0 has 0 and 1, rank 1 has 2 and 3, rank 2 has 4 to 7.
+    """
+    check_shards(shards, ranks)
+    low, high, first = 0, shards, 0
+    while ranks > 1:
+        middle, right = (low + high) // 2, first + (ranks + 1) // 2
+        if rank < right:
+            high, ranks = middle, right - first
+        else:
+            low, ranks, first = middle, first + ranks - right, right
+    return range(low, high)
+
+
+def _local_sum(leaf: Leaf, low: int, high: int) -> Sequence[Tensor]:
+    if high - low == 1:
+        return leaf(low)
+    middle = (low + high) // 2
+    left = [tensor.clone() for tensor in _local_sum(leaf, low, middle)]
+    total = _local_sum(leaf, middle, high)
+    for tensor in reversed(total):
+        tensor.add_(left.pop())  # a + b = b + a, bit for bit; the copy is freed at once
+    return total
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Flat views of all elements in order, in lists of one dtype and at most `BUCKET_BYTES`."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        for piece in torch.split(tensor.detach().view(-1), BUCKET_BYTES // tensor.element_size()):
+            if bucket and (size + piece.nbytes > BUCKET_BYTES or piece.dtype != bucket[0].dtype):
+                yield bucket
+                bucket, size = [], 0
+            if piece.numel():
+                bucket.append(piece)
+                size += piece.nbytes
+    if bucket:
+        yield bucket
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """Gloo takes bytes of every dtype."""
+    return tensor.view(torch.uint8)
+
+
+def _spread(joined: Tensor, bucket: Sequence[Tensor], put: Callable[[Tensor, Tensor], Tensor]) -> None:
+    for piece, part in zip(bucket, torch.split(joined, [piece.numel() for piece in bucket]), strict=True):
+        put(piece, part)
+
+
+@contextmanager
+def _lost(what: str) -> Iterator[None]:
+    """Within: an error of the connections becomes a LostRankError that begins with `what`."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's DistError is one, too
+        reason = str(error).rpartition("] ")[2].partition(". ")[0] if "Connection" in str(error) else str(error)
+        raise LostRankError(f"{what}: {reason.partition(chr(10))[0]}") from None
