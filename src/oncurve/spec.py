@@ -223,7 +223,7 @@ def locate(path: str, base: Path | None = None) -> Any:
     source, colon, name = path.rpartition(":")
     if not colon or not source or not name:
         raise ConfigError(f"{shown(path)} is not a path to code; write 'package.module:name' or 'file.py:name'")
-    module = _import_file(source, base) if source.endswith(".py") else _import_module(source)
+    module = import_file(source, base) if source.endswith(".py") else _import_module(source)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -245,7 +245,14 @@ def _import_module(name: str) -> types.ModuleType:
         raise ConfigError(f"importing {name} failed: {_reason(error)}") from error
 
 
-def _import_file(source: str, base: Path | None) -> types.ModuleType:
+def imported_files() -> list[str]:
+    """The files that `import_file` has imported, in order: another process that imports them finds the same names."""
+    found = [module for name, module in sys.modules.items() if name.startswith(_FILE_MODULE)]
+    return [str(module.__file__) for module in found]
+
+
+def import_file(source: str, base: Path | None = None) -> types.ModuleType:
+    """The module of a file, relative to `base`. Raises ConfigError: there is none, or the import failed."""
     file = ((base or working_directory()) / usable_path(source, "a path to code", base)).resolve()
     name = f"{_FILE_MODULE}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
     if name in sys.modules:

@@ -26,6 +26,8 @@ The glossary (CONTRIBUTING.md has the same one):
     KL estimator            the KL penalty per token, between policy and reference
     aggregation             one weight per token (`token_weights`); the loss is the sum of weight times token loss
     learner, trainer        owns weights and optimizer and makes updates; runs the loop
+    rank, shard             a process that makes updates together with others; a part of an update whose gradient is
+                            computed by itself
 
 An example, two completions of one prompt:
 

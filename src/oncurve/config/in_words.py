@@ -23,6 +23,7 @@ def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
         *_dynamic_sampling(config),
         *sentences(config),
         *_learner(config),
+        *config.cluster.sentences(),
         _lengths(config),
         _kl(config, known),
         *_reference(config, known),

@@ -153,6 +153,20 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         "eval.every: there are no held-out prompts to evaluate on; set data.eval_path, data.eval_split or "
         "data.eval_fraction",
     ),
+    Impossible(
+        lambda c: not c.cluster.alone and gives_values(c.critic),
+        'critic.kind: a critic is not trained on several ranks; set cluster.kind to "none", or critic.kind to "none" '
+        'with an advantage that needs no values, like advantage.kind = "grpo"',
+    ),
+    Impossible(
+        lambda c: not c.cluster.alone and c.iterative.steps > 0,
+        "iterative.steps: a reward model is not trained on several ranks; set cluster.kind to "
+        '"none", or leave [iterative] out',
+    ),
+    Impossible(
+        lambda c: not c.cluster.alone and not c.learner.built_in,
+        'learner.kind: ranks are copies of the built-in learner; set it to "local", or cluster.kind to "none"',
+    ),
     *policy_term.IMPOSSIBLE,
 )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, check_advantage
 from oncurve.capabilities import Inert, check_of
+from oncurve.cluster import CLUSTER_KINDS, Cluster, NoCluster, check_cluster
 from oncurve.config.schema import Schema, Section, fixed
 from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
 from oncurve.learner import (
@@ -204,6 +205,7 @@ class RunConfig(Component):
     correction: Annotated[Correction, SkipValidation] = NoCorrection()
     learner: SerializeAsAny[LearnerSettings] = LearnerConfig()
     critic: Annotated[Critic, SkipValidation] = NoCritic()
+    cluster: Annotated[Cluster, SkipValidation] = NoCluster()
     reward_model: SerializeAsAny[RewardModelSettings | NoRewardModel] = NoRewardModel()
     iterative: IterativeSettings = IterativeSettings()
     checkpoint: RunCheckpointSettings = RunCheckpointSettings()
@@ -315,6 +317,7 @@ SECTIONS: dict[str, Section] = {
     "correction": Section(CORRECTION_KINDS, "none", check_correction),
     "learner": Section(LEARNER_KINDS, "local", check_learner_settings),
     "critic": Section(CRITIC_KINDS, "none", check_critic),
+    "cluster": Section(CLUSTER_KINDS, "none", check_cluster),
     "reward_model": Section(REWARD_MODEL_KINDS, "none"),
     "iterative": fixed(IterativeSettings),
     "checkpoint": fixed(RunCheckpointSettings),

@@ -19,6 +19,7 @@ from oncurve.errors import ConfigError, ModelError, UserError
 from oncurve.forecast.adapters import rehearsed, with_adapter
 from oncurve.forecast.counting import floors
 from oncurve.forecast.machines import AvailableMemory, Machine, machine, memory_here
+from oncurve.forecast.memory import Memory
 from oncurve.forecast.meter import MemoryMeter, measure_machine, tidy
 from oncurve.forecast.outlook import Forecast, Variant, suggestions
 from oncurve.forecast.rehearsal import Parts, some_advantage
@@ -319,14 +320,25 @@ def check_memory(config: RunConfig) -> list[str]:
     work = _work(config, (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step)
     process = float(MemoryMeter(torch.device("cpu")).now()) + UNIMPORTED
     variant = _variant(config, shape, work, config.model.precision()[0], True, process)
-    peak, room = variant.memory().peak, memory_here()
+    peak, room = variant.memory().peak + _of_ranks(config, variant.memory()), memory_here()
     if peak <= room.available:
         return []
+    ranks = "" if config.cluster.processes == 1 else f" of {config.cluster.processes} processes"
     says = (
-        f"the run needs about {peak / 1e9:,.1f} GB, and there are {room.available / 1e9:,.1f} GB ({room.limit}); "
-        "`oncurve plan` has the details"
+        f"the run{ranks} needs about {peak / 1e9:,.1f} GB, and there are {room.available / 1e9:,.1f} GB "
+        f"({room.limit}); `oncurve plan` has the details"
     )
     if peak <= REFUSED * room.available:
         return [f"warning: {says}; it may be killed without a word"]
     smaller = [f"  {suggestion.settings}  about {suggestion.peak / 1e9:,.1f} GB" for suggestion in suggestions(variant)]
     raise ConfigError("\n".join([f"memory: {says}", *(["what makes it smaller:", *smaller] if smaller else [])]))
+
+
+def _of_ranks(config: RunConfig, memory: Memory) -> float:
+    """Bytes of a learner's ranks other than this process, and of the copy that they are forked from.
+
+    An adapter's base model is in memory once for all of them.
+    """
+    others, whole = config.cluster.processes - 1, memory.parts["parameters"]
+    shared = whole if config.lora.adapted else 0.0
+    return others * (memory.phases["training"] - shared) + whole if others else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oncurve.metrics.metric import Metric
+from oncurve.metrics.of_cluster import CLUSTER_METRICS
 from oncurve.metrics.of_correction import CORRECTION_METRICS
 from oncurve.metrics.of_reward_model import REWARD_MODEL_METRICS
 from oncurve.metrics.of_rollout import ROLLOUT_METRICS
@@ -10,7 +11,8 @@ from oncurve.metrics.of_update import UPDATE_METRICS
 from oncurve.spec import suggest
 
 METRICS: dict[str, Metric] = {
-    metric.name: metric for metric in (*ROLLOUT_METRICS, *UPDATE_METRICS, *CORRECTION_METRICS, *REWARD_MODEL_METRICS)
+    metric.name: metric
+    for metric in (*ROLLOUT_METRICS, *UPDATE_METRICS, *CORRECTION_METRICS, *CLUSTER_METRICS, *REWARD_MODEL_METRICS)
 }
 
 _FAMILIES: dict[str, Metric] = {metric.prefix: metric for metric in METRICS.values() if metric.prefix is not None}

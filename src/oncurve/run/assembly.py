@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -284,8 +285,18 @@ def _add_reward_model(run: Run, base: Path | None) -> None:
 def build_learner(
     config: RunConfig, loaded: LoadedModel, reference: LoadedModel | None = None, teacher: LoadedModel | None = None
 ) -> Learner:
-    """The learner of `[learner]`. Raises ConfigError: what its settings build is none."""
-    learner = config.learner.build(
+    """The learner of `[learner]`, on the ranks of `[cluster]`.
+
+    Raises ConfigError: what its settings build is none; ranks of a model that is not on a CPU.
+    """
+    device = module_device(loaded.model.module).type
+    if not config.cluster.alone and device != "cpu":
+        raise ConfigError(
+            f'cluster.kind: ranks compute on a CPU so far, and the model is on {device}; set it to "none", or '
+            'model.device to "cpu"'
+        )
+    make = partial(
+        config.learner.build,
         loaded.model,
         config.policy_term,
         config.regularizer,
@@ -297,6 +308,7 @@ def build_learner(
         dtype=loaded.dtype,
         tokenizer=loaded.tokenizer,
     )
+    learner = config.cluster.learner(make)
     return check_learner(learner)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
+from oncurve.cluster import NoCluster
 from oncurve.config import RunConfig, check_columns, check_complete, load_config
 from oncurve.data import load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError, command
@@ -136,7 +137,7 @@ def give_own_model(rewards: RewardSet, config: RunConfig, trained: Path) -> None
 def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> TargetEvaluation:
     """The evaluation of the newest checkpoint of a run that has not ended."""
     config, base = load_config(source, words)
-    with assemble(config, base) as run:
+    with assemble(config.model_copy(update={"cluster": NoCluster()}), base) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from oncurve.cluster import NoCluster
 from oncurve.config import RunConfig, check_complete
 from oncurve.data import example_to_json
 from oncurve.display import Screen, say
@@ -39,7 +40,7 @@ def label_samples(
         raise DataError(f"{out} exists and is not overwritten; choose another --out")
     check_complete(config)
     console = Screen()
-    with assemble(config, base) as run:
+    with assemble(config.model_copy(update={"cluster": NoCluster()}), base) as run:  # nothing is trained
         names = [part.name for part in run.rewards.components]
         if verifier is None and len(names) > 1:
             raise ConfigError(f"--verifier: which of the rewards is the verifier? They are: {', '.join(names)}")

@@ -1,0 +1,30 @@
+"""More processes than one: the ranks of a learner, and the fleets of processes that they run in.
+
+fleet.py        the interface of a fleet, and the health of its processes as a state machine
+host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py)
+learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in a fleet
+
+Covered: ranks that are killed, that hang or are stopped, that cannot connect or fail with an error, at any time; a
+nursery that is killed; a run that is killed. None of them changes a bit of the result.
+Not covered: other machines, GPUs, critics, the training of reward models.
+"""
+
+from oncurve.cluster.fleet import (
+    Ended as Ended,
+    Failed as Failed,
+    Fleet as Fleet,
+    Health as Health,
+    Kill as Kill,
+    Replied as Replied,
+    Start as Start,
+)
+from oncurve.cluster.host_fleet import HostFleet as HostFleet
+from oncurve.cluster.learner import FleetLearner as FleetLearner
+from oncurve.cluster.rank import Rank as Rank
+from oncurve.cluster.settings import (
+    CLUSTER_KINDS as CLUSTER_KINDS,
+    Cluster as Cluster,
+    HostCluster as HostCluster,
+    NoCluster as NoCluster,
+    check_cluster as check_cluster,
+)

@@ -1,0 +1,187 @@
+"""Fleets of processes that hold an object each, and their health.
+
+    fleet.up()                                 the processes that can be called
+    number = fleet.call(process, "name", ...)  call a method of a process's object; calls are done in order
+    for event in fleet.wait(seconds): ...      Replied, Failed or Ended, as they come
+    fleet.kill(process, cause)                 end it; another takes its place
+
+A fleet has *places*. The process of a place that ended is replaced, at once the first time and later after a pause; a
+place whose processes end again and again is given up. A process is a number that is never used again, so that nothing
+which an earlier process of the same place has said passes for the present one's.
+
+`Health` decides this and does nothing itself: it is told what happens and when, and answers with orders. So all its
+cases can be tested without a process and without a clock, and every kind of fleet behaves the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+PAUSES = (0.0, 0.0, 2.0)
+"""Seconds before a place gets a process, by the number of recent deaths."""
+
+DEATHS, WITHIN_SECONDS = 3, 60.0
+"""A place is given up after so many deaths within this time."""
+
+
+@dataclass(frozen=True)
+class Replied:
+    """Call `number` of `process` has returned `value`."""
+
+    process: int
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Call `number` of `process` has raised. `lost`: only because another process was lost; its object is unharmed."""
+
+    process: int
+    number: int
+    message: str
+    lost: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`process` has ended, and `cause` is the first thing that went wrong with it. `given_up`: its place is empty."""
+
+    process: int
+    cause: str
+    given_up: bool = False
+
+
+Event = Replied | Failed | Ended
+
+
+class Fleet(Protocol):
+    """Processes on one machine or several. No method waits without a limit."""
+
+    def up(self) -> list[int]:
+        """The processes that can be called, by their places."""
+
+    def settled(self, seconds: float) -> list[int]:
+        """`up()`, as soon as no process is starting; after so many `seconds` in any case.
+
+        Raises ConfigError: the first processes cannot start.
+        """
+
+    def call(self, process: int, method: str, *arguments: Any) -> int:
+        """Call a method of the object of `process`; the number of the call. A process that has ended answers nothing,
+        and an `Ended` of it comes, or has come."""
+
+    def wait(self, seconds: float) -> list[Event]:
+        """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""
+
+    def kill(self, process: int, cause: str) -> None:
+        """End a process because of `cause`; another takes its place."""
+
+    def close(self) -> None:
+        """End all processes. Twice is allowed."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Order: start a process with the number `process` in `place`."""
+
+    place: int
+    process: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Order: end `process`, because of `cause`."""
+
+    process: int
+    cause: str
+
+
+Order = Start | Kill
+Phase = Literal["resting", "starting", "up", "dying", "given up"]
+
+
+@dataclass
+class _Place:
+    """What is known of a place. `since`: of its phase; `heard`: when its process last said something."""
+
+    phase: Phase = "resting"
+    process: int = -1
+    since: float = 0.0
+    heard: float = 0.0
+    cause: str | None = None
+    deaths: list[float] = field(default_factory=list)
+
+
+class Health:
+    """The states of a fleet's places, as a state machine: events and the time in, orders out.
+
+        resting --pause over: Start--> starting --is_up--> up --has_ended--> resting, or given up
+        starting, up --silent for too long: Kill--> dying --has_ended--> ...
+
+    `now` is any clock's seconds, the same one throughout.
+    """
+
+    def __init__(self, places: int, silence_seconds: float, start_seconds: float) -> None:
+        """`silence_seconds`: a process that says nothing for so long hangs. `start_seconds`: it must be up by then."""
+        self._places = [_Place() for _ in range(places)]
+        self._silence, self._start = silence_seconds, start_seconds
+        self._processes = 0
+
+    @property
+    def up(self) -> list[int]:
+        """The processes that can be called, by place."""
+        return [place.process for place in self._places if place.phase == "up"]
+
+    @property
+    def starting(self) -> bool:
+        """Whether a process is starting, or about to be."""
+        soon = [place for place in self._places if place.phase == "resting" and not PAUSES[len(place.deaths)]]
+        return bool(soon) or any(place.phase in ("starting", "dying") for place in self._places)
+
+    def is_up(self, process: int, now: float) -> None:
+        """`process` has started."""
+        for place in self._of(process, "starting"):
+            place.phase, place.since, place.heard = "up", now, now
+
+    def heard(self, process: int, now: float) -> None:
+        """`process` has said something."""
+        for place in self._of(process, "starting", "up"):
+            place.heard = now
+
+    def condemn(self, process: int, cause: str) -> list[Order]:
+        """`process` is to end, because of `cause`: the first cause is kept."""
+        orders: list[Order] = []
+        for place in self._of(process, "starting", "up"):
+            place.phase, place.cause = "dying", cause
+            orders.append(Kill(process, cause))
+        return orders
+
+    def has_ended(self, process: int, cause: str, now: float) -> Ended | None:
+        """`process` has ended, as far as is known because of `cause`; what to say of it, None: it is known already."""
+        for place in self._of(process, "starting", "up", "dying"):
+            first = place.cause or cause
+            place.deaths = [when for when in place.deaths if now - when < WITHIN_SECONDS] + [now]
+            place.phase = "given up" if len(place.deaths) >= DEATHS else "resting"
+            place.process, place.since, place.cause = -1, now, None
+            return Ended(process, first, place.phase == "given up")
+        return None
+
+    def orders(self, now: float) -> list[Order]:
+        """What is to be done now."""
+        found: list[Order] = []
+        for number, place in enumerate(self._places):
+            if place.phase == "resting" and now >= place.since + PAUSES[len(place.deaths)]:
+                place.phase, place.process, place.since, place.heard = "starting", self._processes, now, now
+                self._processes += 1
+                found.append(Start(number, place.process))
+            elif place.phase == "starting" and now - place.since > self._start:
+                found += self.condemn(place.process, f"it did not start within {self._start:g} seconds")
+            elif place.phase == "up" and now - place.heard > self._silence:
+                found += self.condemn(place.process, f"it hangs or was stopped: silent for {self._silence:g} seconds")
+        return found
+
+    def _of(self, process: int, *phases: Phase) -> Sequence[_Place]:
+        return [place for place in self._places if place.process == process >= 0 and place.phase in phases]

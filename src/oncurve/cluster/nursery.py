@@ -1,0 +1,172 @@
+"""The nursery: one process per machine that has imported everything and made the object, and forks processes of it.
+
+    fleet ---- control ----> nursery          "start 7" with a socket; "ended 7, killed by signal SIGKILL"
+      \\                        | fork
+       +------ channel ----> process 7        calls, replies, heartbeats
+
+Importing torch and transformers takes seconds, and a model may take minutes to load; a fork takes milliseconds. What
+the object holds and is never written to, such as a reference's weights or the base of an adapter, is in memory once for
+all forks. The nursery has one thread and makes no parallel computation, so that forking is safe.
+
+A process has two threads: one does the calls in order, the other says every second that the process lives. It ends when
+the fleet does. The nursery ends its processes when the fleet does, also those that are stopped; and the kernel ends
+them with the nursery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from oncurve.cluster.channel import Channel, ClosedError
+from oncurve.parallel import LostRankError
+from oncurve.workers import last_words
+
+BEAT_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+_SEND_SECONDS = 600.0
+_LONGEST_MESSAGE = 1 << 12
+
+
+def main(control: int) -> NoReturn:
+    """The nursery's life, over the control socket with this descriptor. The object's recipe comes on standard input."""
+    end = socket.socket(fileno=control)
+    end.set_inheritable(False)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *ignored: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        made = _made()
+    except BaseException as error:
+        _tell(end, "failed", last_words(error))
+        os._exit(1)
+    _tell(end, "ready")
+    running: dict[int, int] = {}
+    try:
+        while True:
+            readable, _, _ = select.select([control, woken], [], [], 60.0)
+            if woken in readable:
+                os.read(woken, 1 << 12)
+            _bury(end, running)
+            if control in readable:
+                message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
+                if not message:
+                    break
+                process = int(message)
+                running[_fork(made, descriptors[0], end)] = process
+                os.close(descriptors[0])
+    finally:
+        for child in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+    os._exit(0)
+
+
+def _made() -> Any:
+    """The object of which this is the nursery."""
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    recipe = cloudpickle.load(sys.stdin.buffer)
+    sys.path[:] = recipe["path"]
+    from oncurve.spec import import_file
+
+    for file in recipe["files"]:
+        import_file(file)
+    return cloudpickle.loads(recipe["make"])()
+
+
+def _bury(end: socket.socket, running: dict[int, int]) -> None:
+    """Tell the fleet of the processes that have ended, and how."""
+    while running:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        how = f"it ended with exit code {code}" if code >= 0 else f"it was killed by signal {_name(-code)}"
+        _tell(end, "ended", str(running.pop(child)), how)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def _tell(end: socket.socket, *words: str) -> None:
+    with contextlib.suppress(OSError):  # the fleet has ended: the next message from it says so
+        end.send("\0".join(words).encode()[-_LONGEST_MESSAGE:])
+
+
+def _fork(made: Any, descriptor: int, control: socket.socket) -> int:
+    """Fork a process that serves `made` on the socket `descriptor`; its id."""
+    nursery = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with contextlib.suppress(OSError, AttributeError):  # not Linux
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != nursery:
+            os._exit(0)
+        control.close()
+        serve(made, socket.socket(fileno=os.dup(descriptor)))
+    except BaseException as error:
+        sys.stderr.write(f"{last_words(error)}\n")
+        sys.stderr.flush()
+    os._exit(1)
+
+
+def serve(made: Any, end: socket.socket) -> NoReturn:
+    """Do the calls that come on the socket, in order, until it is closed. `made.begin()` is called first."""
+    channel = Channel(end, _SEND_SECONDS)
+    calls: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_beat, args=(channel,), daemon=True).start()
+    threading.Thread(target=_listen, args=(channel, calls), daemon=True).start()
+    made.begin()
+    channel.send(("up", os.getpid()))
+    while True:
+        number, method, arguments = calls.get()
+        answer: tuple[Any, ...]
+        try:
+            answer = ("replied", number, getattr(made, method)(*arguments))
+        except LostRankError as error:
+            answer = ("failed", number, str(error), True)
+        except BaseException as error:
+            channel.send(("failed", number, last_words(error), False))
+            os._exit(1)  # it may have left something half done
+        channel.send(answer)
+
+
+def _beat(channel: Channel) -> None:
+    """Say that this process lives, whatever its other thread does. A stopped process says nothing."""
+    waiting = threading.Event()
+    while True:
+        try:
+            channel.send(("beat",))
+        except ClosedError:
+            os._exit(0)
+        waiting.wait(BEAT_SECONDS)
+
+
+def _listen(channel: Channel, calls: SimpleQueue[Any]) -> None:
+    while True:
+        try:
+            for message in channel.arrived():
+                calls.put(message)
+        except ClosedError:
+            os._exit(0)  # also in the middle of a call: its result is of no use any more

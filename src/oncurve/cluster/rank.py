@@ -1,0 +1,76 @@
+"""One rank of a learner: a copy of the policy with its optimizer, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oncurve.learner import Accumulated, LocalLearner
+from oncurve.metrics import Metrics
+from oncurve.parallel import ALONE, World
+from oncurve.process import keep_freed_memory
+from oncurve.types import TrainBatch, axes_of
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+class Rank:
+    """What `FleetLearner` calls in each process: `accumulate` changes nothing but the gradient, `apply` makes the step.
+
+    It must be as rank 0 is before each call; where it may not be, `take_over` copies rank 0.
+    """
+
+    def __init__(self, learner: LocalLearner, threads: int, wait_seconds: float) -> None:
+        self.learner = learner
+        self._threads, self._wait = threads, wait_seconds
+        self._world = ALONE
+
+    def begin(self) -> None:
+        """Called once in the rank's own process."""
+        keep_freed_memory()
+        torch.set_num_threads(self._threads)
+
+    def join(self, rank: int, size: int, file: Path) -> None:
+        """Leave the former world and join another. Raises LostRankError."""
+        self._world.leave()
+        self._world = World.join(rank, size, file, self._wait)
+
+    def take_over(self, record: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+        """Become as rank 0, which sends its tensors. Raises LostRankError: nothing has changed."""
+        tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        self._world.receive(list(tensors.values()), 0)
+        self.learner.take_over(record, tensors)
+
+    def accumulate(self, pieces: Mapping[int, TrainBatch | None], shards: int) -> dict[int, Accumulated]:
+        """The gradient of this rank's shards, added to the others' in the tree; loss and statistics of its own."""
+        return self.learner.accumulate_shards([pieces.get(index) for index in range(shards)], self._world)
+
+    def apply(self, loss: float) -> tuple[int, float]:
+        """The update with rank 0's gradient, at the `loss` of the whole batch; the version, and the gradient's norm."""
+        gradient = list(self.learner.optimizer.gradients().values())
+        self._world.broadcast(gradient)
+        result = self.learner.apply(Accumulated(torch.tensor(loss, dtype=torch.float64), Metrics()))
+        return self.learner.version, norm_of(result.metrics)
+
+    def score(self, pieces: Mapping[int, TrainBatch], want: frozenset[str]) -> dict[int, dict[str, Tensor]]:
+        """What `LocalLearner.score` adds to each of the shards."""
+        return {index: added(piece, self.learner.score(piece, want)) for index, piece in pieces.items()}
+
+    def move_reference(self, alpha: float) -> None:
+        """π_ref ← α π_θ + (1 - α) π_ref."""
+        self.learner.move_reference(alpha)
+
+
+def added(before: TrainBatch, after: TrainBatch) -> dict[str, Tensor]:
+    """The fields that a batch has got since `before`."""
+    names = [name for name in axes_of(after) if getattr(after, name) is not getattr(before, name)]
+    return {name: getattr(after, name) for name in names}
+
+
+def norm_of(metrics: Metrics) -> float:
+    """The gradient's norm of an update; -1 where it was skipped."""
+    return metrics.result().get("optim/grad_norm", -1.0)

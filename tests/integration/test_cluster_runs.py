@@ -1,0 +1,151 @@
+"""`[cluster]` from the command line: the bits of one process, resumes with other ranks, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fakes.killed_runs import TIMES, raw
+from fakes.project import lay_out, oncurve, refused
+from oncurve import durable
+
+HOST = ["cluster.kind=host", "kl.coef=0.05", "learner.minibatches=2", "checkpoint.every=1", "checkpoint.keep=100"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    lay_out(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["cluster.kind=ray"], ["cluster.kind", "not built yet", '"host"']),
+        (["cluster.kind=host", "cluster.sharding=fsdp"], ["cluster.sharding", "not built yet", "replicate"]),
+        (["cluster.kind=host", "cluster.gradient_shards=6"], ["cluster.gradient_shards", "1, 2, 4, 8"]),
+        (["cluster.kind=host", "cluster.learner_ranks=9"], ["cluster.learner_ranks", "gradient_shards"]),
+        (["cluster.kind=host", "advantage.kind=gae", "critic.kind=own"], ["critic.kind", "several ranks"]),
+        (["cluster.learner_ranks=2"], ["cluster.learner_ranks", "unknown key"]),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_by_name(project, monkeypatch, capfd, settings, words) -> None:
+    refused(oncurve(["train", "recipe.toml", *settings, "--out", "out"], monkeypatch, capfd), *words)
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "oncurve", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(*arguments: str) -> str:
+    process = start(*arguments)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    return said
+
+
+def compare(first: Path, second: Path, steps: int) -> None:
+    """Bit for bit: the checkpoints, the samples, the model, and the metrics but for times and ranks."""
+    for step in range(1, steps + 1):
+        path = Path("checkpoints") / f"step-{step:06d}" / "learner.safetensors"
+        one, two = (durable.read_tensors(out / path) for out in (first, second))
+        assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, step
+    assert (first / "model/model.safetensors").read_bytes() == (second / "model/model.safetensors").read_bytes()
+    lines = [
+        [
+            {key: value for key, value in json.loads(line).items() if key not in TIMES and "cluster/" not in key}
+            for line in (out / "metrics.jsonl").read_text().splitlines()
+        ]
+        for out in (first, second)
+    ]
+    assert lines[0] == lines[1]
+    for path in sorted((first / "rollouts").iterdir()):
+        assert path.read_bytes() == (second / "rollouts" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
+def test_a_run_on_two_ranks_is_the_run_on_one(project: Path, more: list[str]) -> None:
+    finish("train", "recipe.toml", *HOST, *more, "--out", "one")
+    said = finish("train", "recipe.toml", *HOST, *more, "cluster.learner_ranks=2", "--out", "two")
+    assert "An update is made by 2 processes of this machine with 1 thread each, in 8 gradient shards" in said
+    compare(project / "one", project / "two", 3)
+    metrics = json.loads((project / "two" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert metrics["cluster/ranks"] == 2
+    assert metrics["cluster/ranks_lost"] == 0
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_whole_goes_on_with_other_ranks_to_the_same_bits(project: Path) -> None:
+    steps = 8
+    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
+    out = project / "two"
+    arguments = ["train", "recipe.toml", *HOST, f"run.steps={steps}", "cluster.learner_ranks=4", "--out", "two"]
+    for count in (3, 2):
+        process = start(*arguments)
+        before = len(durable.numbered(out / "checkpoints"))
+        deadline = time.monotonic() + 120
+        while len(durable.numbered(out / "checkpoints")) < before + 2 and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2  # the nursery and its ranks, and what the rewards need
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert alive == []
+        arguments = ["resume", "two", f"cluster.learner_ranks={count}"]
+    said = finish("resume", "two", "cluster.learner_ranks=1")
+    assert "exact" in said
+    assert "not exact" not in said
+    compare(project / "one", out, steps)
+
+
+@pytest.mark.slow
+def test_a_run_whose_nursery_is_killed_ends_at_the_same_bits(project: Path) -> None:
+    steps = 12
+    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
+    process = start("train", "recipe.toml", *HOST, f"run.steps={steps}", "cluster.learner_ranks=2", "--out", "two")
+    deadline = time.monotonic() + 120
+    while not durable.numbered(project / "two" / "checkpoints"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for child in psutil.Process(process.pid).children():
+        if any("nursery" in word for word in child.cmdline()):
+            child.kill()
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "was lost" in said
+    compare(project / "one", project / "two", steps)
+
+
+def test_without_a_cluster_no_socket_is_open(project: Path) -> None:
+    code = (
+        "import sys, oncurve.cli\n"
+        "sys.argv = ['oncurve', 'train', 'recipe.toml', 'run.steps=1', '--out', 'out']\n"
+        "import psutil\n"
+        "from oncurve.trainer import Trainer\n"
+        "step = Trainer.step\n"
+        "def counted(self):\n"
+        "    result = step(self)\n"
+        "    assert psutil.Process().net_connections() == [], psutil.Process().net_connections()\n"
+        "    return result\n"
+        "Trainer.step = counted\n"
+        "oncurve.cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,121 @@
+"""The health of a fleet's places: events and the time in, orders out; no process and no clock."""
+
+from hypothesis import given, strategies as st
+
+from oncurve.cluster import Ended, Health, Kill, Start
+from oncurve.cluster.fleet import DEATHS, PAUSES, WITHIN_SECONDS
+
+SILENCE, START = 20.0, 300.0
+
+
+def healthy(places: int = 2) -> Health:
+    """A fleet of which all processes are up at time 0."""
+    health = Health(places, SILENCE, START)
+    for place, order in enumerate(health.orders(0.0)):
+        assert order == Start(place, place)
+        health.is_up(place, 0.0)
+    return health
+
+
+def test_every_place_gets_a_process_and_no_second_one() -> None:
+    health = Health(2, SILENCE, START)
+    assert health.starting
+    assert health.orders(0.0) == [Start(0, 0), Start(1, 1)]
+    assert health.orders(1.0) == []
+    health.is_up(1, 2.0)
+    assert health.up == [1]
+    assert health.starting
+    health.is_up(0, 3.0)
+    assert health.up == [0, 1]
+    assert not health.starting
+
+
+def test_a_process_that_ended_is_replaced_at_once_and_by_a_new_number() -> None:
+    health = healthy()
+    assert health.has_ended(0, "killed", 5.0) == Ended(0, "killed")
+    assert health.up == [1]
+    assert health.starting
+    assert health.orders(5.0) == [Start(0, 2)]
+    health.is_up(2, 5.1)
+    assert health.up == [2, 1]
+
+
+def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_the_place() -> None:
+    health = healthy(1)
+    health.has_ended(0, "killed", 5.0)
+    assert health.orders(5.0) == [Start(0, 1)]
+    health.is_up(1, 5.0)
+    health.has_ended(1, "killed", 6.0)
+    assert not health.starting
+    assert health.orders(6.0 + PAUSES[2] - 0.1) == []
+    assert health.orders(6.0 + PAUSES[2]) == [Start(0, 2)]
+    health.is_up(2, 9.0)
+    assert health.has_ended(2, "killed", 10.0) == Ended(2, "killed", given_up=True)
+    assert health.orders(1e9) == []
+    assert not health.starting
+
+
+def test_deaths_that_are_far_apart_never_cost_a_place() -> None:
+    health, now = healthy(1), 0.0
+    for process in range(20):
+        ended = health.has_ended(process, "killed", now := now + WITHIN_SECONDS)
+        assert ended is not None
+        assert not ended.given_up
+        assert health.orders(now) == [Start(0, process + 1)]
+        health.is_up(process + 1, now)
+
+
+def test_silence_is_a_death_and_its_cause_is_kept() -> None:
+    health = healthy()
+    health.heard(0, 10.0)
+    assert health.orders(SILENCE) == []
+    (order,) = health.orders(SILENCE + 0.1)
+    assert order == Kill(1, "it hangs or was stopped: silent for 20 seconds")
+    assert health.orders(SILENCE + 0.2) == []
+    assert health.up == [0]
+    assert health.has_ended(1, "killed by signal SIGKILL", SILENCE + 1) == Ended(1, order.cause)
+
+
+def test_a_start_has_a_limit() -> None:
+    health = Health(1, SILENCE, START)
+    health.orders(0.0)
+    assert health.orders(START) == []
+    assert health.orders(START + 1) == [Kill(0, "it did not start within 300 seconds")]
+
+
+def test_what_an_earlier_process_of_a_place_says_passes_for_nothing() -> None:
+    health = healthy(1)
+    health.has_ended(0, "killed", 1.0)
+    health.orders(1.0)
+    health.is_up(0, 2.0)
+    health.heard(0, 2.0)
+    assert health.condemn(0, "late") == []
+    assert health.has_ended(0, "killed", 2.0) is None
+    assert health.up == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 30.0), st.sampled_from(["die", "say", "wait"])), max_size=60)
+)
+def test_whatever_happens_a_place_has_one_process_or_is_given_up(events: list[tuple[int, float, str]]) -> None:
+    health, now, started, over = Health(3, SILENCE, START), 0.0, set[int](), set[int]()
+    for which, seconds, what in events:
+        now += seconds
+        for order in health.orders(now):
+            assert isinstance(order, Start | Kill)
+            if isinstance(order, Start):
+                assert order.process not in started
+                started.add(order.process)
+                health.is_up(order.process, now)
+            else:
+                assert health.has_ended(order.process, "killed", now) is not None
+                over.add(order.process)
+        alive = sorted(started - over)
+        assert sorted(health.up) == alive
+        assert len(alive) <= 3
+        if what == "say" and which < len(alive):
+            health.heard(alive[which], now)
+        if what == "die" and which < len(alive):
+            assert health.has_ended(alive[which], "killed", now) is not None
+            over.add(alive[which])
+    assert len(over) <= len(started) <= 3 * DEATHS + len(over)

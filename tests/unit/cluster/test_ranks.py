@@ -1,0 +1,152 @@
+"""A learner on several processes: the bits of one process, whatever the number of ranks and whatever kills them."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fakes.deadly import PLACES, make_deadly, order, waiting
+from fakes.learning import finished
+from fakes.tiny_policy import random_groups
+from oncurve.cluster import FleetLearner, HostCluster
+from oncurve.errors import ConfigError
+
+State = dict[str, Tensor]
+SCORED = frozenset({"old", "reference", "entropy"})
+
+
+@contextmanager
+def ranks(orders: Path, count: int, dtype: torch.dtype = torch.float32, **settings: Any) -> Iterator[FleetLearner]:
+    """A learner of `count` ranks that obey `orders`."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    make = partial(make_deadly, orders, os.getpid(), dtype, learning_rate=0.01)
+    learner = HostCluster(learner_ranks=count, silence_seconds=3.0, wait_seconds=60.0, **settings).learner(make)
+    assert isinstance(learner, FleetLearner)
+    try:
+        yield learner
+    finally:
+        learner.close()
+        torch.set_num_threads(before)
+
+
+def state_of(learner: FleetLearner) -> State:
+    return {name: tensor.clone() for name, tensor in learner.local.state()[1].items()}
+
+
+def same_bits(one: State, other: State) -> bool:
+    raw = [{name: bytes(tensor.view(-1).view(torch.uint8).numpy()) for name, tensor in s.items()} for s in (one, other)]
+    return raw[0] == raw[1]
+
+
+def trained(
+    orders: Path,
+    count: int,
+    updates: int,
+    dtype: torch.dtype = torch.float32,
+    deaths: Mapping[int, Sequence[tuple[str, str]]] | None = None,
+) -> tuple[State, list[dict[str, float]]]:
+    """The state and the metrics after so many updates, with scores and moves of the reference between them."""
+    found = []
+    with ranks(orders, count, dtype) as learner:
+        for step in range(updates):
+            for place, number in (deaths or {}).get(step, ()):
+                order(orders, place, number)
+            batch = finished(learner.local, random_groups(count=4, size=4, seed=step))
+            found.append(learner.update(learner.score(batch, SCORED) if step % 2 else batch).metrics.result())
+            if step % 3 == 2:
+                learner.move_reference(0.5)
+        assert waiting(orders) == []
+        return state_of(learner), found
+
+
+def of_the_update(metrics: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{key: value for key, value in one.items() if not key.startswith("cluster/")} for one in metrics]
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    return folder
+
+
+def test_two_ranks_one_of_which_is_killed_twice_end_at_the_bits_of_one_process(
+    orders: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    right, said = trained(orders, 1, 5)
+    found, metrics = trained(orders, 2, 5, deaths={1: [("shard", "SIGKILL")], 3: [("after", "SIGKILL")]})
+    assert same_bits(found, right)
+    assert of_the_update(metrics) == said
+    assert [one["cluster/ranks_lost"] for one in metrics] == [0, 1, 0, 1, 0]
+    assert [one["cluster/updates_redone"] for one in metrics] == [0, 1, 0, 0, 0]
+    assert [one["cluster/ranks"] for one in metrics[:4]] == [2, 2, 2, 1]
+    told = capfd.readouterr().err
+    assert told.count("oncurve: rank 1 was lost: it was killed by signal SIGKILL; the run goes on") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_one_two_three_and_four_ranks_have_the_same_bits_after_twenty_updates(orders: Path, dtype: torch.dtype) -> None:
+    right, said = trained(orders, 1, 20, dtype)
+    for count in (2, 3, 4):
+        found, metrics = trained(orders, count, 20, dtype)
+        assert same_bits(found, right), count
+        assert of_the_update(metrics) == said, count
+        assert {one["cluster/ranks"] for one in metrics} == {float(count)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_rank_that_is_killed_or_stopped_anywhere_changes_no_bit(
+    orders: Path, count: int, place: str, number: str
+) -> None:
+    right, said = trained(orders, 1, 4)
+    found, metrics = trained(orders, count, 4, deaths={1: [(place, number)]})
+    assert same_bits(found, right)
+    assert of_the_update(metrics) == said
+    lost = sum(one["cluster/ranks_lost"] for one in metrics)
+    assert 1 <= lost <= count - 1
+
+
+@pytest.mark.slow
+def test_all_ranks_at_once_and_again_and_again(orders: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    everywhere = [(place, "SIGKILL") for place in PLACES]
+    right, said = trained(orders, 1, 6)
+    found, metrics = trained(orders, 3, 6, deaths={1: everywhere, 2: everywhere, 4: everywhere[:1]})
+    assert same_bits(found, right)
+    assert of_the_update(metrics) == said
+    assert "its place stays empty" in capfd.readouterr().err
+
+
+def test_an_error_in_a_rank_that_cannot_start_is_said_before_any_work(tmp_path: Path) -> None:
+    make = partial(make_deadly, tmp_path, os.getpid())
+    HostCluster(learner_ranks=1).learner(make).close()
+    with (
+        ranks_that_fail(tmp_path) as learner,
+        pytest.raises(ConfigError, match=r"(?s)the processes cannot start: .*no luck"),
+    ):
+        learner.update(finished(learner.local, random_groups()))
+
+
+@contextmanager
+def ranks_that_fail(folder: Path) -> Iterator[FleetLearner]:
+    def make(tokenizer: object = None, driver: int = os.getpid()) -> Any:
+        if os.getpid() != driver:
+            raise RuntimeError("no luck")
+        return make_deadly(folder, driver)
+
+    learner = HostCluster(learner_ranks=2).learner(make)
+    assert isinstance(learner, FleetLearner)
+    try:
+        yield learner
+    finally:
+        learner.close()
