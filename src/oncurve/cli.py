@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from oncurve.cli_dialects import config_of_file
+from oncurve.cli_dialects import config_of_file, train_by_verl
 from oncurve.cli_groups import (
     RECIPE,
     RECIPE_HELP,
@@ -96,13 +96,19 @@ def train(
     file: Annotated[
         Path | None, typer.Option("--config", help="The recipe, in rlox's form (algorithm: grpo), too.")
     ] = None,
+    verl: Annotated[
+        bool, typer.Option("--verl", help="The words are verl's: a script, a YAML file, or key=value.")
+    ] = False,
 ) -> None:
     """Train a model, by a recipe or by data and a reward, into a new run directory."""
     from oncurve.errors import ConfigError
     from oncurve.run import command_config, train_or_resume, train_recipe
 
+    words = [*([] if recipe is None else [recipe]), *(overrides or [])]
+    if verl:
+        exit_with(train_by_verl(words, out, resume_if_there, [file, data, reward, preset]))
+        return
     if file is not None:
-        words = [*([] if recipe is None else [recipe]), *(overrides or [])]
         config, base, name = config_of_file(file, words, data, reward or [], preset or [])
     elif recipe is None:
         raise ConfigError(f"train: name a recipe or a model, like: {command('train', 'gsm8k')}")

@@ -43,9 +43,13 @@ def config_of_file(
 
 
 def show_recipe(translation: Translation, out: Path | None) -> None:
-    """Print a translation as a recipe, or write it. Raises ConfigError: the file exists, or cannot be written."""
-    from oncurve.compat import recipe_of
+    """Print a translation as a recipe, or write it.
 
+    Raises ConfigError: oncurve refuses the settings, or the file exists or cannot be written.
+    """
+    from oncurve.compat import config_of, recipe_of
+
+    config_of(translation)
     text = recipe_of(translation)
     if out is None:
         say(text.rstrip("\n"))
@@ -82,8 +86,35 @@ def config_from_openrlhf(
     out: RecipeOut = None,
 ) -> None:
     """Print the recipe of OpenRLHF's train_ppo_ray flags, with a comment per flag."""
-    from oncurve.compat import config_of, from_openrlhf
+    from oncurve.compat import from_openrlhf
 
-    translation = from_openrlhf(words)
-    config_of(translation)  # what oncurve refuses is said before a recipe is printed
-    show_recipe(translation, out)
+    show_recipe(from_openrlhf(words), out)
+
+
+@dialect_app.command("from-verl", cls=CommandWithExamples)
+def config_from_verl(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="A script that calls verl, its YAML file, or settings; settings after a file win.",
+            metavar="SCRIPT|YAML|KEY=VALUE",
+        ),
+    ],
+    out: RecipeOut = None,
+) -> None:
+    """Print the recipe of a verl command, with a comment per key. A script is read, and not run."""
+    from oncurve.compat.verl import DIALECT, read
+
+    reading = read(words)
+    for note in reading.notes:
+        say(f"# {note}")
+    show_recipe(DIALECT.translate(reading.said), out)
+
+
+def train_by_verl(words: list[str], out: Path | None, resume_if_there: bool, others: list[object]) -> str | None:
+    """`oncurve train --verl`. Raises ConfigError: an option that a setting of verl stands for was given, too."""
+    from oncurve.compat.verl import train_verl
+
+    if any(others):
+        raise ConfigError("--verl: data, reward and algorithm are verl's settings, too; leave out the other options")
+    return train_verl(words, out, resume_if_there)

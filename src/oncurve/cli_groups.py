@@ -19,6 +19,8 @@ data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data befor
 reward_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's rewards before a run.")
 reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")
 
+config_app.add_typer(dialect_app)
+
 RECIPE_HELP = "A recipe (.toml or .yaml), the name of a shipped recipe or preset, or with --data a model."
 RECIPE = "RECIPE|MODEL"
 Recipe = Annotated[str, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)]

@@ -1,4 +1,4 @@
-"""The end of each command's help: two examples, and the names of presets, recipes and machines."""
+"""The end of each command's help: examples, and the names of presets, recipes and machines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ EXAMPLES = {
         "oncurve train Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math",
         "oncurve train gsm8k.toml learner.learning_rate=2e-6 --out runs/gsm8k",
         "oncurve train --config rlox.yaml model.path=MODEL --data train.jsonl --reward math",
+        "oncurve train --verl run_qwen.sh trainer.total_epochs=1",
     ),
     "init": ("oncurve init", "oncurve init gsm8k --out mine.toml"),
     "resume": ("oncurve resume runs/gsm8k", "oncurve resume runs/gsm8k run.steps=500"),
@@ -38,6 +39,10 @@ EXAMPLES = {
         "oncurve plan --parameters 7B --machine h100 --completion-tokens 2048",
     ),
     "config show": ("oncurve config show gsm8k", "oncurve config show dapo kl.coef=0.01"),
+    "config from-verl": (
+        "oncurve config from-verl run_qwen.sh trainer.total_epochs=1",
+        "oncurve config from-verl algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=5 --out mine.toml",
+    ),
     "config explain": ("oncurve config explain dr_grpo", "oncurve config explain gsm8k.toml objective.kind=gspo"),
     "config from-trl": (
         "oncurve config from-trl train_grpo.py",
@@ -56,7 +61,7 @@ EXAMPLES = {
         "oncurve reward-model label gsm8k.toml --kind steps --continuations 4 --out steps.jsonl",
     ),
 }
-"""Two command lines or three of each command, for its help."""
+"""Command lines of each command, for its help."""
 
 
 def _lists(name: str) -> dict[str, list[str]]:
@@ -77,7 +82,7 @@ class CommandWithExamples(TyperCommand):
     """A command whose help ends with examples and the words that it takes."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Two examples, then recipes, presets or machines by name."""
+        """Examples, then recipes, presets or machines by name."""
         name = ctx.command_path.partition(" ")[2]
         with formatter.section("Examples"):
             for example in EXAMPLES[name]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(__name__)
 
 DIALECTS = {
+    "verl": "oncurve.compat.verl",
     "TRL": "oncurve.compat.trl",
     "rlox": "oncurve.compat.rlox.dialect",
     "OpenRLHF": "oncurve.compat.openrlhf",

@@ -1,0 +1,169 @@
+"""verl's documented GSM8K commands run here: every setting is accounted for, and the run is a hand-written recipe's."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from fakes.verl_commands import COMMANDS, sized, words, write_rows
+from oncurve.compat import config_of
+from oncurve.compat.verl import DIALECT, read, train_verl
+from oncurve.config import RunConfig, load_config
+from oncurve.run import train_recipe
+
+FUNCTION = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, letter="e"):
+    return float(solution_str.count(letter) % 2)
+"""
+
+SHARED = """
+[model]
+path = "{model}"
+[data]
+path = "{data}/train.parquet"
+eval_path = "{data}/test.parquet"
+prompts_per_step = 4
+max_prompt_tokens = 400
+overlong = "drop"
+[rollout]
+group_size = 2
+max_new_tokens = 8
+[objective]
+dual_clip = 3.0
+[learner]
+minibatches = 2
+weight_decay = 0.01
+gradient_checkpointing = true
+tokens_per_micro_batch = 16320
+[run]
+steps = 1
+name = "qwen3_8b_function_rm"
+[eval]
+every = 5
+[checkpoint]
+every = 20
+[tracking]
+to = ["wandb"]
+project = "verl_grpo_example_gsm8k"
+[[rewards]]
+kind = "numeric"
+unmarked = false
+"""
+OWN = {
+    "grpo": ("kl.coef=0.001",),
+    "lora": ("lora.rank=4", "lora.alpha=32", "learner.learning_rate=3e-6", "eval.at_start=false"),
+    "ppo": ("kl.coef=0", "advantage.kind=gae", "advantage.lam=1", "critic.kind=own", "critic.clip=0.5"),
+    "dapo": (
+        "kl.coef=0",
+        "data.overlong=truncate_left",
+        "objective.clip_high=0.28",
+        "objective.dual_clip=10",
+        "filter.dynamic_sampling=true",
+        "learner.tokens_per_micro_batch=22528",
+        "learner.warmup_steps=20",
+        "learner.weight_decay=0.1",
+        "eval.n=1",
+        "eval.temperature=1",
+        "rewards.1.kind=overlong",
+        "rewards.1.buffer=4",
+        "rewards.1.max_length=8",
+    ),
+    "dr_grpo": (
+        "kl.coef=0",
+        "advantage.scale=none",
+        "aggregation.kind=seq-mean-token-sum-norm",
+        "aggregation.max_length=8",
+    ),
+    "kl_in_reward": ("kl.coef=0.001", "kl.where=reward", "advantage.kind=reinforce_pp"),
+}
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Path:
+    """A folder with a small model that has a chat template, rows of GSM8K in verl's form, and a reward."""
+    folder = tmp_path_factory.mktemp("verl")
+    shutil.copytree(test_data / "models" / "stories260k", folder / "model")
+    file = folder / "model" / "tokenizer_config.json"
+    template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    write_rows(test_data / "gsm8k" / "train.jsonl", folder / "data")
+    (folder / "score.py").write_text(FUNCTION)
+    return folder
+
+
+def by_hand(name: str, room: Path, *more: str) -> RunConfig:
+    recipe = room / f"{name}.toml"
+    recipe.write_text(SHARED.format(model=room / "model", data=room / "data"))
+    return load_config(recipe, [*OWN[name], *more])[0]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_setting_of_a_command_is_counted_and_the_configuration_is_the_recipes(name: str, room: Path) -> None:
+    settings = sized(COMMANDS[name], room / "model", room / "data", room / "out")
+    translation = DIALECT.translate(read(words(settings)).said)
+    tables = {key.lstrip("+").partition(".override_config.")[0] for key in settings}
+    lines = {line.key.theirs.removesuffix(".override_config") for line in translation.given()}
+    assert lines == tables
+    assert translation.counted().startswith(f"{len(lines)} keys of verl: ")
+    assert config_of(translation)[0] == by_hand(name, room)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_translated_as_it_is_documented(name: str) -> None:
+    translation = DIALECT.translate(read(words(COMMANDS[name])).said)
+    config, _ = config_of(translation)
+    assert config.data.prompts_per_step == 1024
+    assert config.model.path == "Qwen/Qwen3-8B"
+
+
+def tensors(run: Path) -> dict[str, bytes]:
+    """The bits of all that an update leaves: weights, and AdamW's averages of the gradient."""
+    files = sorted(run.glob("checkpoints/step-*/*.safetensors"))
+    return {name: value.numpy(force=True).tobytes() for file in files for name, value in load_file(file).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_its_updates_are_those_of_the_recipe_bit_for_bit(
+    name: str, room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data, score = room / "model", room / "data", room / "score.py"
+    said = sized(COMMANDS[name], model, data, tmp_path / "verl") | {"custom_reward_function.path": str(score)}
+    said |= {"custom_reward_function.reward_kwargs.letter": "a", "trainer.logger": "console"}
+    assert train_verl(words(said)) is None
+    assert f"{len(read(words(said)).said)} keys of verl: " in capsys.readouterr().out
+    own = ("tracking.to=[]", "tracking.project=oncurve")
+    first = f'rewards.0={{kind="python", path="{score}:compute_score", kwargs={{letter="a"}}}}'
+    verifier = ["eval.verifier=compute_score"] if name == "dapo" else []
+    config = by_hand(name, room, *own, first, *verifier)
+    assert train_recipe(config, room, tmp_path / "own") is None
+    metrics = [json.loads((tmp_path / run / "metrics.jsonl").read_text().splitlines()[-1]) for run in ("verl", "own")]
+    assert metrics[0]["optim/grad_norm"] == metrics[1]["optim/grad_norm"] > 0
+    assert tensors(tmp_path / "verl") == tensors(tmp_path / "own") != {}
+
+
+@pytest.mark.slow
+def test_the_command_continues_its_run_and_prints_its_recipe(room: Path, tmp_path: Path) -> None:
+    settings = sized(COMMANDS["grpo"], room / "model", room / "data", tmp_path / "run") | {"trainer.logger": "console"}
+    script = tmp_path / "run me.sh"
+    given = " \\\n  ".join(f"'{word}'" for word in words(settings) if not word.startswith("trainer.total_training"))
+    script.write_text(
+        f"set -x\nN=1\npython3 -m verl.trainer.main_ppo \\\n  {given} \\\n  trainer.total_training_steps=$N $@\n"
+    )
+    command = [sys.executable, "-m", "oncurve", "train", "--verl", str(script)]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path)
+    assert "keys of verl: " in first.stdout
+    again = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path)
+    assert "is finished: all 1 steps are done" in again.stdout
+    other = [*command, "actor_rollout_ref.actor.optim.lr=1e-5"]
+    changed = subprocess.run(other, capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    assert changed.returncode == 2 or "without effect on a finished run" in changed.stdout
+    recipe = [sys.executable, "-m", "oncurve", "config", "from-verl", str(script), "--out", "mine.toml"]
+    subprocess.run(recipe, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path)
+    written = load_config(tmp_path / "mine.toml")[0]
+    assert written == config_of(DIALECT.translate(read([str(script)]).said))[0]
+    assert subprocess.run(recipe, capture_output=True, text=True, timeout=600, cwd=tmp_path).returncode == 2

@@ -1,0 +1,209 @@
+"""Hydra's words: keys with their marks, values of its grammar, interpolation, and what is refused."""
+
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from oncurve.compat.verl import DIALECT, read
+from oncurve.compat.verl.hydra import assignment, value_of
+from oncurve.errors import ConfigError
+
+
+def said(*words: str) -> dict[str, Any]:
+    return {name: each.value for name, each in read(words).said.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("null", None),
+        ("True", True),
+        ("false", False),
+        ("1_000", 1000),
+        ("-3", -3),
+        ("1e-6", 1e-6),
+        (".5", 0.5),
+        ("0.", 0.0),
+        ("inf", math.inf),
+        ("a/b-c.d", "a/b-c.d"),
+        ("a b", "a b"),
+        ("'1'", "1"),
+        ('"a,b"', "a,b"),
+        (r"'it\'s'", "it's"),
+        ("", ""),
+        ("[]", []),
+        ("[1, a, 'b c', [x]]", [1, "a", "b c", ["x"]]),
+        ("{a: 1, b: {c: [2]}}", {"a": 1, "b": {"c": [2]}}),
+        ("{'a b': null}", {"a b": None}),
+        ("${a.b}/x", "${a.b}/x"),
+        ("http://x:80/y", "http://x:80/y"),
+    ],
+)
+def test_a_value_is_what_hydra_makes_of_it(text: str, value: Any) -> None:
+    found = value_of(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a,b", "a list is written [a,b]"),
+        ("[1", "expected , or ]"),
+        ("{a: 1", "expected , or }"),
+        ("{a}", "a table is written {name: value}"),
+        ("'x", "never closed"),
+        ("${x", "never closed"),
+        ("[1] 2", "unexpected"),
+        ("a]b", "quote a text"),
+        ("range(3)", "functions of Hydra"),
+        ("[" * 100, "nested"),
+    ],
+)
+def test_a_value_that_cannot_be_is_said(text: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        value_of(text)
+    assert why in str(caught.value)
+
+
+@given(st.text(alphabet="[]{}'\"\\${}:,=.a1 \n+-e", max_size=40))
+def test_no_text_is_anything_but_a_value_or_a_message(text: str) -> None:
+    with suppress(ConfigError):
+        value_of(text)
+
+
+def test_marks_of_hydra_are_read() -> None:
+    assert [assignment(f"{mark}a.b=1").mark for mark in ("", "+", "++")] == ["", "+", "++"]
+    assert said("+algorithm.adv_estimator=grpo", "++actor_rollout_ref.rollout.n=4", "~data.val_batch_size") == {
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.rollout.n": 4,
+        "data.val_batch_size": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("optim@actor.optim=adam", "config groups"),
+        ("=3", "expected key=value"),
+        ("+x", "has no value"),
+        ("a b=3", "expected key=value"),
+    ],
+)
+def test_a_word_that_is_no_assignment_is_said(word: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(["algorithm.adv_estimator=grpo", word])
+    assert why in str(caught.value)
+
+
+def test_tables_are_their_settings_and_free_tables_stay_whole() -> None:
+    words = (
+        "algorithm.kl_ctrl={type: adaptive, target_kl: 0.2}",
+        "data.apply_chat_template_kwargs.enable_thinking=False",
+        "+custom_reward_function.reward_kwargs.a.b=1",
+        "+custom_reward_function.reward_kwargs.c=x",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm={x: 1}",
+    )
+    assert said(*words) == {
+        "algorithm.kl_ctrl.type": "adaptive",
+        "algorithm.kl_ctrl.target_kl": 0.2,
+        "data.apply_chat_template_kwargs": {"enable_thinking": False},
+        "custom_reward_function.reward_kwargs": {"a": {"b": 1}, "c": "x"},
+        "actor_rollout_ref.rollout.engine_kwargs.vllm": {"x": 1},
+    }
+
+
+def test_a_part_of_a_free_table_that_is_no_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        read(["custom_reward_function.reward_kwargs=3", "custom_reward_function.reward_kwargs.a=1"])
+
+
+def test_the_last_of_several_values_counts_and_a_note_says_so() -> None:
+    reading = read(["data.truncation=left", "data.truncation=error"])
+    assert reading.said["data.truncation"].value == "error"
+    assert "data.truncation is given more than once" in reading.notes[0]
+
+
+def test_interpolation_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCURVE_TEST_NAME", "here")
+    found = said(
+        "data.train_batch_size=64",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",
+        "trainer.experiment_name=${trainer.project_name}-${oc.env:ONCURVE_TEST_NAME}",
+        "trainer.project_name=p",
+        "critic.ppo_epochs=${oc.select:actor_rollout_ref.actor.ppo_epochs,1}",
+        "critic.ppo_micro_batch_size=${.ppo_epochs}",
+        "trainer.default_local_dir=/x/${oc.env:ONCURVE_NOT_SET,d}/${trainer.experiment_name}",
+        "data.val_batch_size=${oc.select:no.such,7}",
+    )
+    assert found["actor_rollout_ref.actor.ppo_mini_batch_size"] == 64
+    assert found["trainer.experiment_name"] == "p-here"
+    assert found["trainer.default_local_dir"] == "/x/d/p-here"
+    assert (found["critic.ppo_epochs"], found["critic.ppo_micro_batch_size"]) == (1, 1)
+    assert found["data.val_batch_size"] == 7
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("${trainer.project_name}", "refers to itself"),
+        ("${no.such}", "no such setting is given"),
+        ("${oc.env:ONCURVE_NOT_SET}", "no variable ONCURVE_NOT_SET"),
+        ("${hydra:job.name}", "resolver"),
+    ],
+)
+def test_interpolation_that_cannot_be_is_said_with_its_key(value: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read([f"trainer.project_name={value}"])
+    assert str(caught.value).startswith("trainer.project_name: ")
+    assert why in str(caught.value)
+
+
+def test_a_yaml_file_is_read_with_its_lines_and_words_after_it_win(tmp_path: Path) -> None:
+    file = tmp_path / "ppo.yaml"
+    file.write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\n\nalgorithm:\n  adv_estimator: grpo\ndata:\n  train_batch_size: 64\n"
+        "  train_files:\n    - a.parquet\n    - b.parquet\nactor_rollout_ref:\n  actor:\n    optim: {lr: 1e-6}\n"
+        "    ppo_mini_batch_size: ${data.train_batch_size}\n  rollout:\n    'n': 4\n"
+    )
+    reading = read([str(file), "actor_rollout_ref.rollout.n=8"])
+    assert {name: each.value for name, each in reading.said.items()} == {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_batch_size": 64,
+        "data.train_files": ["a.parquet", "b.parquet"],
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 64,
+        "actor_rollout_ref.rollout.n": 8,
+    }
+    assert reading.said["data.train_batch_size"].place == f"{file} line 8"
+    assert any("defaults: its files are not read" in note for note in reading.notes)
+    DIALECT.translate(reading.said)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: [1", "(line 1)"),
+        ("- a\n", "expected sections"),
+        ("a: 1\na: 2\n", "line 2: a stands twice"),
+        ("x: " + "{a: " * 60 + "1" + "}" * 60, "nested"),
+        ("? [1]\n: 2\n", "a key is a name"),
+    ],
+)
+def test_a_yaml_file_that_cannot_be_is_said(text: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "ppo.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read([str(file)])
+    assert why in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [[], ["no_such.sh"], ["no_such.yaml", "a=1"], ["."]])
+def test_a_file_that_is_not_there_is_said(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--verl"):
+        read(words)

@@ -1,0 +1,321 @@
+"""verl's table: every setting of its files, its defaults, and what single settings become."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+import yaml
+from pyarrow import parquet
+
+from fakes.mutations import accounted, mutations
+from fakes.verl_commands import COMMANDS
+from oncurve.compat import Translation, config_of, recipe_of
+from oncurve.compat.dialect import Said
+from oncurve.compat.verl import ABOUT, DIALECT, read
+from oncurve.compat.verl.reward import CHECKERS, NO_CHECKER
+from oncurve.compat.verl.table import OPEN
+from oncurve.errors import ConfigError
+from oncurve.losses import OBJECTIVE_KINDS
+from oncurve.words import word_for
+
+A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+GRPO = ("algorithm.adv_estimator=grpo", f"{R}.n=8")
+SOME = ("data.train_batch_size=64", f"{A}.ppo_mini_batch_size=16")
+
+
+def translated(*words: str) -> Translation:
+    return DIALECT.translate(read(words).said)
+
+
+def settings(*words: str) -> dict[str, Any]:
+    tables = translated(*words).settings
+    rewards = tables.pop("rewards", [])
+    flat = {f"{section}.{name}": value for section, table in tables.items() for name, value in table.items()}
+    return flat | {f"rewards.{index}": table for index, table in enumerate(rewards)}
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_of(translated(*words))
+    return str(caught.value)
+
+
+def leaves(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, dict) or not tree:
+        yield above, tree
+        return
+    for name, inner in tree.items():
+        yield from leaves(inner, f"{above}.{name}" if above else str(name))
+
+
+def verls(name: str) -> dict[str, Any]:
+    """The leaves of one of verl's own files, of the package that is installed."""
+    spec = find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("verl is not installed: its configuration is compared where it is")
+    file = Path(spec.submodule_search_locations[0]) / "trainer" / "config" / name
+    return dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("engine", ["", "megatron_"])
+def test_every_setting_of_verls_configuration_is_in_the_table(engine: str) -> None:
+    table = DIALECT.table
+    names = verls(f"_generated_ppo_{engine}trainer.yaml")
+    unknown = [name for name in names if name not in table and not name.startswith(OPEN)]
+    assert [name for name in unknown if not name.endswith(("optim.lr_decay_style", "optim.min_lr"))] == []
+
+
+def test_the_defaults_are_those_of_verls_configuration() -> None:
+    theirs = verls("_generated_ppo_trainer.yaml")
+    for key in DIALECT.keys:
+        there = key.theirs in theirs and "${" not in str(theirs[key.theirs]) and key.theirs != "trainer.logger"
+        if key.default is not None and there:
+            assert (key.theirs, key.default) == (key.theirs, theirs[key.theirs])
+
+
+def test_names_are_unique_and_every_line_says_why() -> None:
+    names = [key.theirs for key in DIALECT.keys]
+    assert len(names) == len(set(names))
+    assert all(key.note for key in DIALECT.keys if key.fate != "translated")
+    assert all(name in ABOUT for name in (*CHECKERS, *NO_CHECKER))
+
+
+def test_the_table_agrees_with_the_words_of_error_messages() -> None:
+    for key in DIALECT.keys:
+        word = word_for(key.theirs)
+        if key.fate == "translated" and word is not None and word.keys:
+            meant = {name.replace("rewards.0", "rewards") for name in word.keys}
+            ours = {name if name != "rewards" else "rewards.path" for name in key.ours}
+            assert ours & meant or any("--" in name or "rewards" in name for name in ours), key.theirs
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_mutations_are_translated_or_refused_with_their_key(name: str, seed: int) -> None:
+    valid = COMMANDS[name]
+
+    def translate(pairs: tuple[tuple[str, Any], ...]) -> Translation:
+        return DIALECT.translate(read([f"{key}={value}" for key, value in pairs]).said)
+
+    for mutation in mutations(valid, 12, seed, texts=True):
+        names = [key.lstrip("+") for key, _ in mutation.pairs]
+        if not any(name.startswith(OPEN) or "=" in name for name in names):  # a part of a table; another word
+            accounted(mutation, translate)
+
+
+def test_values_of_any_type_are_translated_or_refused() -> None:
+    said = read([f"{name}={value}" for name, value in COMMANDS["ppo"].items()]).said
+    plain = {name: each.value for name, each in said.items()}
+
+    def translate(pairs: tuple[tuple[str, Any], ...]) -> Translation:
+        return DIALECT.translate({name: Said(value, "given") for name, value in pairs})
+
+    for mutation in mutations(plain, 60, 1):
+        accounted(mutation, translate)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("gae", "gae"),
+        ("grpo", "grpo"),
+        ("grpo_vectorized", "grpo"),
+        ("grpo_passk", "passk"),
+        ("reinforce_plus_plus", "reinforce_pp"),
+        ("reinforce_plus_plus_baseline", "reinforce_pp_baseline"),
+        ("rloo", "rloo"),
+        ("rloo_vectorized", "rloo"),
+        ("opo", "opo"),
+        ("gdpo", "gdpo"),
+    ],
+)
+def test_each_advantage_of_verl_runs_here(theirs: str, ours: str) -> None:
+    config, _ = config_of(translated(f"algorithm.adv_estimator={theirs}", f"{R}.n=4", *SOME))
+    assert type(config.advantage) is type(config_of(translated(*SOME, f"{R}.n=4"))[0].advantage) or theirs != "gae"
+    assert settings(f"algorithm.adv_estimator={theirs}")["advantage.kind"] == ours
+
+
+@pytest.mark.parametrize("name", ["remax", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline", "grpoo"])
+def test_an_advantage_without_counterpart_is_refused_by_name(name: str) -> None:
+    assert name in refusal(f"algorithm.adv_estimator={name}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("vanilla", "clipped"), ("gspo", "gspo"), ("sapo", "sapo"), ("gpg", "reinforce"), ("geo_mean", "gmpo"),
+     ("cispo", "cispo"), ("dppo_tv", "dppo"), ("dppo_kl", "dppo")],
+)  # fmt: skip
+def test_each_loss_mode_runs_here(mode: str, kind: str) -> None:
+    config, _ = config_of(translated(*GRPO, *SOME, f"{A}.policy_loss.loss_mode={mode}"))
+    assert type(config.objective) is OBJECTIVE_KINDS[kind]
+    given = settings(*GRPO, f"{A}.policy_loss.loss_mode={mode}")
+    if kind in ("gspo", "gmpo", "cispo"):
+        assert (given["objective.clip_low"], given["objective.clip_high"]) == (0.2, 0.2)
+
+
+@pytest.mark.parametrize("mode", ["clip_cov", "kl_cov", "dro", "vanila"])
+def test_a_loss_mode_without_counterpart_is_refused_by_name(mode: str) -> None:
+    assert mode in refusal(*GRPO, f"{A}.policy_loss.loss_mode={mode}")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("kl", "k1"), ("k1", "k1"), ("abs", "abs"), ("mse", "k2"), ("k2", "k2"), ("low_var_kl", "k3"), ("k3", "k3"),
+     ("full", "full"), ("kl+", "k1+"), ("k1+", "k1+"), ("abs+", "abs+"), ("mse+", "k2"), ("low_var_kl+", "k3+"),
+     ("k3+", "k3+")],
+)  # fmt: skip
+def test_each_kl_loss_type_is_an_estimator(theirs: str, ours: str) -> None:
+    words = (*GRPO, *SOME, f"{A}.use_kl_loss=True", f"{A}.kl_loss_type={theirs}")
+    assert settings(*words)["kl.estimator"] == ours
+    assert config_of(translated(*words))[0].kl.estimator == ours
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean",
+                                  "seq-mean-token-sum-norm"])  # fmt: skip
+def test_each_aggregation_is_the_one_of_its_name(mode: str) -> None:
+    given = settings(*GRPO, f"{A}.loss_agg_mode={mode}", f"{A}.loss_scale_factor=100")
+    assert given["aggregation.kind"] == mode
+    assert given.get("aggregation.max_length") == (100 if mode.endswith("norm") else None)
+
+
+def test_the_kl_counts_where_it_is_said() -> None:
+    assert settings(*GRPO)["kl.coef"] == 0
+    assert "kl.where" not in settings(*GRPO, "algorithm.kl_ctrl.kl_coef=0.1")
+    loss = settings(*GRPO, f"{A}.use_kl_loss=True", f"{A}.kl_loss_coef=0.04")
+    assert (loss["kl.where"], loss["kl.coef"]) == ("loss", 0.04)
+    adaptive = settings(
+        *GRPO,
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.2, target_kl: 0.05, horizon: 500}",
+    )
+    assert {name: value for name, value in adaptive.items() if name.startswith("kl.")} == {
+        "kl.where": "reward",
+        "kl.coef": 0.2,
+        "kl.target": 0.05,
+        "kl.horizon": 500,
+    }
+    assert "set one of them to False" in refusal(*GRPO, f"{A}.use_kl_loss=True", "algorithm.use_kl_in_reward=True")
+    assert "for the loss" in refusal(*GRPO, "algorithm.use_kl_in_reward=True", "algorithm.kl_penalty=low_var_kl")
+
+
+def test_clip_ratio_counts_for_each_side_that_is_not_given() -> None:
+    clips = ("objective.clip_low", "objective.clip_high")
+    for words, found in (
+        ((f"{A}.clip_ratio=0.3",), (0.3, 0.3)),
+        ((f"{A}.clip_ratio=0.3", f"{A}.clip_ratio_high=0.4"), (0.3, 0.4)),
+        ((f"{A}.clip_ratio_low=0.1", f"{A}.clip_ratio_high=0.4"), (0.1, 0.4)),
+    ):
+        given = settings(*GRPO, *words)
+        assert tuple(given[name] for name in clips) == found
+    assert "does not use it" in DIALECT.table[f"{A}.clip_ratio"].note
+
+
+def test_sizes_are_in_verls_units() -> None:
+    given = settings(
+        *GRPO,
+        "data.train_batch_size=64",
+        f"{A}.ppo_mini_batch_size=16",
+        f"{A}.ppo_epochs=2",
+        f"{A}.optim.lr_warmup_steps=5",
+    )
+    assert (given["data.prompts_per_step"], given["learner.minibatches"]) == (64, 4)
+    assert given["learner.warmup_steps"] == 5 * 4 * 2
+    ppo = settings("algorithm.adv_estimator=gae", *SOME, "trainer.critic_warmup=3")
+    assert ppo["critic.warmup_steps"] == 2 * 4
+    assert "not whole minibatches" in refusal(*GRPO, "data.train_batch_size=64", f"{A}.ppo_mini_batch_size=48")
+    assert settings(*GRPO[:1], "actor_rollout.ref.rollout.n=6")["rollout.group_size"] == 6
+
+
+def test_correction_and_dynamic_sampling() -> None:
+    c = "algorithm.rollout_correction"
+    given = settings(*GRPO, f"{c}.rollout_is=token", f"{c}.rollout_is_threshold=3")
+    assert (given["correction.kind"], given["correction.threshold"]) == ("truncated", 3)
+    masked = settings(*GRPO, f"{c}.rollout_is=sequence", f"{c}.rollout_is_threshold='0.5_2.0'")
+    assert (masked["correction.kind"], masked["correction.threshold_lower"]) == ("masked", 0.5)
+    assert settings(*GRPO, *SOME, f"{c}.bypass_mode=True")["learner.old_logprobs"] == "rollout"
+    assert f"{c}.rollout_rs: not available here" in refusal(*GRPO, f"{c}.rollout_rs=token_k1")
+    dynamic = settings(*GRPO, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.max_num_gen_batches=0")
+    assert (dynamic["filter.dynamic_sampling"], dynamic["filter.max_rounds"]) == (True, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((f"{R}.top_p=0.9",), f"{R}.top_p: not available here"),
+        ((f"{R}.top_k=50",), f"{R}.top_k: not available here"),
+        (("trainer.val_only=True",), "oncurve eval"),
+        (("trainer.resume_mode=resume_path",), "oncurve resume"),
+        (('trainer.logger=["mlflow"]',), "mlflow: not available here"),
+        (("trainer.loger=console",), "did you mean 'trainer.logger'"),
+        (("data.truncation=middle",), "middle: not available here"),
+        (("reward_model.reward_manager=batch",), "batch: not available here"),
+        (("data.train_files=hdfs://x/y.parquet",), "copy it here"),
+        ((f"{R}.n=eight",), f"{R}.n: expected a whole number, got 'eight'"),
+        (("critic.ppo_epochs=3", "algorithm.adv_estimator=gae"), "give both the same value"),
+        (("reward_model.enable=True",), "names no reward model"),
+        ((f"{M}.override_config.num_hidden_layers=3",), "num_hidden_layers"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_with_what_to_do(words: tuple[str, ...], why: str) -> None:
+    assert why in refusal(*GRPO, *SOME, *words)
+
+
+def test_rewards_are_functions_models_and_what_dapo_adds() -> None:
+    function = settings(*GRPO, "custom_reward_function.path=r.py", "+custom_reward_function.reward_kwargs.k=2")
+    assert function["rewards.0"] == {"kind": "python", "path": "r.py:compute_score", "kwargs": {"k": 2}}
+    newer = settings(*GRPO, "reward.custom_reward_function.path=pkg://a.b", "reward.custom_reward_function.name=f")
+    assert newer["rewards.0"] == {"kind": "python", "path": "a.b:f"}
+    model = settings(*GRPO, "reward_model.enable=True", "reward_model.model.path=org/rm")
+    assert model["rewards.0"] == {"kind": "model", "path": "org/rm"}
+    w = "reward_model.reward_kwargs"
+    dapo = settings(
+        *GRPO, "custom_reward_function.path=r.py", "reward_model.reward_manager=dapo",
+        f"+{w}.overlong_buffer_cfg.enable=True", f"+{w}.overlong_buffer_cfg.len=64",
+        f"+{w}.overlong_buffer_cfg.penalty_factor=0.5", f"+{w}.max_resp_len=512",
+    )  # fmt: skip
+    assert dapo["rewards.1"] == {"kind": "overlong", "buffer": 64, "weight": 0.5, "max_length": 512}
+    assert dapo["eval.verifier"] == "compute_score"
+
+
+def rows_of(folder: Path, *sources: str) -> str:
+    file = folder / "rows.parquet"
+    rows = [{"data_source": source, "prompt": "p", "reward_model": {"ground_truth": "1"}} for source in sources]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return f"data.train_files={file}"
+
+
+def test_the_reward_of_rows_is_chosen_by_their_source(tmp_path: Path) -> None:
+    one = settings(*GRPO, rows_of(tmp_path, "openai/gsm8k"))
+    assert one["rewards.0"] == {"kind": "numeric", "unmarked": False}
+    assert "data.columns" not in one
+    both = settings(*GRPO, rows_of(tmp_path, "openai/gsm8k", "DigitalLearningGmbH/MATH-lighteval"))
+    assert both["rewards.0"] == {"kind": "math"}
+    signed = settings(*GRPO, rows_of(tmp_path, "math_dapo", "aime24"))
+    assert signed["rewards.0"] == {"kind": "math", "weight": 2.0}
+    for sources, why in (
+        (("codecontests",), "'codecontests' have no checker here"),
+        (("mine",), "verl has no reward for it either"),
+        (("openai/gsm8k", "math_dapo"), "have different rewards"),
+    ):
+        assert why in refusal(*GRPO, rows_of(tmp_path, *sources))
+
+
+def test_lora_and_the_run() -> None:
+    given = settings(*GRPO, f"{M}.lora_rank=8", f"{M}.target_modules=[q_proj,v_proj]")
+    assert (given["lora.rank"], given["lora.alpha"], given["lora.targets"]) == (8, 16, ["q_proj", "v_proj"])
+    run = settings(
+        *GRPO, "trainer.total_epochs=3", "trainer.save_freq=-1", "trainer.test_freq=5", "trainer.val_before_train=False"
+    )
+    assert (run["run.epochs"], run["checkpoint.every"], run["eval.every"], run["eval.at_start"]) == (3, 0, 5, False)
+    assert "run.epochs" not in settings(*GRPO, "trainer.total_epochs=3", "trainer.total_training_steps=7")
+    assert settings(*GRPO, "trainer.logger=[console,tensorboard]")["tracking.to"] == ["tensorboard"]
+
+
+def test_every_given_setting_stands_in_the_recipe() -> None:
+    for name, command in COMMANDS.items():
+        text = recipe_of(translated(*(f"{key}={value}" for key, value in command.items())))
+        for key in command:
+            assert key.lstrip("+").partition(".override_config.")[0] in text, (name, key)
