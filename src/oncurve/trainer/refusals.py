@@ -57,8 +57,7 @@ class Refusals:
             self._in_a_row += 1
             if self._in_a_row & (self._in_a_row - 1) == 0:
                 log.warning(
-                    "step %d: %s. Training goes on, and what is missing is written as soon as there is room, if the "
-                    "run is not killed before: %s",
+                    "step %d: %s; %s. Training goes on, and what is missing is written once the disk takes it",
                     step,
                     self._last.reason,
                     self._last.advice,

@@ -150,7 +150,7 @@ def test_the_user_is_told_at_a_falling_rate_and_of_the_end(caplog: pytest.LogCap
     refusals.tell(103)
     told = [int(message.split(":")[0].removeprefix("step ")) for message in caplog.messages]
     assert told == [1, 2, 4, 8, 16, 32, 64, 101, 103]
-    assert "out cannot be written: full. Training goes on" in caplog.messages[0]
+    assert "out cannot be written: full; free some space. Training goes on" in caplog.messages[0]
     assert refusals.metrics() == {"disk/refused_writes": 301.0}
     assert refusals.metrics() == {}
 
