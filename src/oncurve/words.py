@@ -34,7 +34,7 @@ ENGINE = "completions are sampled in this process, with the weights that are tra
 
 _MEANINGS: dict[str, Word] = {
     "lr actor_lr actor_learning_rate step_size": Word(("learner.learning_rate",)),
-    "critic.lr critic.optim.lr critic_lr critic_learning_rate": Word(("critic.learning_rate",)),
+    "critic.lr critic.optim.lr critic.adam.lr critic_lr critic_learning_rate": Word(("critic.learning_rate",)),
     "n num_generations n_samples_per_prompt num_return_sequences rollout_n num_samples g": Word(
         ("rollout.group_size",)
     ),
@@ -46,8 +46,11 @@ _MEANINGS: dict[str, Word] = {
     "ppo_micro_batch_size ppo_micro_batch_size_per_gpu micro_batch_size "
     "micro_train_batch_size ppo_max_token_len_per_gpu log_prob_micro_batch_size use_dynamic_bsz "
     "log_prob_micro_batch_size_per_gpu per_device_batch_size": Word(("learner.tokens_per_micro_batch",), TOKENS),
-    "ppo_mini_batch_size mini_batch_size steps_per_generation num_mini_batches": Word(("learner.minibatches",), NUMBER),
-    "epochs num_train_epochs total_epochs num_epochs n_epochs num_episodes max_epochs": Word(("run.epochs",)),
+    "train.batch_size ppo_mini_batch_size mini_batch_size steps_per_generation num_mini_batches": Word(
+        ("learner.minibatches",), NUMBER
+    ),
+    "epochs num_train_epochs total_epochs num_epochs n_epochs num_episodes": Word(("run.epochs",)),
+    "max_epochs": Word(("run.epochs", "learner.ppo_epochs"), "OpenRLHF's is the second"),
     "max_steps total_training_steps num_steps total_steps training_steps num_train_steps": Word(("run.steps",)),
     "beta kl_coef kl_coeff kl_loss_coef init_kl_coef kl_penalty_coef kl_weight kl_beta": Word(("kl.coef",)),
     "kl_loss_type kl_penalty kl_estimator kl_type": Word(("kl.estimator",)),
@@ -91,7 +94,7 @@ _MEANINGS: dict[str, Word] = {
     "reward_kwargs custom_reward_function.reward_kwargs": Word(("rewards.0.kwargs",)),
     "revision model_revision": Word(("model.revision",)),
     "custom_reward_function.name": Word(("rewards.0.path",), 'the name after the colon of "file.py:name"'),
-    "reward_model.model.path reward_model_path reward_pretrain": Word(
+    "reward_model.model.path reward_model_path reward_pretrain reward.model_name_or_path": Word(
         ("rewards.0.path",), 'in a [[rewards]] table of kind = "model"'
     ),
     "mask_truncated_completions overlong_filtering overlong_filter": Word(("filter.mask_truncated",)),
@@ -133,12 +136,13 @@ _MEANINGS: dict[str, Word] = {
     "lora_dropout": Word(("lora.dropout",)),
     "lora_adapter_path adapter_name_or_path": Word(("lora.path",)),
     "run_name experiment_name": Word(("run.name",)),
+    "wandb.run_name wandb_run_name": Word(("tracking.name",)),
     "random_seed data_seed data_loader_seed": Word(("run.seed",)),
     "shuffle_dataset": Word(("data.shuffle",)),
     "train_files train_file train_path train_data dataset dataset_name dataset_path train_dataset prompt_data": Word(
         ("data.path",), "a file (JSONL, parquet, CSV), a folder, or a data set's id on the hub"
     ),
-    "val_files val_file test_files eval_dataset eval_data eval_file validation_file": Word(
+    "val_files val_file test_files eval.dataset eval_dataset eval_data eval_file validation_file": Word(
         ("data.eval_path",), "named like data.path; of the same data set: data.eval_split"
     ),
     "dataset_config dataset_config_name": Word(("data.subset",)),
@@ -160,7 +164,7 @@ _MEANINGS: dict[str, Word] = {
         ("rollouts.keep",), "the groups of every step are in rollouts/ of the run's folder, or of some steps"
     ),
     "eval_steps test_freq eval_freq eval_interval": Word(("eval.every",)),
-    "num_generations_eval val_kwargs.n": Word(("eval.n",)),
+    "num_generations_eval val_kwargs.n eval.n_samples_per_prompt eval_n_samples_per_prompt": Word(("eval.n",)),
     "eval_temperature val_kwargs.temperature": Word(("eval.temperature",)),
     "output_dir default_local_dir save_path": Word((), "the run's folder is --out, in Python out="),
     "resume_from_checkpoint resume_mode": Word((), "a run is continued by: oncurve resume FOLDER"),

@@ -27,7 +27,7 @@ What differs:
   `group_norm` give `--algo.kl.use_loss`, or `--algo.kl.init_coef 0`.
 * `cosine_with_min_lr` ends at a tenth of the rate there, the cosine here at 0.
 
-Better left behind: Ray, DeepSpeed and vLLM settings have no meaning on one machine, and `--rollout.top_p` makes the
+What to give up: Ray, DeepSpeed and vLLM settings have no meaning on one machine, and `--rollout.top_p` makes the
 learner train on another distribution than the one that was sampled from.
 """
 

@@ -1,0 +1,78 @@
+"""docs/coming-from.md is made of the translators' tables, and the hints of error messages do not contradict these."""
+
+import importlib.util
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from oncurve.cli import app
+from oncurve.compat import DIALECTS
+from oncurve.config import RUN
+from oncurve.rewards import REWARD_KINDS
+from oncurve.words import WORDS, word_for
+
+ROOT = Path(__file__).parents[2]
+
+
+def maker() -> Any:
+    path = ROOT / "scripts" / "make_coming_from_doc.py"
+    spec = importlib.util.spec_from_file_location("make_coming_from_doc", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def keys(tool: str) -> list[Any]:
+    return list(import_module(DIALECTS[tool]).DIALECT.keys)
+
+
+def test_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert maker().main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tool", DIALECTS)
+def test_every_key_of_a_tool_is_on_the_page(tool: str) -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    assert [key.theirs for key in keys(tool) if f"`{key.theirs}`" not in text] == []
+
+
+def test_an_old_page_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = maker()
+    monkeypatch.setattr(module, "PAGE", tmp_path / "docs" / "coming-from.md")
+    assert [module.main(words) for words in (["--check"], [], ["--check"])] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("tool", DIALECTS)
+def test_what_a_key_becomes_is_a_setting_an_option_or_a_command(tool: str) -> None:
+    sections = {name: [*RUN.sections[name].kinds.values()] for name in RUN.names if name in RUN.sections}
+    sections["rewards"] = list(REWARD_KINDS.values())
+    names = {f"{section}.{key}" for section, kinds in sections.items() for kind in kinds for key in kind.model_fields}
+    names |= {f"{section}.kind" for section in sections} | {"rewards"}
+    command: Any = typer.main.get_command(app)
+    names |= {option for parameter in command.commands["train"].params for option in parameter.opts}
+    names |= {f"oncurve {name}" for name in command.commands}
+    assert sorted({plain(name) for key in keys(tool) for name in key.ours} - names) == []
+
+
+def plain(name: str) -> str:
+    """A setting of one reward without the reward's number: `rewards.0.weight` is `rewards.weight`."""
+    return re.sub(r"^rewards\.\d+\.", "rewards.", name)
+
+
+@pytest.mark.parametrize("tool", DIALECTS)
+def test_hints_for_unknown_keys_and_the_table_do_not_contradict_each_other(tool: str) -> None:
+    """A key whose last part is a hint's word, too: one setting at least is in both, or neither has one."""
+    wrong = []
+    for key in keys(tool):
+        hint = word_for(key.theirs)
+        if hint is not None and key.theirs.rpartition(".")[2].lower() in WORDS and key.ours and hint.keys:
+            ours, hinted = {plain(name) for name in key.ours}, {plain(name) for name in hint.keys}
+            if not ours & hinted and not ("rewards" in ours and any(name.startswith("rewards.") for name in hinted)):
+                wrong.append((key.theirs, key.ours, hint.keys))
+    assert wrong == []
