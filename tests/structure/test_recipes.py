@@ -37,6 +37,7 @@ OPTIONAL = {
     "lora",
     "reference",
     "reward_model",
+    "rollouts",
     "iterative",
     "entropy",
     "eval",
