@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oncurve.compat.dialect import Dialect, Key, Values
-from oncurve.compat.openrlhf_names import FLAG, LIST, NUMBER, PAIR, REFUSED, TEXT, WHOLE, WITHOUT_MEANING
+from oncurve.compat.openrlhf_names import FLAG, LIST, NUMBER, PAIR, REFUSED, RENAMED, TEXT, WHOLE, WITHOUT_MEANING
 from oncurve.errors import ConfigError, shown
 from oncurve.spec import suggest
 
@@ -29,7 +29,13 @@ What differs:
 
 What to give up: Ray, DeepSpeed and vLLM settings have no meaning on one machine, and `--rollout.top_p` makes the
 learner train on another distribution than the one that was sampled from.
+
+The flat names of before, where they differ by more than a dot:
+
 """
+ABOUT += "\n".join(
+    f"* `--{old}`: `--{new}`" for old, new in sorted(RENAMED.items()) if new.replace(".", "_") != old
+)  # the table has the names of 0.11
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "gae": {"advantage.kind": "gae", "critic.kind": "own"},
