@@ -31,7 +31,8 @@ _OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
 def truth_of(words: Sequence[Word], values: Values) -> bool | None:
     """Whether a test holds; None: a value in it is not known, or the test is one that is not read."""
     patterns = words[0].plain == "[["
-    texts = [values.in_test(text) for word in words[1:] for text in (values.fields(word) or [""])]
+    split = [[values.text(word)] if patterns else values.fields(word) or [""] for word in words[1:]]
+    texts = [values.in_test(text) for each in split for text in each]
     if texts and texts[-1] in ("]", "]]"):
         texts = texts[:-1]
     return _any(texts, patterns)
