@@ -127,7 +127,10 @@ def _settled(found: Sequence[Assignment], notes: list[str]) -> Reading:
     table, problems, said = DIALECT.table, list[str](), dict[str, Said]()
 
     def lookup(name: str) -> Any:
-        return latest[name].value if name in latest else table[name].default
+        value = latest[name].value if name in latest else table[name].default
+        if isinstance(value, _Unknown):
+            raise ConfigError(value.reason)
+        return value
 
     for key, each in latest.items():
         where = f"{each.place}: {key}" if each.place else key
@@ -135,8 +138,6 @@ def _settled(found: Sequence[Assignment], notes: list[str]) -> Reading:
             if isinstance(each.value, _Unknown):
                 raise ConfigError(each.value.reason)
             value = resolved(each.value, key, lookup)
-            if isinstance(value, _Unknown):
-                raise ConfigError(value.reason)
         except ConfigError as error:
             problems.append(f"{where}: {error}")
         else:

@@ -109,6 +109,7 @@ def test_words_have_the_lines_of_their_array_or_call(tmp_path: Path) -> None:
         (f"{CALL}data.seed=$((1 / 0))\n", "no expression of whole numbers"),
         (f"{CALL}data.seed=${{!A}}\n", "is not read"),
         (f"{CALL}data.seed=$1\n", "the script's own argument"),
+        (f"{CALL}data.seed=$1 trainer.project_name='a${{data.seed}}'\n", "trainer.project_name: line 1: $1"),
     ],
 )
 def test_a_value_that_is_not_known_says_the_line_and_why(text: str, why: str, tmp_path: Path) -> None:
