@@ -210,7 +210,7 @@ trust_remote_code custom_chat_template external_lib override_config hf_config_pa
 lora_alpha target_modules exclude_modules lora.type lora.alpha lora.dropout lora.target_modules lora.exclude_modules
 """
 
-ONE_PROCESS = "weights, gradients and moments are on one device, in one process"
+ONE_PROCESS = "each process has the whole model, with its gradients and moments"
 ENGINE = "completions are sampled in this process, by the model that is trained"
 TOKENS = "in tokens, by the policy's ppo_max_token_len_per_gpu; the result does not depend on it"
 CLASS = "a class of verl"

@@ -70,7 +70,7 @@ def _outside(value: Any, values: Values) -> dict[str, Any]:
     return {}
 
 
-ONE_MACHINE = "the run is on this machine, with one process; the result is the same but for rounding"
+ONE_MACHINE = "the run is on this machine; cluster.learner_ranks says how many processes share its updates"
 
 KEYS: tuple[Key, ...] = (
     Key(
