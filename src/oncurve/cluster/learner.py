@@ -43,6 +43,9 @@ TRIES = 3
 ABANDONED = "the work of all ranks was abandoned"
 
 _JOIN_SECONDS = 60.0
+_RESTART_SECONDS = 10.0
+"""A fork is up in less than a second; one that is not joins a later update."""
+
 _ANSWER_SECONDS = 10.0
 
 
@@ -223,7 +226,7 @@ class FleetLearner:
         if self._fleet is None:
             return
         self._hear(0.0)
-        up = self._fleet.settled(self._wait)
+        up = self._fleet.settled(_RESTART_SECONDS if self._worlds else self._wait)
         if up != self._members or self._world.size != 1 + len(up):
             self._join(up)
         for rank, member in enumerate(self._members, 1):
