@@ -31,6 +31,7 @@ RUN_RECIPES = sorted(path for path in RECIPES.glob("*") if path.suffix in SUFFIX
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 LEAVES_CAP = 90
 OPTIONAL = {
+    "cluster",
     "critic",
     "engine",
     "filter",
