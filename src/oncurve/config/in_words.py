@@ -222,4 +222,6 @@ def _safety(config: RunConfig, facts: RunFacts) -> str:
         return "Nothing is written: the run has no directory and is lost when this process ends."
     if not config.checkpoint.every:
         return "One checkpoint, at the end (checkpoint.every = 0): a killed run starts from the beginning."
-    return f"A checkpoint every {_count(config.checkpoint.every, 'step')}, the last {config.checkpoint.keep} kept."
+    every, keep = config.checkpoint.every, config.checkpoint.keep
+    kept = "all kept" if keep * every >= config.run.steps else f"the last {keep} kept"
+    return f"A checkpoint every {_count(every, 'step')}, {kept}."

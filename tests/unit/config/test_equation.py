@@ -215,3 +215,8 @@ def test_the_plan_claims_no_ratio_of_1_for_an_engine_that_is_not_exact(tmp_path:
         text = said(*overrides, f"engine.kind={tmp_path / 'elsewhere.py'}:Elsewhere")
         assert "the ratio is 1" not in text
         assert "the engine is not exact, so clipping can bind from the 1st update" in text
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(4, "the last 4 kept."), (5, "all kept."), (10**9, "all kept.")])
+def test_the_plan_says_which_checkpoints_are_kept(keep: int, kept: str) -> None:
+    assert f"A checkpoint every 20 steps, {kept}" in said(f"checkpoint.keep={keep}", "run.steps=100")
