@@ -238,6 +238,10 @@ def test_the_gsm8k_example(run: Callable[[str], dict[str, Any]]) -> None:
     assert len(list(Path("out/checkpoints").glob("step-*"))) == 2
     AutoModelForCausalLM.from_pretrained("out")  # save_model(output_dir)
     assert trainer.recipe.count("warmup_ratio = 0.5") == 1
+    trainer.save_state()
+    trainer.save_metrics("train", {"train_loss": 0.5})
+    assert json.loads(Path("out/train_results.json").read_text()) == {"train_loss": 0.5}
+    assert json.loads(Path("out/trainer_state.json").read_text())["log_history"] == trainer.state.log_history
 
 
 @pytest.mark.slow
@@ -283,6 +287,18 @@ def test_callbacks_see_the_run_and_end_it(run: Callable[[str], dict[str, Any]]) 
     metrics = trainer.evaluate()
     assert {"eval_reward", "eval_reward_std", "eval_completions/mean_length", "eval_runtime"} <= set(metrics)
     assert math.isfinite(metrics["eval_reward"])
+
+
+def test_steps_after_the_last_line_are_in_the_summary(
+    test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = trainer(test_data / "models" / "stories260k", logging_steps=10, metric_for_best_model="eval_reward")
+    output = made.train()
+    (line,) = made.state.log_history
+    assert (TRAIN_KEYS | END_KEYS) - {"loss", "grad_norm", "learning_rate"} <= set(line)
+    assert output.global_step == line["step"] == 2
+    assert made.args.greater_is_better
 
 
 def trainer(model: Path, rows: int = 4, **given: Any) -> GRPOTrainer:

@@ -29,7 +29,8 @@ run. The functions of `trl.rewards` are in `oncurve.compat.trl` under their name
   `oncurve export DIR --step 100` writes one. The model is in `model/` of the folder; `save_model()` writes it into the
   folder itself, too.
 * With a warm-up the first update already moves the weights; in transformers its learning rate is 0.
-* `evaluate()` has TRL's metrics of rewards and lengths, and no `eval_loss`. `clip_ratio/low_min` and `high_max` are
+* `evaluate()` has TRL's metrics of rewards and lengths, and none of a loss (`eval_loss`, `eval_entropy`,
+  `eval_clip_ratio/...`): an evaluation makes no loss. `clip_ratio/low_min` and `high_max` are
   logged where no token is clipped, as 0.
 * The order of the prompts and the sampled tokens follow from `seed` by oncurve's counter-based random numbers, so a
   run is not TRL's token by token.

@@ -25,6 +25,8 @@ from oncurve.models import LoadedModel
 from oncurve.models.loading import eos_ids_of, loaded_from, quiet
 
 PLACE = "GRPOTrainer"
+OBJECTS = ("processing_class", "reward_processing_classes", "callbacks")
+"""Arguments that a recipe names by their type."""
 
 
 def said_by(arguments: Mapping[str, Any], args: GRPOConfig, state: Callable[[], Any]) -> dict[str, Said]:
@@ -42,6 +44,7 @@ def said_by(arguments: Mapping[str, Any], args: GRPOConfig, state: Callable[[], 
         told["peft_config"] = Told("LoraConfig", lora_of(given_fields(arguments["peft_config"])))
     rest = {name: value for name, value in arguments.items() if name not in (*told, "args") and value is not None}
     rest.pop("eval_dataset", None)
+    rest |= {name: type(rest[name]).__name__ for name in OBJECTS if name in rest}
     said = {f"GRPOTrainer.{name}": Said(value, PLACE) for name, value in {**told, **rest}.items()}
     rows = told["train_dataset"].settings["data.rows"]
     known = rows_known(args.values(), len(rows)) if hasattr(arguments["train_dataset"], "__len__") else {}

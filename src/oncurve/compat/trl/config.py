@@ -46,6 +46,8 @@ class GRPOConfig:
         value = self.said.get(name, FIELDS[name].default)
         if name == "bf16" and value is None:
             return not self.fp16
+        if name == "greater_is_better" and value is None and self.metric_for_best_model is not None:
+            return True
         if name == "output_dir" and value is None:
             return "trainer_output"
         return {True: "group", False: "none"}.get(value, value) if name == "scale_rewards" else value

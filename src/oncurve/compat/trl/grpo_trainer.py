@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from oncurve import durable
 from oncurve.closing import Closing
 from oncurve.compat.dialect import Line, Translation
 from oncurve.compat.loading import config_of
@@ -221,8 +222,7 @@ class GRPOTrainer(Closing):
         self._evaluator(0)
         metrics = dict(self._hooks.evaluated or {})
         self._hooks.evaluated = None
-        self._hooks.log_evaluation(metrics)
-        return {**metrics, "epoch": self.state.epoch}
+        return self._hooks.log_evaluation(metrics)
 
     def _evaluator(self, step: int) -> dict[str, float]:
         """Evaluate within a step; the hooks log it after the step."""
@@ -258,6 +258,29 @@ class GRPOTrainer(Closing):
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 (made / file).replace(folder / file)
                 self._written.add(folder / file)
+
+    def log_metrics(self, split: str, metrics: Logs) -> None:
+        """Print metrics, one per line."""
+        say(
+            Screen(),
+            f"***** {split} metrics *****",
+            *(f"  {name} = {value}" for name, value in sorted(metrics.items())),
+        )
+
+    def save_metrics(self, split: str, metrics: Logs, combined: bool = True) -> None:
+        """Write metrics to `<split>_results.json` in the run directory, and with `combined` to `all_results.json`."""
+        for name in (f"{split}_results.json", *(["all_results.json"] if combined else [])):
+            durable.write_file(self._folder() / name, durable.to_json(dict(metrics)))
+
+    def save_state(self) -> None:
+        """Write `trainer_state.json` to the run directory."""
+        self.state.save_to_json(str(self._folder() / "trainer_state.json"))
+
+    def _folder(self) -> Path:
+        """The run directory. Raises ConfigError: there is none yet."""
+        if self.directory is None:
+            raise ConfigError("there is no run directory before train()")
+        return self.directory
 
     def push_to_hub(self, *arguments: Any, **named: Any) -> None:
         """Raises ConfigError: nothing is pushed from here."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -21,6 +21,9 @@ from oncurve.run import Run
 from oncurve.trainer import StepResult
 
 Logs = Mapping[str, Any]
+
+PER_LOG = ("loss", "grad_norm", "learning_rate")
+"""What only a line of steps has."""
 
 
 @dataclass
@@ -96,8 +99,6 @@ class Hooks:
 
     def stop(self) -> None:
         """End the run after the steps that are done: no step is left."""
-        from dataclasses import replace
-
         self.run.trainer.config = replace(self.run.trainer.config, steps=self.run.trainer.state.step)
 
     def step(self, result: StepResult) -> None:
@@ -157,10 +158,13 @@ class Hooks:
         self.state.log_history.append({**said, "step": self.state.global_step})
         self.call("on_log", logs=dict(said))
 
-    def log_evaluation(self, metrics: Logs) -> None:
-        """Log an evaluation, and call on_evaluate with it."""
+    def log_evaluation(self, metrics: Logs) -> Logs:
+        """Log an evaluation, and call on_evaluate with it; the metrics as they are logged."""
+        metrics = {**metrics, "eval_num_tokens": float(self._tokens)}
         self.log(metrics)
-        self.call("on_evaluate", metrics={**metrics, "epoch": self.state.epoch})
+        metrics["epoch"] = self.state.epoch
+        self.call("on_evaluate", metrics=dict(metrics))
+        return metrics
 
     def end(self) -> dict[str, float]:
         """After the last step: the summary that TRL logs."""
@@ -174,9 +178,10 @@ class Hooks:
             "total_flos": 0.0,
             "train_loss": sum(self._losses) / steps if steps else 0.0,
         }
-        if self._since and self.args.logging_strategy != "no":
-            self._since.clear()
-        self.log(summary)
+        rest = {name: value for name, value in averaged(self._since).items() if name not in PER_LOG}
+        rest |= {"num_tokens": float(self._tokens)} if self._since else {}
+        self._since.clear()
+        self.log({**summary, **rest})  # TRL logs what has gathered since the last line with its summary
         self.call("on_train_end")
         return summary
 
