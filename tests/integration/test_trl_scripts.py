@@ -358,7 +358,7 @@ def test_what_the_trainer_cannot_have_is_refused_by_name(test_data: Path, monkey
     assert "expected a LoraConfig" in refusal(peft_config=3)
     assert "expected a TrainerCallback" in refusal(callbacks=[3])
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert "not with accelerate launch" in refusal()
+    assert "not with accelerate launch or torchrun" in refusal()
 
 
 def _endless(model: Path) -> str:

@@ -124,6 +124,6 @@ def check_one_process() -> None:
     count = os.environ.get("WORLD_SIZE", "1")
     if count not in ("", "0", "1"):
         raise ConfigError(
-            f"WORLD_SIZE={count}: a run is one process on one device; start the script with python, not with "
-            "accelerate launch or torchrun"
+            f"WORLD_SIZE={count}: the script is one process; start it with python, not with accelerate launch or "
+            "torchrun. Several processes are a setting of a recipe: [cluster]"
         )

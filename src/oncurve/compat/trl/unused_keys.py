@@ -9,7 +9,7 @@ from oncurve.compat.dialect import Key
 
 SAMPLED = "the learner trains on the distribution that is sampled from, whole; leave it out"
 ENGINE = "completions are sampled in the training process, with the weights that are trained"
-ONE_PROCESS = "a run is one process on one device; leave it out"
+ONE_PROCESS = "the script is one process; a recipe's [cluster] has several; leave it out"
 HUB = "nothing is pushed: upload the folder model/ of the run, for example by `hf upload`"
 ALWAYS = "always so"
 LOGGED = "every step is in metrics.jsonl, and every completion in rollouts/"
