@@ -301,6 +301,21 @@ def test_steps_after_the_last_line_are_in_the_summary(
     assert made.args.greater_is_better
 
 
+def test_epochs_are_counted_as_trl_counts_them(
+    test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    held_out = [{"prompt": "b"}]
+    made = trainer(
+        test_data / "models" / "stories260k", rows=5, max_steps=-1, num_train_epochs=1, steps_per_generation=2,
+        num_iterations=2, eval_strategy="epoch", save_strategy="epoch", logging_steps=1,
+        arguments={"eval_dataset": held_out},
+    )  # fmt: skip
+    assert made.train().global_step == 4  # one whole generation of 4 prompts, in 2 minibatches, twice
+    assert [line["step"] for line in made.state.log_history if "eval_reward" in line] == [4]
+    assert made.run.config.checkpoint.every == 1
+
+
 def trainer(model: Path, rows: int = 4, **given: Any) -> GRPOTrainer:
     arguments = given.pop("arguments", {})
     args = GRPOConfig(

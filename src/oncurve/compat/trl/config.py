@@ -33,7 +33,7 @@ class GRPOConfig:
         object.__setattr__(self, "said", {})
         named = given if output_dir is None else {"output_dir": output_dir, **given}
         self.said.update({name: plain(name, value) for name, value in named.items()})
-        self.translated()
+        self._check()
 
     def __getattr__(self, name: str) -> Any:
         if name in PROCESS:
@@ -56,11 +56,16 @@ class GRPOConfig:
         before = dict(self.said)
         self.said[name] = plain(name, value)
         try:
-            self.translated()
+            self._check()
         except ConfigError:
             self.said.clear()
             self.said.update(before)
             raise
+
+    def _check(self) -> None:
+        """Raises ConfigError: a field that cannot be. The steps of an epoch are known to the trainer, by its rows."""
+        epochs = [name for name in ("save_strategy", "eval_strategy") if self.said.get(name) == "epoch"]
+        self.translated(**{name: Said("steps", PLACE) for name in epochs})
 
     def __repr__(self) -> str:
         return f"GRPOConfig({', '.join(f'{name}={value!r}' for name, value in self.said.items())})"
