@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -41,3 +42,14 @@ def keep_freed_memory() -> bool:
         done = [mallopt(name, value) for name, value in settings]
         return all(done)
     return False
+
+
+@contextlib.contextmanager
+def computing_threads(count: int) -> Iterator[None]:
+    """Within: this process computes with `count` of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

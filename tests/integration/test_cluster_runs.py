@@ -34,6 +34,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=host", "cluster.learner_ranks=9"], ["cluster.learner_ranks", "gradient_shards"]),
         (["cluster.kind=host", "advantage.kind=gae", "critic.kind=own"], ["critic.kind", "several ranks"]),
         (["cluster.learner_ranks=2"], ["cluster.learner_ranks", "unknown key"]),
+        (["cluster.rollout_workers=2"], ["cluster.rollout_workers", "unknown key"]),
+        (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "not built yet", '"object"']),
+        (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_name(project, monkeypatch, capfd, settings, words) -> None:
@@ -89,12 +92,34 @@ def test_a_run_on_two_ranks_is_the_run_on_one(project: Path, more: list[str]) ->
     assert metrics["cluster/ranks_lost"] == 0
 
 
+WORKERS = [*HOST, "cluster.shard_groups=2", "data.prompts_per_step=6"]
+
+
 @pytest.mark.slow
-def test_a_run_that_is_killed_whole_goes_on_with_other_ranks_to_the_same_bits(project: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
+def test_a_run_whose_rollouts_have_one_two_and_four_workers_is_the_run_of_one_process(
+    project: Path, more: list[str]
+) -> None:
+    arguments = ["train", "recipe.toml", *WORKERS, *more, "run.steps=20"]
+    finish(*arguments, "--out", "none")
+    for count, ranks in ((1, 1), (2, 2), (4, 1)):
+        name = f"workers-{count}"
+        settings = [f"cluster.rollout_workers={count}", f"cluster.learner_ranks={ranks}"]
+        said = finish(*arguments, *settings, "--out", name)
+        assert f"Rollouts are decoded by {count} other process" in said
+        compare(project / "none", project / name, 20)
+        metrics = json.loads((project / name / "metrics.jsonl").read_text().splitlines()[-1])
+        assert metrics["cluster/workers_alive"] == count
+        assert metrics["cluster/weights_bytes"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["learner_ranks", "rollout_workers"])
+def test_a_run_that_is_killed_whole_goes_on_with_other_processes_to_the_same_bits(project: Path, part: str) -> None:
     steps = 8
-    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
+    finish("train", "recipe.toml", *WORKERS, f"run.steps={steps}", "--out", "one")
     out = project / "two"
-    arguments = ["train", "recipe.toml", *HOST, f"run.steps={steps}", "cluster.learner_ranks=4", "--out", "two"]
+    arguments = ["train", "recipe.toml", *WORKERS, f"run.steps={steps}", f"cluster.{part}=4", "--out", "two"]
     for count in (3, 2):
         process = start(*arguments)
         before = len(durable.numbered(out / "checkpoints"))
@@ -108,8 +133,8 @@ def test_a_run_that_is_killed_whole_goes_on_with_other_ranks_to_the_same_bits(pr
         process.communicate(timeout=60)
         _, alive = psutil.wait_procs(children, timeout=60)
         assert alive == []
-        arguments = ["resume", "two", f"cluster.learner_ranks={count}"]
-    said = finish("resume", "two", "cluster.learner_ranks=1")
+        arguments = ["resume", "two", f"cluster.{part}={count}"]
+    said = finish("resume", "two", f"cluster.{part}=1")
     assert "exact" in said
     assert "not exact" not in said
     compare(project / "one", out, steps)

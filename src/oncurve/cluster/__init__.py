@@ -1,14 +1,17 @@
-"""More processes than one: the ranks of a learner, and the fleets of processes that they run in.
+"""More processes than one: the ranks of a learner, the workers of a rollout, and the fleets that they run in.
 
 fleet.py        the interface of a fleet, and the health of its processes as a state machine
 host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py)
 learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in a fleet
+engine.py       a rollout engine of several workers (worker.py), which decode fixed shards of the prompts (shards.py) by
+                one version of the weights (weights.py)
 
-Covered: ranks that are killed, that hang or are stopped, that cannot connect or fail with an error, at any time; a
-nursery that is killed; a run that is killed. None of them changes a bit of the result.
+Covered: ranks and workers that are killed, that hang or are stopped, that cannot connect or fail with an error, at any
+time; a nursery that is killed; a run that is killed. None of them changes a bit of the result.
 Not covered: other machines, GPUs, critics, the training of reward models.
 """
 
+from oncurve.cluster.engine import FleetEngine as FleetEngine
 from oncurve.cluster.fleet import (
     Ended as Ended,
     Failed as Failed,
@@ -28,3 +31,6 @@ from oncurve.cluster.settings import (
     NoCluster as NoCluster,
     check_cluster as check_cluster,
 )
+from oncurve.cluster.shards import rollout_shards as rollout_shards
+from oncurve.cluster.weights import Snapshot as Snapshot
+from oncurve.cluster.worker import Worker as Worker

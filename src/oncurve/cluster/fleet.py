@@ -69,6 +69,10 @@ class Fleet(Protocol):
         Raises ConfigError: the first processes cannot start.
         """
 
+    @property
+    def given_up(self) -> bool:
+        """Whether every place is given up: no process is up, and none will be."""
+
     def call(self, process: int, method: str, *arguments: Any) -> int:
         """Call a method of the object of `process`; the number of the call. A process that has ended answers nothing,
         and an `Ended` of it comes, or has come."""
@@ -140,6 +144,11 @@ class Health:
         """Whether a process is starting, or about to be."""
         soon = [place for place in self._places if place.phase == "resting" and not PAUSES[len(place.deaths)]]
         return bool(soon) or any(place.phase in ("starting", "dying") for place in self._places)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether every place is given up."""
+        return all(place.phase == "given up" for place in self._places)
 
     def is_up(self, process: int, now: float) -> None:
         """`process` has started."""

@@ -111,6 +111,12 @@ class HostFleet(Closing):
                 raise ConfigError(f"cluster.kind: the processes cannot start: {self._failure}")
             return self._health.up
 
+    @property
+    def given_up(self) -> bool:
+        """Whether every place is given up: no process is up, and none will be."""
+        with self._changed:
+            return self._health.given_up
+
     def call(self, process: int, method: str, *arguments: Any) -> int:
         """Call a method of the object of `process`; the number of the call."""
         with self._changed:

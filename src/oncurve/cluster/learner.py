@@ -35,6 +35,7 @@ from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights
 from oncurve.output import urgent
 from oncurve.parallel import ALONE, LostRankError, World, shards_of
+from oncurve.process import computing_threads
 from oncurve.types import TrainBatch, axes_of
 
 TRIES = 3
@@ -105,7 +106,7 @@ class FleetLearner:
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One optimizer update: shard by shard, added in the fixed tree."""
-        with self._whole(), self._own_threads():
+        with self._whole(), computing_threads(self._threads):
             accumulated = self._accumulated(minibatch)
             result = self._apply(accumulated)
         self._observe(result.metrics)
@@ -126,7 +127,7 @@ class FleetLearner:
         if not self.local.scores(want):
             return batch
         pieces = {index: piece for index, piece in enumerate(shards(batch, self._count)) if piece is not None}
-        with self._whole(), self._own_threads():
+        with self._whole(), computing_threads(self._threads):
             self._gather_somehow()
             calls = {
                 member: self._call(member, "score", {i: pieces[i] for i in self._own(rank) if i in pieces}, want)
@@ -144,7 +145,7 @@ class FleetLearner:
     def move_reference(self, alpha: float) -> None:
         """π_ref ← α π_θ + (1 - α) π_ref, on all ranks."""
         before = self.local.changes
-        with self._whole(), self._own_threads():
+        with self._whole(), computing_threads(self._threads):
             self._state += 1
             self.local.move_reference(alpha)
             if self.local.changes == before:
@@ -314,16 +315,6 @@ class FleetLearner:
                     self._fleet.kill(member, ABANDONED)
             self._world, self._members = ALONE, []
             raise
-
-    @contextmanager
-    def _own_threads(self) -> Iterator[None]:
-        """Within: this process computes with a rank's number of threads."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def _joined(batch: TrainBatch, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -320,10 +320,11 @@ def check_memory(config: RunConfig) -> list[str]:
     work = _work(config, (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step)
     process = float(MemoryMeter(torch.device("cpu")).now()) + UNIMPORTED
     variant = _variant(config, shape, work, config.model.precision()[0], True, process)
-    peak, room = variant.memory().peak + _of_ranks(config, variant.memory()), memory_here()
+    peak, room = variant.memory().peak + _of_cluster(config, variant.memory()), memory_here()
     if peak <= room.available:
         return []
-    ranks = "" if config.cluster.processes == 1 else f" of {config.cluster.processes} processes"
+    count = config.cluster.processes + config.cluster.workers
+    ranks = "" if count == 1 else f" of {count} processes"
     says = (
         f"the run{ranks} needs about {peak / 1e9:,.1f} GB, and there are {room.available / 1e9:,.1f} GB "
         f"({room.limit}); `oncurve plan` has the details"
@@ -334,11 +335,14 @@ def check_memory(config: RunConfig) -> list[str]:
     raise ConfigError("\n".join([f"memory: {says}", *(["what makes it smaller:", *smaller] if smaller else [])]))
 
 
-def _of_ranks(config: RunConfig, memory: Memory) -> float:
-    """Bytes of a learner's ranks other than this process, and of the copy that they are forked from.
+def _of_cluster(config: RunConfig, memory: Memory) -> float:
+    """Bytes of a learner's ranks other than this process, of the workers that sample, and of the copies of the model
+    that the two kinds are forked from.
 
-    An adapter's base model is in memory once for all of them.
+    An adapter's base model is in memory once for all processes of a kind.
     """
-    others, whole = config.cluster.processes - 1, memory.parts["parameters"]
+    others, workers, whole = config.cluster.processes - 1, config.cluster.workers, memory.parts["parameters"]
     shared = whole if config.lora.adapted else 0.0
-    return others * (memory.phases["training"] - shared) + whole if others else 0.0
+    ranks = others * (memory.phases["training"] - shared) + whole if others else 0.0
+    sampling = workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole if workers else 0.0
+    return ranks + sampling

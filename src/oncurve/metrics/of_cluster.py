@@ -1,4 +1,7 @@
-"""Metrics of the processes that a run uses in addition to its own; absent with cluster.learner_ranks = 1."""
+"""Metrics of the processes that a run uses in addition to its own.
+
+Those of ranks are absent with cluster.learner_ranks = 1, and those of workers with cluster.rollout_workers = 0.
+"""
 
 from oncurve.metrics.metric import Metric
 
@@ -24,5 +27,32 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
         "The imbalance of the ranks, and the time of their copies and restarts.",
         "A large share of time/update: the shards are of unequal cost, because single completions are long, or the "
         "machine has fewer cores than cluster.learner_ranks times cluster.rank_threads.",
+    ),
+    Metric("cluster/workers_alive", "last", "processes").described(
+        "workers that could be given a shard at the end of the step's last rollout",
+        "How many processes sampled. The result does not depend on it.",
+        "Below cluster.rollout_workers: workers were lost, and the output says why.",
+    ),
+    Metric("cluster/workers_restarted", "sum", "processes").described(
+        "workers that ended, or were ended because they hung, and in whose place another is started",
+        "Losses of workers since the step before. Their shards were decoded again, to the same bits.",
+        "Not 0 again and again: read the first cause in the output; killed by SIGKILL usually means that the "
+        "machine's memory ran out, and fewer cluster.rollout_workers need less.",
+    ),
+    Metric("cluster/shards_redone", "sum", "shards").described(
+        "shards of the step's rollouts that were lost with a worker",
+        "How often the work of a rollout was done again.",
+        "As for cluster/workers_restarted.",
+    ),
+    Metric("cluster/weights_seconds", "sum", "seconds").described(
+        "time in which this process hashed and sent the weights to workers",
+        "The cost of a new policy version for the rollout.",
+        "A large share of time/rollout: fewer cluster.rollout_workers, more prompts per step, or an adapter "
+        "(lora.rank), of which only the adapter is sent.",
+    ),
+    Metric("cluster/weights_bytes", "sum", "bytes").described(
+        "bytes of the weights that were sent, to all workers together",
+        "The size of what changes in a step, times the workers that had a shard.",
+        "As for cluster/weights_seconds.",
     ),
 )

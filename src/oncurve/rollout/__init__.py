@@ -11,6 +11,8 @@ from oncurve.rollout.engine import (
     OnGroup as OnGroup,
     RolloutEngine as RolloutEngine,
     check_token_ids as check_token_ids,
+    count_samples as count_samples,
+    measured as measured,
     sample as sample,
 )
 from oncurve.rollout.kinds import ENGINE_KINDS as ENGINE_KINDS, EngineConfig as EngineConfig, LocalEngine as LocalEngine

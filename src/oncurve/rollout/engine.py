@@ -10,7 +10,7 @@ Sampler and learner share the module, so `follow` copies nothing, and a recorded
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -70,6 +70,15 @@ class RolloutEngine(Protocol):
 
         An engine that is followed again afterwards begins again.
         """
+
+
+def measured(engine: RolloutEngine) -> Mapping[str, float]:
+    """What the engine has measured since the last call, by the names of declared metrics: its own `measured()`.
+
+    An engine need not have that method.
+    """
+    found: Callable[[], Mapping[str, float]] | None = getattr(engine, "measured", None)
+    return {} if found is None else found()
 
 
 def count_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:

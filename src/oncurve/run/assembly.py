@@ -247,7 +247,7 @@ def _build_run(
     eval_prompts = eval_prompts.first(config.eval.limit)
     learner = build_learner(config, loaded, given.reference, teacher)
     rewards.locate = step_locator(loaded.tokenizer)
-    engine = build_engine(config, loaded)
+    engine = config.cluster.engine(build_engine(config, loaded), _engine_maker(config, loaded), config.rollout)
     trainer = Trainer(
         trainer_config(config),
         engine,
@@ -292,7 +292,7 @@ def build_learner(
     device = module_device(loaded.model.module).type
     if not config.cluster.alone and device != "cpu":
         raise ConfigError(
-            f'cluster.kind: ranks compute on a CPU so far, and the model is on {device}; set it to "none", or '
+            f'cluster.kind: its processes compute on a CPU so far, and the model is on {device}; set it to "none", or '
             'model.device to "cpu"'
         )
     make = partial(
@@ -313,8 +313,8 @@ def build_learner(
 
 
 def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
-    """The engine of `[engine]`. Raises ConfigError: what its settings build is not one."""
-    engine = config.engine.build(config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
+    """The engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not one."""
+    engine = _engine_maker(config, loaded)()
     lacking = [name for name in ("exact", "follow", "generate", "close") if not hasattr(engine, name)]
     if lacking:
         lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}"
@@ -323,6 +323,10 @@ def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
         stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"
         raise ConfigError(f"engine.kind: {stated}; the plan and the maths need the same")
     return engine
+
+
+def _engine_maker(config: RunConfig, loaded: LoadedModel) -> Callable[[], RolloutEngine]:
+    return partial(config.engine.build, config.rollout, loaded.tokenizer, loaded.eos_ids, config.run.seed)
 
 
 def evaluate_policy(

@@ -46,6 +46,8 @@ FREE = (
     "eval.n",
     "eval.temperature",
     "model.trust_remote_code",
+    "cluster.rollout_workers",
+    "cluster.weights",
     "cluster.learner_ranks",
     "cluster.silence_seconds",
     "cluster.wait_seconds",

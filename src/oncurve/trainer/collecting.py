@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from oncurve.errors import OncurveError, TrainingError
 from oncurve.metrics import Metrics
 from oncurve.rewards import Scorer, Scoring
-from oncurve.rollout import RolloutEngine, sample
+from oncurve.rollout import RolloutEngine, measured, sample
 from oncurve.trainer.diagnosis import divergence_explained
 from oncurve.trainer.observe import observe_groups, timer
 from oncurve.trainer.protocols import PromptSource
@@ -112,6 +112,8 @@ class Collecting:
         with self.scorer.begin(step) as scoring:
             with timer(metrics, "rollout"), divergence_explained(step):
                 groups = sample(self.engine, prompts, draw, self.group_size, on_group=scoring.submit)
+            for name, value in measured(self.engine).items():
+                metrics.add(name, value)
             return self._scored(groups, scoring, metrics), cursor
 
     def _scored(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:

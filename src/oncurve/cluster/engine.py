@@ -1,0 +1,295 @@
+"""A rollout engine whose completions are sampled by several processes, so that their number cannot be seen.
+
+    queue of shards --> any worker that is free --> groups, in the order of the prompts
+
+Prompts are cut into fixed shards (shards.py), each of which is decoded by itself; any worker may decode any shard. A
+worker has the weights of one whole version (weights.py), sent before its first shard of it. A fault is answered by
+decoding the shard again: it goes to the front of the queue. The driver, this process, decodes a shard itself where
+several workers were lost with it, where it failed with an error, and where no worker has lived for a while. Since the
+shards, not the workers, are part of the result, no fault changes a bit, and none stops a run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from oncurve.closing import Closing
+from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
+from oncurve.cluster.shards import rollout_shards
+from oncurve.cluster.weights import Snapshot
+from oncurve.errors import ConfigError, OncurveError
+from oncurve.models import CausalModel, Weights
+from oncurve.output import urgent
+from oncurve.process import computing_threads
+from oncurve.rollout import OnGroup, RolloutEngine, Sampling, count_samples
+from oncurve.types import Group, Prompt
+
+TRIES = 3
+"""How many workers may be lost with a shard before the driver decodes it."""
+
+PATIENCE_SECONDS = 30.0
+"""How long the driver waits for a worker before it decodes a shard itself."""
+
+SHORTEST_DEADLINE, DEADLINE_MEDIANS = 60.0, 10.0
+"""A worker has `DEADLINE_MEDIANS` times the median of earlier shards for one, and not less than so many seconds."""
+
+_TURN_SECONDS, _SHORT_TURN_SECONDS = 1.0, 0.02
+_REMEMBERED = 64
+
+MakeFleet = Callable[[CausalModel], Fleet]
+Lengths = tuple[int, int]
+
+
+@dataclass
+class _Call:
+    """What a worker is doing. `index`: of the shard of this rollout; None: of one that was given up."""
+
+    number: int
+    index: int | None
+    began: float
+    deadline: float
+
+
+@dataclass
+class _Rollout:
+    """One call of `generate`. `queue`: shards that no process has; `own`: those that the driver is to decode."""
+
+    prompts: Sequence[Prompt]
+    firsts: Sequence[int]
+    draw: int
+    sampling: Sampling | None
+    on_group: OnGroup | None
+    shards: list[range]
+    queue: deque[int]
+    own: deque[int] = field(default_factory=deque)
+    losses: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    groups: dict[int, Group] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """Whether every prompt has its group."""
+        return len(self.groups) == len(self.prompts)
+
+    def keep(self, index: int, groups: Sequence[Group]) -> None:
+        """The groups of a shard have come."""
+        for prompt, group in zip(self.shards[index], groups, strict=True):
+            self.groups[prompt] = group
+            if self.on_group is not None:
+                self.on_group(prompt, group)
+
+
+class FleetEngine(Closing):
+    """A `RolloutEngine` of workers that have an engine each.
+
+    local         the driver's engine: it decodes what workers cannot, and all shards where `make_fleet` is None
+    sampling      the settings of a training rollout
+    make_fleet    a fleet whose objects are `oncurve.cluster.worker.Worker`s over a copy of the model
+    shard_groups  groups that are decoded together; part of the result
+    threads       of each process while it decodes; part of the result
+    wait_seconds  the longest time that a worker has for a shard
+    """
+
+    def __init__(
+        self,
+        local: RolloutEngine,
+        sampling: Sampling,
+        make_fleet: MakeFleet | None,
+        shard_groups: int,
+        threads: int,
+        wait_seconds: float,
+    ) -> None:
+        self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
+        self._shard_groups, self._threads, self._wait = shard_groups, threads, wait_seconds
+        self._fleet: Fleet | None = None
+        self._snapshot: Snapshot | None = None
+        self._calls, self._has = dict[int, _Call](), dict[int, str]()
+        self._seconds: dict[Lengths, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._alive_at = 0.0
+        self._measured: dict[str, float] = defaultdict(float)
+
+    @property
+    def exact(self) -> bool:
+        """What the driver's engine says: a worker's is built by the same settings."""
+        return self.local.exact
+
+    def follow(self, weights: Weights) -> None:
+        """Sample from these weights from now on. Workers get them with their next shard.
+
+        Raises ConfigError: the weights are not in this process.
+        """
+        self.local.follow(weights)
+        if self._make_fleet is None:
+            return
+        model = weights.local()
+        if model is None:
+            raise ConfigError("cluster.rollout_workers: the weights are not in this process; set it to 0")
+        self._snapshot = Snapshot(model, weights.version)
+        if self._fleet is None:
+            self._fleet = self._make_fleet(model)
+
+    def close(self) -> None:
+        """End the workers. Twice is allowed; `follow` starts others."""
+        if self._fleet is not None:
+            self._fleet.close()
+        self._fleet = self._snapshot = None
+        self._calls.clear()
+        self._has.clear()
+        self.local.close()
+
+    def measured(self) -> Mapping[str, float]:
+        """The metrics of the rollouts since the last call."""
+        found = dict(self._measured)
+        self._measured.clear()
+        return found
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Sampling | None = None,
+        on_group: OnGroup | None = None,
+        first_samples: Sequence[int] | None = None,
+    ) -> list[Group]:
+        """One group per prompt, in the prompts' order, without scores.
+
+        Raises what the driver's engine raises, and ConfigError: the workers cannot start.
+        """
+        size = (sampling or self.sampling).group_size
+        firsts = count_samples(prompts, size) if first_samples is None else first_samples
+        shards = rollout_shards(len(prompts), self._shard_groups)
+        rollout = _Rollout(prompts, firsts, draw, sampling, on_group, shards, deque(range(len(shards))))
+        try:
+            if self._fleet is None:
+                for index in rollout.queue:
+                    self._decode_here(rollout, index)
+            else:
+                self._share(self._fleet, rollout)
+        finally:
+            for call in self._calls.values():
+                call.index = None  # an error has ended the rollout: what these workers still do is of no use
+        return [rollout.groups[index] for index in range(len(prompts))]
+
+    def _share(self, fleet: Fleet, rollout: _Rollout) -> None:
+        """Have all shards decoded, by workers as far as there are any."""
+        for name in ("cluster/workers_restarted", "cluster/shards_redone"):
+            self._measured[name] += 0.0
+        self._alive_at = time.monotonic()
+        fleet.settled(PATIENCE_SECONDS)
+        while not rollout.done:
+            up = self._dispatch(fleet, rollout)
+            if rollout.own:
+                self._decode_here(rollout, rollout.own.popleft())
+            elif rollout.queue and self._is_alone(fleet, up):
+                self._decode_here(rollout, rollout.queue.popleft())
+            self._hear(fleet, rollout, _TURN_SECONDS if self._calls else _SHORT_TURN_SECONDS)
+            self._end_late_ones(fleet)
+        self._measured["cluster/workers_alive"] = float(len(fleet.up()))
+
+    def _dispatch(self, fleet: Fleet, rollout: _Rollout) -> list[int]:
+        """Give every free worker a shard; the workers that are up."""
+        up = fleet.up()
+        for worker in up:
+            if rollout.queue and worker not in self._calls:
+                index = rollout.queue.popleft()
+                shard, snapshot = rollout.shards[index], self._bring(fleet, worker)
+                prompts, firsts = [rollout.prompts[i] for i in shard], [rollout.firsts[i] for i in shard]
+                number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
+                now = time.monotonic()
+                self._calls[worker] = _Call(number, index, now, now + self._limit(rollout))
+        return up
+
+    def _bring(self, fleet: Fleet, worker: int) -> Snapshot:
+        """Send a worker the weights, unless it has them."""
+        assert self._snapshot is not None
+        began = time.perf_counter()
+        if self._has.get(worker) != self._key:
+            for bucket in self._snapshot.buckets():
+                self._measured["cluster/weights_bytes"] += sum(len(piece) for _, _, piece in bucket)
+                fleet.call(worker, "take", bucket)
+            fleet.call(worker, "follow", self._snapshot.version, self._snapshot.digest)
+            self._has[worker] = self._key
+        self._measured["cluster/weights_seconds"] += time.perf_counter() - began
+        return self._snapshot
+
+    @property
+    def _key(self) -> str:
+        assert self._snapshot is not None
+        return f"{self._snapshot.version} {self._snapshot.digest}"
+
+    def _is_alone(self, fleet: Fleet, up: Sequence[int]) -> bool:
+        """Whether the driver is the only process that is left, or has waited long enough for another."""
+        now = time.monotonic()
+        if up:
+            self._alive_at = now
+        return fleet.given_up or now - self._alive_at > PATIENCE_SECONDS
+
+    def _hear(self, fleet: Fleet, rollout: _Rollout, seconds: float) -> None:
+        """Act on what has happened within so many `seconds`; a turn without waiting where the driver has work."""
+        for event in fleet.wait(0.0 if rollout.own or rollout.done else seconds):
+            call = self._calls.get(event.process)
+            if isinstance(event, Ended):
+                self._has.pop(event.process, None)
+                self._calls.pop(event.process, None)
+                self._lost(event)
+                if call is not None and call.index is not None and call.index not in rollout.own:
+                    self._again(rollout, call.index)
+            elif isinstance(event, Failed):
+                if call is not None and call.index is not None:
+                    rollout.own.append(call.index)  # if the error is not the worker's own, the driver meets it too
+                    call.index = None
+            elif call is not None and call.number == event.number:
+                del self._calls[event.process]
+                self._arrived(rollout, call, event)
+
+    def _arrived(self, rollout: _Rollout, call: _Call, event: Replied) -> None:
+        if call.index is None:
+            return
+        if isinstance(event.value, OncurveError):
+            rollout.own.append(call.index)
+            return
+        self._seconds[self._lengths(rollout)].append(time.monotonic() - call.began)
+        rollout.keep(call.index, event.value)
+
+    def _again(self, rollout: _Rollout, index: int) -> None:
+        """A worker was lost with a shard."""
+        rollout.losses[index] += 1
+        self._measured["cluster/shards_redone"] += 1
+        if rollout.losses[index] >= TRIES:
+            urgent(f"oncurve: {TRIES} workers were lost with one shard; this process decodes it, to the same bits")
+            rollout.own.append(index)
+        else:
+            rollout.queue.appendleft(index)
+
+    def _lost(self, event: Ended) -> None:
+        self._measured["cluster/workers_restarted"] += not event.given_up
+        after = "; after several deaths in a minute its place stays empty" if event.given_up else ""
+        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on to the same bits{after}")
+
+    def _end_late_ones(self, fleet: Fleet) -> None:
+        now = time.monotonic()
+        for worker, call in self._calls.items():
+            if now > call.deadline:
+                call.deadline = float("inf")
+                fleet.kill(worker, f"it did not decode a shard within {now - call.began:.0f} seconds")
+
+    def _limit(self, rollout: _Rollout) -> float:
+        """The seconds that a worker has for a shard of this rollout."""
+        earlier = self._seconds[self._lengths(rollout)]
+        if not earlier:
+            return self._wait
+        return min(self._wait, max(SHORTEST_DEADLINE, DEADLINE_MEDIANS * statistics.median(earlier)))
+
+    def _lengths(self, rollout: _Rollout) -> Lengths:
+        sampling = rollout.sampling or self.sampling
+        return sampling.group_size, sampling.max_new_tokens
+
+    def _decode_here(self, rollout: _Rollout, index: int) -> None:
+        shard = rollout.shards[index]
+        prompts, firsts = [rollout.prompts[i] for i in shard], [rollout.firsts[i] for i in shard]
+        with computing_threads(self._threads):
+            groups = self.local.generate(prompts, rollout.draw, rollout.sampling, None, firsts)
+        rollout.keep(index, groups)

@@ -1,0 +1,56 @@
+"""A process that samples: an engine of its own, over a copy of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from oncurve.cluster.weights import Piece, digest_of, take
+from oncurve.errors import OncurveError
+from oncurve.models import CausalModel, LocalWeights
+from oncurve.process import keep_freed_memory
+from oncurve.rollout import RolloutEngine, Sampling
+from oncurve.types import Group, Prompt
+
+
+class Worker:
+    """What `FleetEngine` calls in each process. It decodes by a whole version of the weights or not at all.
+
+    model    a copy of the policy; `take` and `follow` replace its weights
+    build    makes the engine
+    threads  of this process
+    """
+
+    def __init__(self, model: CausalModel, build: Callable[[], RolloutEngine], threads: int) -> None:
+        self.model, self.engine, self._threads = model, build(), threads
+        self._digest: str | None = None
+
+    def begin(self) -> None:
+        """Called once in the worker's own process."""
+        keep_freed_memory()
+        torch.set_num_threads(self._threads)
+
+    def take(self, bucket: Sequence[Piece]) -> None:
+        """Write a part of a version; until `follow` there is no version that could be sampled from."""
+        self._digest = None
+        take(self.model, bucket)
+
+    def follow(self, version: int, digest: str) -> None:
+        """Sample from the weights that have come. Raises RuntimeError: they are not the version's, bit for bit."""
+        found = digest_of(self.model)
+        if found != digest:
+            raise RuntimeError(f"the weights of version {version} have sha256 {found}, and should have {digest}")
+        self._digest = digest
+        self.engine.follow(LocalWeights(self.model, version))
+
+    def decode(
+        self, digest: str, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None, firsts: Sequence[int]
+    ) -> list[Group] | OncurveError:
+        """The groups of a shard, or why they cannot be made. Raises RuntimeError: other weights are here."""
+        if self._digest != digest:
+            raise RuntimeError(f"a shard for the weights {digest} has come, and the weights here are {self._digest}")
+        try:
+            return self.engine.generate(prompts, draw, sampling, None, firsts)
+        except OncurveError as error:
+            return type(error)(str(error))

@@ -1,0 +1,201 @@
+"""A rollout by several processes: the bits of one process, whatever the number of workers and whatever kills them."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from fakes.deadly_engine import DeadlyEngine, order
+from fakes.tiny_policy import VOCABULARY, tiny_model
+from oncurve.cluster import FleetEngine, HostCluster, Snapshot, rollout_shards
+from oncurve.cluster.weights import changing_tensors, digest_of, take
+from oncurve.errors import DataError
+from oncurve.models import CausalModel, LocalWeights
+from oncurve.randomness import permutation
+from oncurve.rollout import Sampling
+from oncurve.types import Group, Prompt
+
+SAMPLING = Sampling(group_size=3, max_new_tokens=8)
+PROMPTS = [Prompt(number % 9, "", (number % VOCABULARY, 3, 1 + number % 4)) for number in range(11)]
+
+
+@contextmanager
+def workers(orders: Path, count: int, **settings: Any) -> Iterator[FleetEngine]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    settings = {"shard_groups": 2, "silence_seconds": 3.0, "wait_seconds": 60.0, **settings}
+    build = partial(DeadlyEngine, orders, os.getpid(), SAMPLING, 5)
+    engine = HostCluster(rollout_workers=count, **settings).engine(build(), build, SAMPLING)
+    assert isinstance(engine, FleetEngine)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        torch.set_num_threads(before)
+
+
+def change(model: CausalModel, step: int) -> None:
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step)))
+
+
+def rollouts(
+    orders: Path, count: int, steps: int, before: Callable[[int], None] = lambda step: None, **settings: Any
+) -> tuple[list[list[Group]], list[dict[str, float]]]:
+    """The groups and the measurements of so many rollouts, the weights being others in each."""
+    model, found, measured = tiny_model(torch.float32), [], []
+    with workers(orders, count, **settings) as engine:
+        for step in range(steps):
+            before(step)
+            engine.follow(LocalWeights(model, step))
+            seen: dict[int, Group] = {}
+            groups = engine.generate(PROMPTS, step, on_group=seen.__setitem__)
+            assert [seen[index] for index in range(len(PROMPTS))] == groups
+            assert {row.policy_version for group in groups for row in group.completions} == {step}
+            found.append(groups)
+            measured.append(dict(engine.measured()))
+            change(model, step)
+    return found, measured
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    return folder
+
+
+def test_shards_are_a_function_of_the_batch_alone_and_have_every_prompt_once() -> None:
+    for count in range(20):
+        for groups in range(1, 9):
+            shards = rollout_shards(count, groups)
+            assert [index for shard in shards for index in shard] == list(range(count))
+            assert all(len(shard) == groups for shard in shards[:-1])
+    with pytest.raises(ValueError, match="shard_groups is 0"):
+        rollout_shards(3, 0)
+
+
+@pytest.mark.parametrize("nbytes", [7, 100, 1 << 20])
+def test_the_buckets_of_a_snapshot_make_another_model_the_same_bit_for_bit(nbytes: int) -> None:
+    first, second = tiny_model(torch.bfloat16, seed=0, tied=True), tiny_model(torch.bfloat16, seed=1, tied=True)
+    snapshot = Snapshot(first, 3)
+    buckets = list(snapshot.buckets(nbytes))
+    assert all(sum(len(piece) for _, _, piece in bucket) <= nbytes for bucket in buckets)
+    for bucket in buckets[:-1]:
+        take(second, bucket)
+    assert digest_of(second) != snapshot.digest
+    assert take(second, buckets[-1]) > 0
+    assert digest_of(second) == snapshot.digest
+    assert len(changing_tensors(first)) == 3  # the tied output comes once
+
+
+def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
+    orders: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    right, nothing = rollouts(orders, 0, 5)
+    assert nothing == [{}] * 5
+
+    def before(step: int) -> None:
+        for action in {1: ["SIGKILL"], 2: ["refuse"], 3: ["fail"]}.get(step, []):
+            order(orders, action)
+        if step == 4:
+            time.sleep(3.0)  # until the fleet has noticed the last death
+
+    found, measured = rollouts(orders, 2, 5, before)
+    assert found == right
+    assert len({tuple(row.ids for group in groups for row in group.completions) for groups in right}) == 5
+    assert [one["cluster/shards_redone"] for one in measured] == [0, 1, 0, 0, 0]
+    assert sum(one["cluster/workers_restarted"] for one in measured) == 2
+    whole = sum(tensor.nbytes for tensor in changing_tensors(tiny_model(torch.float32)).values())
+    assert measured[0]["cluster/weights_bytes"] in (whole, 2 * whole)
+    told = capfd.readouterr().err
+    assert told.count("a worker was lost: it was killed by signal SIGKILL; the run goes on") == 1
+    assert told.count("ZeroDivisionError: a defect") == 1
+
+
+def test_an_error_of_the_input_is_the_one_that_one_process_gives(orders: Path) -> None:
+    with workers(orders, 1) as engine:
+        engine.follow(LocalWeights(tiny_model(torch.float32), 0))
+        with pytest.raises(DataError, match=r"prompt 77 .* has no tokens"):
+            engine.generate([*PROMPTS, Prompt(77, "", ())], 0)
+        assert len(engine.generate(PROMPTS, 0)) == len(PROMPTS)
+
+
+@pytest.mark.slow
+def test_one_two_and_four_workers_give_the_same_groups_twenty_times(orders: Path) -> None:
+    right, _ = rollouts(orders, 0, 20)
+    for count in (1, 2, 4):
+        found, measured = rollouts(orders, count, 20)
+        assert found == right, count
+        assert {one["cluster/workers_alive"] for one in measured} == {float(count)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["SIGSTOP", "hang"])
+def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
+    orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oncurve.cluster.engine.SHORTEST_DEADLINE", 3.0)
+    right, _ = rollouts(orders, 0, 3)
+    found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None)
+    assert found == right
+    assert measured[1]["cluster/shards_redone"] == 1
+    told = capfd.readouterr().err
+    assert ("silent for 3 seconds" if action == "SIGSTOP" else "did not decode a shard within") in told
+
+
+@pytest.mark.slow
+def test_with_all_workers_gone_for_good_the_driver_ends_the_run(
+    orders: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    right, _ = rollouts(orders, 0, 4)
+    found, measured = rollouts(orders, 2, 4, lambda step: order(orders, "SIGKILL", 50) if step == 1 else None)
+    assert found == right
+    assert measured[-1]["cluster/workers_alive"] == 0
+    told = capfd.readouterr().err
+    assert told.count("its place stays empty") == 2
+
+
+@pytest.mark.slow
+def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
+    """For a minute, by a process outside the engine, at whatever moment it is."""
+    stop, killed = threading.Event(), []
+
+    def kill() -> None:
+        while not stop.wait(1.0):
+            alive = [
+                child
+                for nursery in psutil.Process().children()
+                if any("nursery" in word for word in nursery.cmdline())
+                for child in nursery.children()
+            ]
+            if alive:
+                chosen = alive[int(permutation(3, len(killed), len(alive))[0])]
+                chosen.kill()
+                killed.append(chosen.pid)
+
+    thread = threading.Thread(target=kill)
+    began, model, steps = time.monotonic(), tiny_model(torch.float32), 0
+    with workers(orders, 0) as one, workers(orders, 4) as four:
+        thread.start()
+        try:
+            while time.monotonic() - began < 60:
+                for engine in (one, four):
+                    engine.follow(LocalWeights(model, steps))
+                assert four.generate(PROMPTS, steps) == one.generate(PROMPTS, steps), steps
+                change(model, steps)
+                steps += 1
+        finally:
+            stop.set()
+            thread.join()
+    assert len(killed) >= 4
+    assert steps > 10
