@@ -111,7 +111,7 @@ def train(
     if file is not None:
         config, base, name = config_of_file(file, words, data, reward or [], preset or [])
     elif recipe is None:
-        raise ConfigError(f"train: name a recipe or a model, like: {command('train', 'gsm8k')}")
+        raise typer.BadParameter(f"name a recipe or a model, like: {command('train', 'gsm8k')}")
     else:
         config, base, name = command_config(recipe, overrides or [], data, reward or [], preset or [])
     if not resume_if_there:

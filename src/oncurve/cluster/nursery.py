@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from oncurve.cluster.channel import Channel, ClosedError
+from oncurve.output import complain
 from oncurve.parallel import LostRankError
 from oncurve.workers import last_words
 
@@ -126,7 +127,7 @@ def _fork(made: Any, descriptor: int, control: socket.socket) -> int:
         control.close()
         serve(made, socket.socket(fileno=os.dup(descriptor)))
     except BaseException as error:
-        sys.stderr.write(f"{last_words(error)}\n")
+        complain(last_words(error))
         sys.stderr.flush()
     os._exit(1)
 

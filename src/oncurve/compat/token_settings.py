@@ -50,6 +50,8 @@ WITHOUT_MEANING = {
     "iterative": "there is no reward model to train between steps",
     "checkpoint": "nothing is written; save writes the weights",
     "eval": "evaluate is a call of its own",
+    "rollouts": "nothing is written",
+    "cluster": "updates are made in this process; oncurve.train has other ones",
     "tracking": "nothing is written; train returns the metrics of each step",
     "filter.dynamic_sampling": "every step takes all prompts that train is given",
     "rollout.stop": "there is no tokenizer that would find a text; eos_ids end completions",

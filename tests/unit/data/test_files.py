@@ -105,8 +105,9 @@ def test_a_folder_is_its_files_in_order_and_a_pattern_some_of_them(tmp_path: Pat
     assert list(load_rows(Files(path="rows/*.parquet"), tmp_path).items) == [{"prompt": "c"}]
     both = Files(path=("rows/b-1.parquet", "rows/a.jsonl"))
     assert [row["prompt"] for row in load_rows(both, tmp_path).items] == ["c", "a", "b"]
-    assert "has no file of rows (.jsonl, .parquet, .csv, .tsv); it has: nothing" in complaint(
-        path=str(tmp_path / "rows" / "*.txt")
+    assert f"data.path: no file fits the pattern {tmp_path}" in complaint(path=str(tmp_path / "rows" / "*.txt"))
+    assert "has no file of rows (.jsonl, .parquet, .csv, .tsv); it has: README.md" in complaint(
+        path=str(tmp_path / "rows" / "*.md")
     )
     (tmp_path / "empty").mkdir()
     assert "empty has no file of rows" in complaint(path=str(tmp_path / "empty"))

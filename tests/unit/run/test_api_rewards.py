@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from oncurve.errors import ConfigError
-from oncurve.run.api import _reward_table
+from oncurve.run.arguments import _reward_table
 
 
 @pytest.mark.parametrize(
