@@ -189,6 +189,35 @@ trainer.add_callback(TrainerCallback())
 trainer.train()
 """
 
+PARSED = """
+from datasets import Dataset
+from trl import (
+    GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_kbit_device_map, get_peft_config,
+    get_quantization_config,
+)
+
+def reward(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+if __name__ == "__main__":
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    quantization_config = get_quantization_config(model_args)
+    training_args.model_init_kwargs = dict(
+        revision=model_args.model_revision, attn_implementation=model_args.attn_implementation, dtype=model_args.dtype,
+        device_map=get_kbit_device_map() if quantization_config is not None else None,
+        quantization_config=quantization_config,
+    )
+    dataset = Dataset.from_json(script_args.dataset_name)
+    trainer = GRPOTrainer(
+        model=model_args.model_name_or_path, args=training_args, reward_funcs=reward, train_dataset=dataset,
+        eval_dataset=dataset if training_args.eval_strategy != "no" else None, peft_config=get_peft_config(model_args),
+    )
+    trainer.train()
+    trainer.save_model(training_args.output_dir)
+    trainer.end()
+"""
+
 
 @pytest.fixture
 def run(test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
@@ -269,6 +298,22 @@ def test_an_adapter(run: Callable[[str], dict[str, Any]]) -> None:
     assert logs_of(trainer)
     kept = json.loads((Path("out") / "model" / "adapter" / "adapter_config.json").read_text())
     assert (kept["r"], kept["lora_alpha"], sorted(kept["target_modules"])) == (4, 8, ["q_proj", "v_proj"])
+
+
+def test_a_script_that_parses_its_words(
+    run: Callable[[str], dict[str, Any]], test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a cat"}\n{"prompt": "a dog"}\n')
+    words = SIZES.replace("_steps=1,", "_steps=2,").replace(", ", " --").replace("=", " ")
+    monkeypatch.setattr(
+        "sys.argv",
+        f"script.py --model_name_or_path {test_data / 'models' / 'stories260k'} --dataset_name rows.jsonl --use_peft "
+        f"--lora_r 4 --lora_target_modules q_proj v_proj --output_dir out --report_to none --{words}".split(),
+    )
+    trainer = run(PARSED)["trainer"]
+    assert trainer.run.config.lora.rank == 4
+    assert [line["step"] for line in logs_of(trainer)] == [2]
+    assert (tmp_path / "out" / "model").is_dir()
 
 
 def test_callbacks_see_the_run_and_end_it(run: Callable[[str], dict[str, Any]]) -> None:

@@ -1,17 +1,22 @@
 """TRL's settings here: its units, defaults and losses; what is refused; every mistake is translated or refused."""
 
+import copy
+import dataclasses
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import HfArgumentParser
 
 from fakes.mutations import accounted, mutations
 from oncurve.compat import config_of
 from oncurve.compat.dialect import Said
-from oncurve.compat.trl import DIALECT, GRPOConfig
+from oncurve.compat.trl import DIALECT, GRPOConfig, ModelConfig, ScriptArguments, TrlParser, get_peft_config
 from oncurve.compat.trl.dialect import CONFIG_KEYS, OLDER_KEYS, TRAINER_KEYS, Told
-from oncurve.compat.trl.peft_keys import lora_of
+from oncurve.compat.trl.peft_keys import given_fields, lora_of
 from oncurve.compat.trl.script import read_source
 from oncurve.errors import ConfigError
 from oncurve.words import WORDS
@@ -214,6 +219,76 @@ def test_a_config_has_trls_attributes() -> None:
     with pytest.raises(AttributeError):
         _ = args.betta
     assert args.to_dict()["num_generations"] == 8
+
+
+def test_a_config_is_a_dataclass_of_the_table() -> None:
+    args = GRPOConfig(
+        "out", learning_rate=2e-6, generation_batch_size=32, chat_template_kwargs={"enable_thinking": True}
+    )
+    assert [field.name for field in dataclasses.fields(GRPOConfig)] == [key.theirs for key in CONFIG_KEYS]
+    assert {field.name: field.default for field in dataclasses.fields(GRPOConfig)}["beta"] == 0.0
+    assert GRPOConfig(**dataclasses.asdict(args)) == args
+    assert repr(GRPOConfig(**dataclasses.asdict(args))).count("=") == 4  # what was given, and not every default
+    assert dataclasses.replace(args, beta=0.5).translated().settings["kl"]["coef"] == 0.5
+    assert dataclasses.replace(args).translated().settings == args.translated().settings
+    assert dataclasses.replace(GRPOConfig(), per_device_train_batch_size=16).generation_batch_size == 16
+    assert copy.deepcopy(args) == args
+    with pytest.raises(ConfigError, match="a longest completion"):
+        dataclasses.replace(args, max_completion_length=None)
+
+
+WORDS_OF_A_SHELL = (
+    "--output_dir x --learning-rate 1e-5 --use_vllm --no_gradient_checkpointing --reward_weights 1 2 --beta 0.5 "
+    "--report_to wandb --logging_steps 0.5 --scale_rewards none --save_steps 50 --eval_steps 4 --bf16 true "
+    '--model_init_kwargs {"dtype":"bfloat16"}'
+)
+
+
+def test_a_parser_makes_a_config_of_words() -> None:
+    (args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(
+        WORDS_OF_A_SHELL.split(), look_for_args_file=False
+    )
+    assert args == GRPOConfig(
+        "x", learning_rate=1e-5, use_vllm=True, gradient_checkpointing=False, reward_weights=[1.0, 2.0], beta=0.5,
+        report_to="wandb", logging_steps=0.5, scale_rewards="none", save_steps=50, eval_steps=4,
+        model_init_kwargs={"dtype": "bfloat16"},
+    )  # fmt: skip
+    assert not args.translated().settings["learner"]["gradient_checkpointing"]
+    assert "seed" not in repr(args)
+    with pytest.raises(ConfigError, match="top_p"):
+        HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(["--top_p", "0.9"], look_for_args_file=False)
+
+
+def test_words_win_over_the_file_of_a_parser(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCURVE_SAID", "before")
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "env: {ONCURVE_SAID: 1}\nmodel_name_or_path: some/model\nlearning_rate: 2.0e-6\nbeta: 0.1\nuse_peft: true\n"
+        "lora_target_modules: [all-linear]\n"
+    )
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
+    script, args, model = parser.parse_args_and_config(["--config", str(file), "--beta", "0.5", "--dataset_name", "d"])
+    assert (script.dataset_name, args.learning_rate, args.beta) == ("d", 2e-6, 0.5)
+    assert (model.model_name_or_path, os.environ["ONCURVE_SAID"]) == ("some/model", "1")
+    lora = lora_of(given_fields(get_peft_config(model)))
+    assert (lora["lora.rank"], lora["lora.alpha"], lora["lora.targets"]) == (16, 32, "all-linear")
+    file.write_text("betta: 1\n")
+    for words in (["--config", str(file)], ["--betta", "1"]):
+        with pytest.raises(SystemExit) as ended:
+            TrlParser(GRPOConfig).parse_args_and_config(words)
+        assert ended.value.code == 2
+        assert "no argument --betta; did you mean 'beta'?" in capsys.readouterr().err
+    rest = TrlParser(GRPOConfig).parse_args_and_config(["--config", str(file)], return_remaining_strings=True)[-1]
+    assert rest == ["--betta", "1"]
+    assert len(TrlParser(GRPOConfig).parse_args_and_config(["--config", str(file)], fail_with_unknown_args=False)) == 1
+    for text in ("- a", "{", "env: 3"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="--config"):
+            TrlParser(GRPOConfig).parse_args_and_config(["--config", str(file)])
+    with pytest.raises(ConfigError, match="load_in_4bit"):
+        ModelConfig(load_in_4bit=True)
 
 
 def test_the_hints_of_messages_agree_with_the_table() -> None:

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from oncurve.compat.trl.config import GRPOConfig as GRPOConfig
     from oncurve.compat.trl.dialect import DIALECT as DIALECT
     from oncurve.compat.trl.grpo_trainer import GRPOTrainer as GRPOTrainer
+    from oncurve.compat.trl.parsing import (
+        ModelConfig as ModelConfig,
+        ScriptArguments as ScriptArguments,
+        TrlParser as TrlParser,
+        get_kbit_device_map as get_kbit_device_map,
+        get_peft_config as get_peft_config,
+        get_quantization_config as get_quantization_config,
+    )
     from oncurve.compat.trl.rewards import (
         accuracy_reward as accuracy_reward,
         get_cosine_scaled_reward as get_cosine_scaled_reward,

@@ -7,6 +7,9 @@ A script changes its import line:
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer  # in place of: from trl import GRPOConfig, GRPOTrainer
 ```
 
+`GRPOConfig` is a dataclass with TRL's fields, so `TrlParser((ScriptArguments, GRPOConfig, ModelConfig))` of TRL's own
+scripts is imported from `oncurve.compat.trl` as well, with `get_peft_config` and its relatives.
+
 `oncurve config from-trl train_grpo.py` prints the recipe of a script without running it: every argument with what it
 became, and the defaults of TRL that are not those of oncurve. `GRPOTrainer.recipe` is the same of a trainer that runs.
 
@@ -32,6 +35,7 @@ run. The functions of `trl.rewards` are in `oncurve.compat.trl` under their name
 * `evaluate()` has TRL's metrics of rewards and lengths, and none of a loss (`eval_loss`, `eval_entropy`,
   `eval_clip_ratio/...`): an evaluation makes no loss. `clip_ratio/low_min` and `high_max` are
   logged where no token is clipped, as 0.
+* `ModelConfig.lora_dropout` is 0.0, and TRL's is 0.05: with dropout the learner's log-probs are not the sampler's.
 * The order of the prompts and the sampled tokens follow from `seed` by oncurve's counter-based random numbers, so a
   run is not TRL's token by token.
 

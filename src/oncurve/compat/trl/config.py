@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncurve.compat.dialect import Said, Translation, Values
 from oncurve.compat.trl.dialect import CONFIG_KEYS, DIALECT, OLDER_KEYS
+from oncurve.compat.trl.fields import Computed, changed, of_keys
 from oncurve.compat.trl.sizes import sizes
 from oncurve.errors import ConfigError
 
@@ -18,20 +19,29 @@ PLACE = "GRPOConfig"
 PROCESS = {"world_size": 1, "process_index": 0, "local_process_index": 0, "n_gpu": 1, "should_save": True}
 """What callbacks read of TRL's arguments that is no field: there is one process."""
 
+USUAL = {"bf16": True, "output_dir": "trainer_output"}
+"""What fields without a value are in a config."""
 
+
+@of_keys(CONFIG_KEYS)
 class GRPOConfig:
     """The settings of `GRPOTrainer`, by TRL's names and with its defaults: `GRPOConfig("out", learning_rate=2e-6)`.
 
-    A field that was not given has TRL's default; `steps_per_generation` and `generation_batch_size` have the values
-    that TRL computes. Raises ConfigError, with a line for each: a name that TRL does not have, a value of a wrong type,
-    one that is refused, or that contradicts another.
+    A dataclass whose fields are the table's keys (`oncurve.compat.trl.fields`), so that `dataclasses.replace`,
+    `dataclasses.asdict` and `HfArgumentParser` take it. A field that was not given has TRL's default;
+    `steps_per_generation` and `generation_batch_size` have the values that TRL computes. Raises ConfigError, with a
+    line for each: a name that TRL does not have, a value of a wrong type, one that is refused, or that contradicts
+    another.
     """
 
-    said: dict[str, Any]
+    if TYPE_CHECKING:
+        said: dict[str, Any]
 
     def __init__(self, output_dir: Any = None, **given: Any) -> None:
         object.__setattr__(self, "said", {})
         named = given if output_dir is None else {"output_dir": output_dir, **given}
+        if all(key.theirs in named for key in CONFIG_KEYS[1:]):  # of a parser, or dataclasses.replace
+            named = changed(named, {name: key.default for name, key in FIELDS.items()}, USUAL)
         self.said.update({name: plain(name, value) for name, value in named.items()})
         self._check()
 
@@ -40,9 +50,9 @@ class GRPOConfig:
             return PROCESS[name]
         if name not in FIELDS:
             raise AttributeError(f"GRPOConfig has no {name!r}")
-        if name in ("steps_per_generation", "generation_batch_size"):
+        if name in ("steps_per_generation", "generation_batch_size") and self.said.get(name) is None:
             found = sizes(self.values())
-            return found.accumulated if name == "steps_per_generation" else found.generation
+            return Computed(found.accumulated if name == "steps_per_generation" else found.generation)
         value = self.said.get(name, FIELDS[name].default)
         if name == "bf16" and value is None:
             return not self.fp16

@@ -290,6 +290,10 @@ class GRPOTrainer(Closing):
         """End the workers of rewards. Twice is allowed."""
         self.run.close()
 
+    def end(self) -> None:
+        """What TRL's scripts call last; `close`."""
+        self.close()
+
 
 def _checked_args(args: Any, model: Any) -> GRPOConfig:
     """The given settings, or TRL's defaults for the model. Raises ConfigError: they are not of this package."""

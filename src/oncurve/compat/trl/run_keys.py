@@ -81,7 +81,7 @@ UNUSED_MODEL_WORDS = ("attn_implementation", "use_cache", "low_cpu_mem_usage", "
 def _model(value: Any, values: Values) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, given in (value or {}).items():
-        if name in UNUSED_MODEL_WORDS or given is None:
+        if name in UNUSED_MODEL_WORDS or given is None or (name, given) == ("revision", "main"):
             continue
         if name == "quantization_config":
             raise ConfigError(
