@@ -158,7 +158,7 @@ def test_a_run_whose_nursery_is_killed_ends_at_the_same_bits(project: Path) -> N
     compare(project / "one", project / "two", steps)
 
 
-def test_without_a_cluster_no_socket_is_open(project: Path) -> None:
+def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Path) -> None:
     code = (
         "import sys, oncurve.cli\n"
         "sys.argv = ['oncurve', 'train', 'recipe.toml', 'run.steps=1', '--out', 'out']\n"
@@ -168,6 +168,8 @@ def test_without_a_cluster_no_socket_is_open(project: Path) -> None:
         "def counted(self):\n"
         "    result = step(self)\n"
         "    assert psutil.Process().net_connections() == [], psutil.Process().net_connections()\n"
+        "    for child in psutil.Process().children(recursive=True):\n"
+        "        assert not any('nursery' in word for word in child.cmdline()), child\n"
         "    return result\n"
         "Trainer.step = counted\n"
         "oncurve.cli.main()\n"

@@ -178,7 +178,8 @@ class FleetEngine(Closing):
         for name in ("cluster/workers_restarted", "cluster/shards_redone"):
             self._measured[name] += 0.0
         self._alive_at = time.monotonic()
-        fleet.settled(PATIENCE_SECONDS)
+        if not fleet.up():
+            fleet.settled(PATIENCE_SECONDS)
         while not rollout.done:
             up = self._dispatch(fleet, rollout)
             if rollout.own:
