@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from oncurve.compat import config_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.trl import DIALECT, GRPOConfig, ModelConfig, ScriptArguments, TrlParser, get_peft_config
 from oncurve.compat.trl.dialect import CONFIG_KEYS, OLDER_KEYS, TRAINER_KEYS, Told
+from oncurve.compat.trl.mixture import DatasetMixtureConfig, get_dataset
 from oncurve.compat.trl.peft_keys import given_fields, lora_of
 from oncurve.compat.trl.script import read_source
 from oncurve.errors import ConfigError
@@ -289,6 +291,29 @@ def test_words_win_over_the_file_of_a_parser(
             TrlParser(GRPOConfig).parse_args_and_config(["--config", str(file)])
     with pytest.raises(ConfigError, match="load_in_4bit"):
         ModelConfig(load_in_4bit=True)
+
+
+def test_a_mixture_of_data_sets_has_the_shares_of_its_file(tmp_path: Path) -> None:
+    for name, rows in (("a", 6), ("b", 30)):
+        text = "".join(f'{{"prompt": "{name}{row}", "other": {row}}}\n' for row in range(rows))
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    sets: list[Any] = [
+        {"path": "json", "data_files": str(tmp_path / f"{name}.jsonl"), "columns": ["prompt"], "fraction": fraction}
+        for name, fraction in (("a", 1.0), ("b", 2.0))
+    ]
+    file = tmp_path / "mixture.yaml"
+    file.write_text(json.dumps({"datasets": sets}))
+    (mixture,) = TrlParser(DatasetMixtureConfig).parse_args_and_config(["--config", str(file)])
+    assert get_dataset(mixture)["train"]["prompt"] == [f"a{n}" for n in range(6)] + [f"b{n}" for n in range(12)]
+    mixture.test_split_size = 0.5
+    assert [len(split) for split in get_dataset(mixture).values()] == [9, 9]
+    for wrong, says in ((dict(sets[0], paht="x"), "did you mean 'path'"), ({"name": "x"}, r"datasets\.0\.path")):
+        with pytest.raises(ConfigError, match=says):
+            DatasetMixtureConfig([wrong])
+    with pytest.raises(ConfigError, match="fraction"):
+        get_dataset(DatasetMixtureConfig([sets[0], dict(sets[1], fraction=None)]))
+    with pytest.raises(ConfigError, match="there is none"):
+        get_dataset(DatasetMixtureConfig())
 
 
 def test_the_hints_of_messages_agree_with_the_table() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oncurve.compat.trl.config import GRPOConfig as GRPOConfig
     from oncurve.compat.trl.dialect import DIALECT as DIALECT
     from oncurve.compat.trl.grpo_trainer import GRPOTrainer as GRPOTrainer
+    from oncurve.compat.trl.mixture import DatasetMixtureConfig as DatasetMixtureConfig, get_dataset as get_dataset
     from oncurve.compat.trl.parsing import (
         ModelConfig as ModelConfig,
         ScriptArguments as ScriptArguments,
