@@ -11,12 +11,15 @@ from typing import Any
 
 from oncurve.compat.dialect import Dialect, Key, Values
 from oncurve.compat.openrlhf_names import FLAG, LIST, NUMBER, PAIR, REFUSED, RENAMED, TEXT, WHOLE, WITHOUT_MEANING
+from oncurve.compat.shell import SCRIPTS
 from oncurve.errors import ConfigError, shown
 from oncurve.spec import suggest
 
-ABOUT = """
+ABOUT = f"""
 `oncurve config from-openrlhf run.sh`, or the flags themselves (`--actor.model_name_or_path M ...`), print the recipe.
 Flags of 0.11 and the flat ones from before (`--pretrain`, `--advantage_estimator group_norm`) are read alike.
+
+{SCRIPTS}
 
 What differs:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 from oncurve.compat.dialect import Key, Said, Translation
 from oncurve.compat.openrlhf import DIALECT
 from oncurve.compat.openrlhf_names import RENAMED
-from oncurve.compat.shell import Word, find_call
+from oncurve.compat.shell import Program, Word, find_call
 from oncurve.errors import ConfigError, shown
 from oncurve.spec import suggest
 
-NAMES = ("openrlhf.cli.train_ppo_ray", "openrlhf.cli.train_ppo", "train_ppo_ray.py", "train_ppo.py")
+PROGRAM = Program(
+    re.compile(r"\S* (\S*/)?(openrlhf\.cli\.train_ppo(_ray)?|train_ppo(_ray)?\.py)"),
+    "python3 -m openrlhf.cli.train_ppo_ray --flag value ...",
+)
 LEVEL, MODE = "algo.advantage.is_correction_level", "algo.advantage.is_correction_mode"
 SHORTHANDS: dict[str, tuple[tuple[str, Any], ...]] = {
     "use_kl_estimator_k3": (("algo.kl.estimator", "k3"),),
@@ -57,7 +61,7 @@ def from_openrlhf(words: Sequence[str]) -> Translation:
 
 def _of_script(path: Path) -> list[Word]:
     try:
-        return find_call(path.read_text(encoding="utf-8"), NAMES, os.environ)
+        return find_call(path.read_text(encoding="utf-8"), PROGRAM, os.environ, path=str(path))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise ConfigError(f"{shown(str(path))}: {reason}; name a shell script, or write the flags") from error

@@ -184,7 +184,7 @@ def test_what_cannot_be_in_a_script_is_said_with_its_line(tmp_path: Path) -> Non
     assert from_openrlhf([script(tmp_path, text), "--pretrain", "M"]).settings["model"] == {"path": "M"}
     with pytest.raises(ConfigError, match=r"line 2: rollout.top_p: not available"):
         from_openrlhf([script(tmp_path, text.replace("--pretrain $NOWHERE_SET", "--top_p .5"))])
-    with pytest.raises(ConfigError, match=r"run.sh: there is no call of openrlhf"):
+    with pytest.raises(ConfigError, match=r"run.sh: there is no call like: python3 -m openrlhf"):
         from_openrlhf([script(tmp_path, "echo\n")])
     with pytest.raises(ConfigError, match=r"no.sh.*: No such file"):
         from_openrlhf(["no.sh"])

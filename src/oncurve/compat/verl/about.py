@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oncurve.compat.shell import SCRIPTS
 from oncurve.compat.verl.reward import CHECKERS, NO_CHECKER
 
 
@@ -24,9 +25,9 @@ oncurve config from-verl run_qwen.sh --out mine.toml
 ```
 
 The first lines of the output say how many settings were translated, and what differs; `config from-verl` prints the
-whole as a recipe with a comment per setting. A script is read and not run: variables, defaults like `${{N:-8}}`,
-arrays, conditions and `case` are followed as bash follows them, with the variables of the environment; a value that
-only a command could give is an error that names its line.
+whole as a recipe with a comment per setting.
+
+{SCRIPTS}
 
 What is the same: the rows of the parquet files and an unchanged `compute_score`; batch sizes, in prompts; the names of
 `loss_agg_mode`; the formulas of the advantages and of the KL estimators. verl's defaults hold where they are not

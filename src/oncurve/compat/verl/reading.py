@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oncurve.compat.dialect import Said
+from oncurve.compat.shell import Program, Word, find_call
 from oncurve.compat.verl.hydra import Assignment, assignment, is_assignment
 from oncurve.compat.verl.interpolation import resolved
-from oncurve.compat.verl.script import UNKNOWN, call_in
 from oncurve.compat.verl.table import DIALECT, OPEN
-from oncurve.compat.verl.yaml_file import assignments_of
+from oncurve.compat.verl.yaml_file import assignments_of, content
 from oncurve.errors import ConfigError, shown
 
 YAML = (".yaml", ".yml")
 OWN_CONFIG = re.compile(r"ppo(_\w+)?_trainer(\.yaml)?")
+PROGRAM = Program(
+    re.compile(r"-m ([\w.]+\.)?main_\w+|\S* (\S*/)?main_\w+\.py"), "python3 -m verl.trainer.main_ppo key=value ..."
+)
 CONFIG_FLAGS = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd")
 
 
@@ -67,17 +71,19 @@ def _in_file(path: Path, notes: list[str]) -> list[Assignment]:
 
 def _of_call(path: Path, notes: list[str]) -> list[Assignment]:
     """The assignments of a script's call of verl. Raises ConfigError: a word that is none, or is not known."""
-    found, problems, flags = list[Assignment](), list[str](), dict[str, str]()
-    arguments = iter(call_in(path))
+    try:
+        words = find_call(content(path), PROGRAM, os.environ, path=str(path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    found, problems, flags = list[Assignment](), list[str](), dict[str, Word]()
+    arguments = iter(words)
     for word in arguments:
         name, equals, value = word.text.partition("=")
         if name in CONFIG_FLAGS:
-            flags[name.lstrip("-")] = value if equals else getattr(next(arguments, None), "text", "")
+            flags[name.lstrip("-")] = replace(word, text=value) if equals else next(arguments, Word("", word.line))
             continue
         try:
-            if not is_assignment(word.text):
-                raise ConfigError(f"{word.place}: {shown(word.text)}: expected key=value")
-            found.append(_known(word, name))
+            found.append(_known(word, name, f"{path} {word.place}"))
         except ConfigError as error:
             problems.append(str(error))
     if problems:
@@ -85,13 +91,15 @@ def _of_call(path: Path, notes: list[str]) -> list[Assignment]:
     return [*_config_of(flags, path, notes), *found]
 
 
-def _known(word: Any, name: str) -> Assignment:
+def _known(word: Word, name: str, place: str) -> Assignment:
     """The assignment of a word of a script; one whose value is not known keeps the reason as its value."""
-    if UNKNOWN.search(word.text) is None:
-        return assignment(word.text, word.place)
-    if UNKNOWN.search(name) is not None:
-        raise ConfigError(f"{word.place}: {word.reason}")
-    return Assignment(name.lstrip("+~"), _Unknown(word.reason), word.place)
+    if word.why and "=" in word.text and not re.search(r"[$`]", name):
+        return Assignment(name.lstrip("+~"), _Unknown(word.why), place)
+    if word.why:
+        raise ConfigError(f"{place}: {shown(word.text)}: {word.why}")
+    if not is_assignment(word.text):
+        raise ConfigError(f"{place}: {shown(word.text)}: expected key=value")
+    return assignment(word.text, place)
 
 
 @dataclass(frozen=True)
@@ -101,14 +109,18 @@ class _Unknown:
     reason: str
 
 
-def _config_of(flags: dict[str, str], path: Path, notes: list[str]) -> list[Assignment]:
+def _config_of(flags: dict[str, Word], path: Path, notes: list[str]) -> list[Assignment]:
     """The YAML file that a script names by Hydra's flags; verl's own has the defaults that the table knows."""
-    name = flags.get("config-name", flags.get("cn", ""))
-    folder = flags.get("config-path", flags.get("cp", flags.get("config-dir", flags.get("cd", ""))))
-    if not name or OWN_CONFIG.fullmatch(name):
+    names = [flags[each] for each in ("config-name", "cn") if each in flags]
+    folders = [flags[each] for each in ("config-path", "cp", "config-dir", "cd") if each in flags]
+    if not names or OWN_CONFIG.fullmatch(names[0].text):
         return []
-    file = path.parent / folder / (name if name.endswith(YAML) else f"{name}.yaml")
-    if UNKNOWN.search(str(file)) is not None or not file.is_file():
+    for word in (*names[:1], *folders[:1]):
+        if word.why:
+            raise ConfigError(f"{path} {word.place}: {shown(word.text)}: {word.why}")
+    name = names[0].text
+    file = path.parent / (folders[0].text if folders else "") / (name if name.endswith(YAML) else f"{name}.yaml")
+    if not file.is_file():
         raise ConfigError(f"{path}: --config-name={name}: there is no file {file}; give it in place of the script")
     found, said = assignments_of(file)
     notes += said

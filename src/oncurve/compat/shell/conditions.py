@@ -6,8 +6,9 @@ import fnmatch
 import os
 from collections.abc import Callable, Sequence
 
-from oncurve.compat.verl.shell_values import UNKNOWN, Values
-from oncurve.compat.verl.shell_words import Word
+from oncurve.compat.shell.outputs import LONGEST
+from oncurve.compat.shell.tokens import RawWord
+from oncurve.compat.shell.values import UNKNOWN, Values
 
 _OF_TEXT: dict[str, Callable[[str], bool]] = {
     "-z": lambda text: not text,
@@ -16,7 +17,6 @@ _OF_TEXT: dict[str, Callable[[str], bool]] = {
     "-d": os.path.isdir,
     "-e": os.path.exists,
     "-s": lambda path: os.path.isfile(path) and os.path.getsize(path) > 0,
-    "-v": lambda name: name in os.environ,
 }
 _OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda left, right: left == right,
@@ -28,23 +28,21 @@ _OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def truth_of(words: Sequence[Word], values: Values) -> bool | None:
+def truth_of(words: Sequence[RawWord], values: Values) -> bool | None:
     """Whether a test holds; None: a value in it is not known, or the test is one that is not read."""
-    patterns = words[0].plain == "[["
-    split = [[values.text(word)] if patterns else values.fields(word) or [""] for word in words[1:]]
-    texts = [values.in_test(text) for each in split for text in each]
-    if texts and texts[-1] in ("]", "]]"):
+    first = words[0].plain
+    if first == "[[":
+        texts = [values.text(word) for word in words[1:]]
+    else:
+        texts = [item.text for word in words[1:] for item in values.fields(word)]
+    texts = [values.in_test(text) for text in texts]
+    if first != "test" and texts and texts[-1] in ("]", "]]"):
         texts = texts[:-1]
-    return _any(texts, patterns)
+    return _joined(texts, ("||", "-o"), lambda part: _all(part, values, first == "[["), True)
 
 
-def _any(texts: list[str], patterns: bool) -> bool | None:
-    """Parts that `||` or `-o` joins."""
-    return _joined(texts, ("||", "-o"), lambda part: _all(part, patterns), True)
-
-
-def _all(texts: list[str], patterns: bool) -> bool | None:
-    return _joined(texts, ("&&", "-a"), lambda part: _one(part, patterns), False)
+def _all(texts: list[str], values: Values, patterns: bool) -> bool | None:
+    return _joined(texts, ("&&", "-a"), lambda part: _one(part, values, patterns), False)
 
 
 def _joined(
@@ -62,17 +60,19 @@ def _joined(
     return None if None in found else not decisive
 
 
-def _one(texts: list[str], patterns: bool) -> bool | None:
-    if texts[:1] == ["!"]:
-        found = _one(texts[1:], patterns)
+def _one(texts: list[str], values: Values, patterns: bool) -> bool | None:
+    if texts[:1] == ["!"] and len(texts) > 1:
+        found = _one(texts[1:], values, patterns)
         return None if found is None else not found
     if any(UNKNOWN.search(text) for text in texts):
         return None
     if len(texts) <= 1:
         return bool(texts and texts[0])
+    if len(texts) == 2 and texts[0] == "-v":
+        return values.variable(texts[1]) is not None if texts[1].isidentifier() else None
     if len(texts) == 2 and texts[0] in _OF_TEXT:
         return _OF_TEXT[texts[0]](texts[1])
-    if len(texts) != 3:
+    if len(texts) != 3 or max(len(text) for text in texts) > LONGEST:
         return None
     left, operation, right = texts
     if operation in ("=", "==", "!="):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from oncurve.compat.verl.shell_words import Operator, Token, Word
+from oncurve.compat.shell.tokens import Document, Operator, RawWord, Token
 from oncurve.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Simple:
-    """A command of words. `in_background` and pipes make no difference here."""
+    """A command of words, with the last of its here-documents. In the background it makes no difference."""
 
     line: int
-    words: tuple[Word, ...]
+    words: tuple[RawWord, ...]
+    document: Document | None = None
 
 
 @dataclass(frozen=True)
@@ -38,26 +40,38 @@ class If:
 
 @dataclass(frozen=True)
 class Case:
-    """`case subject in`: the patterns of each arm with its body."""
+    """`case subject in`: the patterns of each arm with its body. `falls`: an arm goes on with the next one (`;&`)."""
 
     line: int
-    subject: Word
-    arms: tuple[tuple[tuple[Word, ...], tuple[Command, ...]], ...]
+    subject: RawWord
+    arms: tuple[tuple[tuple[RawWord, ...], tuple[Command, ...]], ...]
+    falls: bool = False
 
 
 @dataclass(frozen=True)
 class Block:
-    """A body: of a loop, which may run any number of times; of a function, which runs when it is called; or a group."""
+    """A body: of a function, which runs when it is called, a group, or a subshell, which keeps its variables."""
 
     line: int
-    kind: str
+    kind: Literal["function", "group", "subshell"]
     body: tuple[Command, ...]
     name: str = ""
 
 
-Command = Simple | Chain | If | Case | Block
+@dataclass(frozen=True)
+class Loop:
+    """A loop: the condition of `while` and `until`, the variable of `for` and `select`, and the body."""
 
-_LOOPS = ("for", "while", "until", "select")
+    line: int
+    kind: str
+    condition: tuple[Command, ...]
+    body: tuple[Command, ...]
+    name: str = ""
+
+
+Command = Simple | Chain | If | Case | Block | Loop
+
+_ENDS = (")", ";;", ";&", ";;&")
 
 
 def commands_of(tokens: Sequence[Token]) -> tuple[Command, ...]:
@@ -76,7 +90,7 @@ class _Parser:
     def word(self) -> str | None:
         """The plain text of the next word; None: it is an operator, or has quotes."""
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
-        return token.plain if isinstance(token, Word) else None
+        return token.plain if isinstance(token, RawWord) else None
 
     def operator(self) -> str | None:
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
@@ -101,7 +115,7 @@ class _Parser:
         found = list[Command]()
         while True:
             self.separators()
-            if self.at >= len(self.tokens) or self.word() in ends or self.operator() in (")", ";;"):
+            if self.at >= len(self.tokens) or self.word() in ends or self.operator() in _ENDS:
                 return tuple(found)
             found.append(self.chain())
 
@@ -119,14 +133,16 @@ class _Parser:
         return Chain(line, tuple(commands), tuple(links), negated) if links or negated else commands[0]
 
     def pipeline(self) -> Command:
-        """A command; of several joined by pipes all, in a group."""
+        """A command; of several joined by pipes, each is in a subshell."""
         line, commands = self.line(), [self.command()]
         while self.operator() in ("|", "|&"):
             self.at += 1
             while self.operator() == "\n":
                 self.at += 1
             commands.append(self.command())
-        return commands[0] if len(commands) == 1 else Block(line, "group", tuple(commands))
+        if len(commands) == 1:
+            return commands[0]
+        return Block(line, "group", tuple(Block(each.line, "subshell", (each,)) for each in commands))
 
     def command(self) -> Command:
         line, word = self.line(), self.word()
@@ -143,26 +159,30 @@ class _Parser:
             return self.condition(line)
         if word == "case":
             return self.case(line)
-        if word in _LOOPS:
-            self.until("do", line, str(word))
-            return self.closed(line, "loop", "done")
+        if word in ("for", "select", "while", "until"):
+            return self.loop(line, str(word))
         if word == "{":
             self.at += 1
-            return self.closed(line, "group", "}")
+            body = self.body(("}",))
+            self.expect("}", line, "{")
+            return Block(line, "group", body)
         if word == "function" or self.is_definition():
             return self.function(line)
         return self.simple(line)
 
-    def closed(self, line: int, kind: str, end: str, name: str = "") -> Block:
-        body = self.body((end,))
-        self.expect(end, line, "a block")
-        return Block(line, kind, body, name)
-
-    def until(self, word: str, line: int, of: str) -> None:
-        """Skip to the word after a reserved one."""
-        while self.at < len(self.tokens) and self.word() != word:
-            self.at += 1
-        self.expect(word, line, of)
+    def loop(self, line: int, kind: str) -> Loop:
+        self.at += 1
+        name, condition = "", tuple[Command, ...]()
+        if kind in ("while", "until"):
+            condition = self.body(("do",))
+        else:
+            name = self.word() or ""
+            while self.at < len(self.tokens) and self.word() != "do":
+                self.at += 1
+        self.expect("do", line, kind)
+        body = self.body(("done",))
+        self.expect("done", line, kind)
+        return Loop(line, kind, condition, body, name)
 
     def is_definition(self) -> bool:
         """Whether `name()` stands here."""
@@ -174,11 +194,10 @@ class _Parser:
     def function(self, line: int) -> Block:
         self.at += self.word() == "function"
         name = self.word() or ""
-        self.at += 1
-        while self.operator() in ("(", ")", "\n"):
+        self.at += 3 if self.is_definition() else 1
+        while self.operator() == "\n":
             self.at += 1
-        self.expect("{", line, "a function")
-        return self.closed(line, "function", "}", name)
+        return Block(line, "function", (self.command(),), name)
 
     def condition(self, line: int) -> If:
         branches, otherwise = list[tuple[tuple[Command, ...], tuple[Command, ...]]](), tuple[Command, ...]()
@@ -197,32 +216,36 @@ class _Parser:
         self.at += 1
         subject = self.tokens[self.at] if self.at < len(self.tokens) else None
         self.at += 1
-        if not isinstance(subject, Word):
+        if not isinstance(subject, RawWord):
             raise ConfigError(f"line {line}: case has no word")
         self.expect("in", line, "case")
-        arms = list[tuple[tuple[Word, ...], tuple[Command, ...]]]()
+        arms, falls = list[tuple[tuple[RawWord, ...], tuple[Command, ...]]](), False
         while True:
             self.separators()
             if self.word() == "esac":
                 self.at += 1
-                return Case(line, subject, tuple(arms))
-            patterns = list[Word]()
+                return Case(line, subject, tuple(arms), falls)
+            patterns = list[RawWord]()
             while self.at < len(self.tokens) and self.operator() != ")":
                 token = self.tokens[self.at]
-                patterns += [token] if isinstance(token, Word) else []
+                patterns += [token] if isinstance(token, RawWord) else []
                 self.at += 1
             if self.at >= len(self.tokens):
                 raise ConfigError(f"line {line}: case has no esac")
             self.at += 1
             arms.append((tuple(patterns), self.body(("esac",))))
-            self.at += self.operator() == ";;"
+            falls = falls or self.operator() in (";&", ";;&")
+            self.at += self.operator() in (";;", ";&", ";;&")
 
     def simple(self, line: int) -> Simple:
-        words = list[Word]()
+        words, document = list[RawWord](), None
         while self.at < len(self.tokens):
             token = self.tokens[self.at]
             if isinstance(token, Operator):
                 break
-            words.append(token)
+            if isinstance(token, Document):
+                document = token
+            else:
+                words.append(token)
             self.at += 1
-        return Simple(line, tuple(words))
+        return Simple(line, tuple(words), document)
