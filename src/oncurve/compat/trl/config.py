@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from oncurve.compat.dialect import Said, Translation, Values
+from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values
 from oncurve.compat.trl.dialect import CONFIG_KEYS, DIALECT, OLDER_KEYS
 from oncurve.compat.trl.fields import Computed, changed, of_keys
 from oncurve.compat.trl.sizes import sizes
 from oncurve.errors import ConfigError
 
 FIELDS = {key.theirs: key for key in (*CONFIG_KEYS, *OLDER_KEYS)}
-PLACE = "GRPOConfig"
 PROCESS = {"world_size": 1, "process_index": 0, "local_process_index": 0, "n_gpu": 1, "should_save": True}
 """What callbacks read of TRL's arguments that is no field: there is one process."""
 
@@ -23,16 +23,20 @@ USUAL = {"bf16": True, "output_dir": "trainer_output"}
 """What fields without a value are in a config."""
 
 
-@of_keys(CONFIG_KEYS)
-class GRPOConfig:
-    """The settings of `GRPOTrainer`, by TRL's names and with its defaults: `GRPOConfig("out", learning_rate=2e-6)`.
+class TableConfig:
+    """The arguments of a trainer as TRL's dataclass of them, by a table; a class of its own per trainer.
 
     A dataclass whose fields are the table's keys (`oncurve.compat.trl.fields`), so that `dataclasses.replace`,
-    `dataclasses.asdict` and `HfArgumentParser` take it. A field that was not given has TRL's default;
-    `steps_per_generation` and `generation_batch_size` have the values that TRL computes. Raises ConfigError, with a
-    line for each: a name that TRL does not have, a value of a wrong type, one that is refused, or that contradicts
-    another.
+    `dataclasses.asdict` and `HfArgumentParser` take it. A field that was not given has TRL's default. Raises
+    ConfigError, with a line for each: a name that TRL does not have, a value of a wrong type, one that is refused, or
+    that contradicts another.
     """
+
+    dialect: ClassVar[Dialect]
+    """The table."""
+
+    keys: ClassVar[Mapping[str, Key]]
+    """Its fields, by name."""
 
     if TYPE_CHECKING:
         said: dict[str, Any]
@@ -40,31 +44,31 @@ class GRPOConfig:
     def __init__(self, output_dir: Any = None, **given: Any) -> None:
         object.__setattr__(self, "said", {})
         named = given if output_dir is None else {"output_dir": output_dir, **given}
-        if all(key.theirs in named for key in CONFIG_KEYS[1:]):  # of a parser, or dataclasses.replace
-            named = changed(named, {name: key.default for name, key in FIELDS.items()}, USUAL)
-        self.said.update({name: plain(name, value) for name, value in named.items()})
+        if all(each.name in named for each in dataclasses.fields(self)[1:]):  # type: ignore[arg-type]
+            # of a parser, or dataclasses.replace
+            named = changed(named, {name: key.default for name, key in self.keys.items()}, USUAL)
+        self.said.update({name: plain(name, value, self.keys) for name, value in named.items()})
         self._check()
 
     def __getattr__(self, name: str) -> Any:
         if name in PROCESS:
             return PROCESS[name]
-        if name not in FIELDS:
-            raise AttributeError(f"GRPOConfig has no {name!r}")
-        if name in ("steps_per_generation", "generation_batch_size") and self.said.get(name) is None:
-            found = sizes(self.values())
-            return Computed(found.accumulated if name == "steps_per_generation" else found.generation)
-        value = self.said.get(name, FIELDS[name].default)
-        if name == "bf16" and value is None:
+        if name not in self.keys:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        value = self.said.get(name, self.keys[name].default)
+        return self.computed(name) if value is None else value
+
+    def computed(self, name: str) -> Any:
+        """The value of a field that is None, or was not given and has no default."""
+        if name == "bf16":
             return not self.fp16
-        if name == "greater_is_better" and value is None and self.metric_for_best_model is not None:
+        if name == "greater_is_better" and self.metric_for_best_model is not None:
             return True
-        if name == "output_dir" and value is None:
-            return "trainer_output"
-        return {True: "group", False: "none"}.get(value, value) if name == "scale_rewards" else value
+        return "trainer_output" if name == "output_dir" else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = dict(self.said)
-        self.said[name] = plain(name, value)
+        self.said[name] = plain(name, value, self.keys)
         try:
             self._check()
         except ConfigError:
@@ -75,37 +79,59 @@ class GRPOConfig:
     def _check(self) -> None:
         """Raises ConfigError: a field that cannot be. The steps of an epoch are known to the trainer, by its rows."""
         epochs = [name for name in ("save_strategy", "eval_strategy") if self.said.get(name) == "epoch"]
-        self.translated(**{name: Said("steps", PLACE) for name in epochs})
+        self.translated(**{name: Said("steps", type(self).__name__) for name in epochs})
 
     def __repr__(self) -> str:
-        return f"GRPOConfig({', '.join(f'{name}={value!r}' for name, value in self.said.items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.said.items())})"
 
     def to_dict(self) -> dict[str, Any]:
         """Every field of TRL's with its value."""
-        return {key.theirs: getattr(self, key.theirs) for key in CONFIG_KEYS}
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def values(self) -> Values:
         """The values of all keys, given or TRL's default."""
-        return Values(DIALECT.table, self.placed())
+        return Values(self.dialect.table, self.placed())
 
     def placed(self) -> dict[str, Said]:
         """The given fields as the dialect takes them."""
-        return {name: Said(value, PLACE) for name, value in self.said.items()}
+        return {name: Said(value, type(self).__name__) for name, value in self.said.items()}
 
     def translated(self, **more: Said) -> Translation:
         """The settings here; `more`: other keys of the dialect, or other values. Raises ConfigError."""
-        return DIALECT.translate({**self.placed(), **more})
+        return self.dialect.translate({**self.placed(), **more})
 
 
-def plain(name: str, value: Any) -> Any:
+@of_keys(CONFIG_KEYS)
+class GRPOConfig(TableConfig):
+    """The settings of `GRPOTrainer`, by TRL's names and with its defaults: `GRPOConfig("out", learning_rate=2e-6)`.
+
+    `steps_per_generation` and `generation_batch_size` have the values that TRL computes.
+    """
+
+    dialect = DIALECT
+    keys = FIELDS
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        return {True: "group", False: "none"}.get(value, value) if name == "scale_rewards" else value
+
+    def computed(self, name: str) -> Any:
+        """The same; of the sizes of a generation what TRL computes."""
+        if name in ("steps_per_generation", "generation_batch_size"):
+            found = sizes(self.values())
+            return Computed(found.accumulated if name == "steps_per_generation" else found.generation)
+        return super().computed(name)
+
+
+def plain(name: str, value: Any, keys: Mapping[str, Key] = FIELDS) -> Any:
     """A value as the table has it: enumerations and paths as text, JSON of a table as the table."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, PurePath):
         return str(value)
-    if isinstance(value, tuple) and name in FIELDS and list in FIELDS[name].types:
+    if isinstance(value, tuple) and name in keys and list in keys[name].types:
         return list(value)
-    if isinstance(value, str) and name in FIELDS and dict in FIELDS[name].types:
+    if isinstance(value, str) and name in keys and dict in keys[name].types:
         try:
             return json.loads(value)
         except ValueError:

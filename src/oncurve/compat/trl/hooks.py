@@ -1,4 +1,4 @@
-"""The callbacks of `GRPOTrainer`: transformers' hooks, state and control, around the steps of a run.
+"""The callbacks of a trainer: transformers' hooks, state and control, around the steps of a run.
 
 A step of a run is one rollout with its updates, and TRL counts updates: `state.global_step` grows by the updates of a
 step, and `on_step_begin` and `on_step_end` are called once for all of them. Called are on_init_end, on_train_begin,
@@ -14,13 +14,15 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from oncurve.compat.trl.config import GRPOConfig
-from oncurve.compat.trl.logs import averaged, step_logs, tokens_of
+from oncurve.compat.trl.config import TableConfig
+from oncurve.compat.trl.logs import averaged, tokens_of
+from oncurve.config import RunConfig
 from oncurve.errors import ConfigError
 from oncurve.run import Run
 from oncurve.trainer import StepResult
 
 Logs = Mapping[str, Any]
+LogLine = dict[str, float | None]
 
 PER_LOG = ("loss", "grad_norm", "learning_rate")
 """What only a line of steps has."""
@@ -32,17 +34,19 @@ class Hooks:
 
     updates   updates per step
     evaluate  evaluates the policy, logs it, and returns the metrics
+    logs      the trainer's metrics of a step
     """
 
-    args: GRPOConfig
+    args: TableConfig
     run: Run
     updates: int
     evaluate: Callable[[], Logs]
+    logs: Callable[[StepResult, RunConfig], LogLine]
     callbacks: list[TrainerCallback] = field(default_factory=list)
     state: TrainerState = field(default_factory=TrainerState)
     control: TrainerControl = field(default_factory=TrainerControl)
     evaluated: Logs | None = None
-    _since: list[dict[str, float | None]] = field(default_factory=list)
+    _since: list[LogLine] = field(default_factory=list)
     _losses: list[float] = field(default_factory=list)
     _began: float = 0.0
     _tokens: int = 0
@@ -107,8 +111,7 @@ class Hooks:
         state.global_step = result.step * self.updates
         state.epoch = result.metrics.get("progress/epoch", 0.0)
         state.num_input_tokens_seen = self._tokens = self._tokens + tokens_of(result.groups)
-        kl = self.run.config.kl.coef > 0
-        self._since.append(step_logs(result.metrics, result.groups, kl) | _own(result.metrics, self.reward_names))
+        self._since.append(self.logs(result, self.run.config) | _own(result.metrics, self.reward_names))
         self._losses.append(result.metrics.get("policy/loss", 0.0))
         self.call("on_step_end")
         if self._log_is_due(result.step) or self.control.should_log:

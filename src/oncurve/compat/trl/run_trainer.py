@@ -1,0 +1,329 @@
+"""A trainer of TRL's on oncurve's run: what `GRPOTrainer` and `PPOTrainer` share, once their arguments are translated.
+
+`output_dir` becomes a run directory of oncurve, which `oncurve resume`, `report` and `doctor` read. Where it exists and
+is not empty, the run is in `output_dir-2` (and so on): nothing is overwritten. `train(resume_from_checkpoint=True)`
+continues the newest run of these.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from oncurve import durable
+from oncurve.closing import Closing
+from oncurve.compat.dialect import Line, Translation
+from oncurve.compat.loading import config_of
+from oncurve.compat.recipe import recipe_of
+from oncurve.compat.trl.config import TableConfig
+from oncurve.compat.trl.hooks import Hooks, LogLine, Logs
+from oncurve.compat.trl.logs import group_logs
+from oncurve.compat.trl.unused_keys import HUB
+from oncurve.config import RunConfig, check_complete
+from oncurve.display import Screen, say
+from oncurve.errors import ConfigError, RunDirectoryError
+from oncurve.forecast import check_memory
+from oncurve.models import LoadedModel
+from oncurve.run import (
+    Overrides,
+    Run,
+    RunDirectory,
+    assemble,
+    check_tracking,
+    continue_with,
+    create_directory,
+    finish,
+)
+from oncurve.trainer import StepResult
+
+
+class TrainOutput(NamedTuple):
+    """The result of `train`."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class RunTrainer(Closing):
+    """A run with the interface of transformers' `Trainer`; `recipe` is the same run in oncurve's words.
+
+    The end of a `with` block ends workers.
+    """
+
+    def __init__(
+        self,
+        args: TableConfig,
+        translation: Translation,
+        loaded: Callable[[RunConfig], LoadedModel | None],
+        logs: Callable[[StepResult, RunConfig], LogLine],
+        updates: int,
+        eval_n: int,
+    ) -> None:
+        """Check and load everything.
+
+        args         the trainer's arguments
+        translation  the settings of the run
+        loaded       the model, where the run is not to load it itself
+        logs         TRL's metrics of a step
+        updates      what `state.global_step` grows by in a step
+        eval_n       completions per held-out prompt
+
+        Raises ConfigError, and UserErrors of data, model and rewards, for all that the caller can change.
+        """
+        self.args = args
+        self.translation = _as_given(translation)
+        config, _ = config_of(self.translation)
+        override = loaded(config)
+        check_complete(config, model_given=override is not None)
+        if override is None:
+            say(Screen(), *check_memory(config))
+        config.data.check_keepable()
+        self.run: Run = _assembled(config, override, self.translation)
+        self._eval_n = eval_n
+        self._written: set[Path] = set()
+        self._hooks = Hooks(args, self.run, updates, self.evaluate, logs)
+        if config.eval.every > 0:
+            self.run.trainer.evaluator = self._evaluator
+        self.accelerator = SimpleNamespace(print=print, is_main_process=True, num_processes=1, process_index=0)
+
+    def _begin_callbacks(self, callbacks: Sequence[Any] | None) -> None:
+        """The callbacks of the constructor, once the trainer is made. Raises ConfigError: one of them is none."""
+        for callback in callbacks or ():
+            self._hooks.add(callback)
+        self._hooks.call("on_init_end")
+
+    @property
+    def recipe(self) -> str:
+        """The run as a recipe, with a comment per key; what is in memory alone is named at its end."""
+        lines, memory = list[Line](), list[str]()
+        for line in self.translation.lines:
+            plain = {name: value for name, value in line.settings.items() if _is_plain(value)}
+            lines += [replace(line, settings=plain)] if plain or line.settings == plain else []
+            memory += [f"#   {line.key.theirs}: {line.value}"] if plain != line.settings else []
+        rest = ["", "# In memory, and so not in this file:", *memory, ""] if memory else [""]
+        return recipe_of(replace(self.translation, lines=tuple(lines))) + "\n".join(rest)
+
+    @property
+    def model(self) -> Any:
+        """The policy's module, trained in place."""
+        return self.run.loaded.model.module
+
+    @property
+    def processing_class(self) -> Any:
+        """The tokenizer."""
+        return self.run.loaded.tokenizer
+
+    tokenizer = processing_class
+
+    @property
+    def state(self) -> Any:
+        """transformers' `TrainerState`: `global_step`, `epoch`, `log_history` and the rest."""
+        return self._hooks.state
+
+    @property
+    def control(self) -> Any:
+        """transformers' `TrainerControl`."""
+        return self._hooks.control
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; None before `train`."""
+        return None if self.run.directory is None else self.run.directory.path
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a class of them."""
+        self._hooks.add(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or all of a class."""
+        kept = [each for each in self._hooks.callbacks if each is not callback and type(each) is not callback]
+        self._hooks.callbacks[:] = kept
+
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainOutput:
+        """Train to the end, and write the model to `model/` of the run directory.
+
+        `resume_from_checkpoint`: True continues the newest run in `output_dir`; a path, the run in that folder.
+
+        Raises ConfigError: this trainer has trained already, or there is no run. What stops a run is as in oncurve:
+        after a signal the step is finished, and a checkpoint written.
+        """
+        if self.run.directory is not None:
+            raise ConfigError(f"this trainer has a run in {self.directory}; make another one, or resume that run")
+        console = Screen()
+        more = True
+        if resume_from_checkpoint:
+            more = continue_with(self.run, self._earlier(resume_from_checkpoint), console)
+            self.state.global_step = self.run.trainer.state.step * self._hooks.updates
+        else:
+            self._begin(console)
+        summary: dict[str, float] = {}
+        if more:
+            self._hooks.begin()
+            finish(self.run, console, self._hooks.step)
+            summary = self._hooks.end()
+        self.run.let_go()
+        return TrainOutput(self.state.global_step, summary.get("train_loss", 0.0), summary)
+
+    def _begin(self, console: Any) -> None:
+        """Make the run directory: `output_dir`, or the first free one after it."""
+        wanted = Path(self.args.output_dir)
+        path = next(each for each in _numbered(wanted) if _is_free(each))
+        if path != wanted:
+            say(console, f"{wanted} is not empty; the run is in {path}")
+        check_tracking(self.run.config)
+        create_directory(self.run, path)
+        say(console, f"{self.translation.counted()}; {type(self).__name__}.recipe shows them")
+
+    def _earlier(self, wanted: str | Path | bool) -> Path:
+        """The run to continue. Raises ConfigError: there is none."""
+        if not isinstance(wanted, bool):
+            return Path(wanted)
+        found = list[Path]()
+        for path in _numbered(Path(self.args.output_dir)):
+            if not path.exists():
+                break
+            found += [path] if (path / "config.toml").is_file() else []
+        if not found:
+            raise ConfigError(
+                f"resume_from_checkpoint: there is no run of oncurve in {self.args.output_dir} to continue"
+            )
+        return found[-1]
+
+    def evaluate(self, eval_dataset: Any = None) -> Logs:
+        """Evaluate the policy as it is on `eval_dataset` of the constructor; the metrics by TRL's names.
+
+        Raises ConfigError: there is no such data set, or another one is given.
+        """
+        if eval_dataset is not None:
+            raise ConfigError(
+                f"eval_dataset: give it to {type(self).__name__}(eval_dataset=...), which checks its rows"
+            )
+        if not len(self.run.eval_prompts):
+            raise ConfigError(f"evaluate needs held-out prompts: {type(self).__name__}(eval_dataset=...)")
+        self._evaluator(0)
+        metrics = dict(self._hooks.evaluated or {})
+        self._hooks.evaluated = None
+        return self._hooks.log_evaluation(metrics)
+
+    def _evaluator(self, step: int) -> dict[str, float]:
+        """Evaluate within a step; the hooks log it after the step."""
+        started = time.perf_counter()
+        found = self.run.evaluate(self._eval_n)
+        seconds = time.perf_counter() - started
+        logs = {f"eval_{name}": value for name, value in group_logs(found.sampled).items()}
+        samples = sum(len(group.completions) for group in found.sampled)
+        self._hooks.evaluated = logs | {
+            "eval_runtime": seconds,
+            "eval_samples_per_second": samples / seconds,
+            "eval_steps_per_second": len(found.sampled) / seconds,
+        }
+        return found.to_metrics()
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Write the policy and its tokenizer in Hugging Face form; None: into the run directory itself.
+
+        A folder may exist: its other files stay. Raises ConfigError: one of the model's files is there already, and
+        not of this trainer.
+        """
+        wanted = Path(output_dir) if output_dir is not None else Path(self.args.output_dir)
+        folder = self.directory or wanted if wanted == Path(self.args.output_dir) else wanted
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as name:
+            made = Path(name) / "model"
+            self.run.save_model(made)
+            files = [file.relative_to(made) for file in sorted(made.rglob("*")) if file.is_file()]
+            foreign = [file for file in files if (folder / file).exists() and folder / file not in self._written]
+            if foreign:
+                raise ConfigError(f"save_model: {folder / foreign[0]} exists already; name another folder")
+            for file in files:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (made / file).replace(folder / file)
+                self._written.add(folder / file)
+
+    def log_metrics(self, split: str, metrics: Logs) -> None:
+        """Print metrics, one per line."""
+        say(
+            Screen(),
+            f"***** {split} metrics *****",
+            *(f"  {name} = {value}" for name, value in sorted(metrics.items())),
+        )
+
+    def save_metrics(self, split: str, metrics: Logs, combined: bool = True) -> None:
+        """Write metrics to `<split>_results.json` in the run directory, and with `combined` to `all_results.json`."""
+        for name in (f"{split}_results.json", *(["all_results.json"] if combined else [])):
+            durable.write_file(self._folder() / name, durable.to_json(dict(metrics)))
+
+    def save_state(self) -> None:
+        """Write `trainer_state.json` to the run directory."""
+        self.state.save_to_json(str(self._folder() / "trainer_state.json"))
+
+    def _folder(self) -> Path:
+        """The run directory. Raises ConfigError: there is none yet."""
+        if self.directory is None:
+            raise ConfigError("there is no run directory before train()")
+        return self.directory
+
+    def push_to_hub(self, *arguments: Any, **named: Any) -> None:
+        """Raises ConfigError: nothing is pushed from here."""
+        raise ConfigError(f"push_to_hub: {HUB}")
+
+    def close(self) -> None:
+        """End the workers of rewards. Twice is allowed."""
+        self.run.close()
+
+    def end(self) -> None:
+        """What TRL's scripts call last; `close`."""
+        self.close()
+
+
+def _as_given(translation: Translation) -> Translation:
+    """The translation where the model may be a module, which is used as it is: then without settings of loading."""
+    if translation.settings["model"]["path"]:
+        return translation
+    lines = []
+    for line in translation.lines:
+        kept = {name: value for name, value in line.settings.items() if not name.startswith("model.")}
+        lines.append(replace(line, settings=kept | ({"model.path": ""} if "model.path" in line.settings else {})))
+    return replace(translation, lines=tuple(lines))
+
+
+def _assembled(config: RunConfig, override: LoadedModel | None, translation: Translation) -> Run:
+    try:
+        return assemble(config, None, Overrides(override))
+    except ConfigError as error:
+        raise ConfigError(translation.explained(str(error))) from None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a recipe can hold the value of a setting."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (str, int, float))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """`path`, `path-2`, `path-3` and so on."""
+    yield path
+    number = 2
+    while True:
+        yield path.with_name(f"{path.name}-{number}")
+        number += 1
+
+
+def _is_free(path: Path) -> bool:
+    """Whether a run can begin at `path`. Raises RunDirectoryError: not there, and nowhere near it."""
+    try:
+        RunDirectory.check_free(path)
+    except RunDirectoryError:
+        if path.is_dir():
+            return False
+        raise
+    return True
