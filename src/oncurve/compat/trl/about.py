@@ -44,7 +44,7 @@ run. The functions of `trl.rewards` are in `oncurve.compat.trl` under their name
 `top_p`, `top_k`, `min_p` and `repetition_penalty` are refused: the learner trains on the whole distribution that is
 sampled from.
 
-**From TRL's earlier trainers.** TRL removed `PPOTrainer` and `PRMTrainer`. The preset `ppo` is PPO with a critic, on
-any reward; its settings are those of a recipe, and `PPOConfig` is not read. A process reward model is trained by
-`oncurve reward-model train` with `reward_model.kind = "process"`, and used by `kind = "process_model"`.
+**From TRL's earlier trainers.** TRL removed `PPOTrainer` and `PRMTrainer`. `PPOConfig` and `PPOTrainer` are here, with
+a table of their own [below](#trl-ppo-029); the preset `ppo` is the same for a recipe. A process reward model is trained
+by `oncurve reward-model train` with `reward_model.kind = "process"`, and used by `kind = "process_model"`.
 """

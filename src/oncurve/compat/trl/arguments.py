@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from oncurve.compat.dialect import Said
-from oncurve.compat.trl.config import GRPOConfig
+from oncurve.compat.trl.config import GRPOConfig, TableConfig
 from oncurve.compat.trl.dialect import Told
 from oncurve.compat.trl.peft_keys import given_fields, lora_of
 from oncurve.compat.trl.reward_functions import reward_settings
@@ -36,7 +36,7 @@ def said_by(arguments: Mapping[str, Any], args: GRPOConfig, state: Callable[[], 
     """
     rewards = reward_settings(arguments["reward_funcs"], args.reward_weights, state)
     told: dict[str, Any] = {
-        "model": _model(arguments["model"]),
+        "model": policy_told(arguments["model"]),
         "reward_funcs": Told("reward_funcs", {"rewards": rewards}),
         **_data(arguments["train_dataset"], arguments["eval_dataset"], args),
     }
@@ -51,7 +51,8 @@ def said_by(arguments: Mapping[str, Any], args: GRPOConfig, state: Callable[[], 
     return said | {name: Said(value, PLACE) for name, value in known.items()}
 
 
-def _model(model: Any) -> Told:
+def policy_told(model: Any) -> Told:
+    """The policy as the settings that it is. Raises ConfigError: what cannot be one."""
     if isinstance(model, (str, Path)):
         return Told(str(model), {"model.path": str(model)})
     if not isinstance(model, nn.Module):
@@ -85,7 +86,7 @@ def _data(train: Any, held_out: Any, args: GRPOConfig) -> dict[str, Told]:
     return {**told, "eval_dataset": Told(type(held_out).__name__, {"data.eval_rows": held_out})}
 
 
-def loaded(model: Any, processing_class: Any, config: RunConfig, args: GRPOConfig) -> LoadedModel | None:
+def loaded(model: Any, processing_class: Any, config: RunConfig, args: TableConfig) -> LoadedModel | None:
     """The model where an object is given; None: the run loads it by its path.
 
     Raises ConfigError: a processor of images, or a module without a tokenizer that could be found.

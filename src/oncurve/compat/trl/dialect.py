@@ -18,7 +18,7 @@ def _left(value: Any, values: Values) -> dict[str, Any]:
     return {} if value is None else {"data.max_prompt_tokens": value, "data.overlong": "truncate_left"}
 
 
-def _as_given(value: Any, values: Values) -> dict[str, Any]:
+def as_given(value: Any, values: Values) -> dict[str, Any]:
     """The settings that the trainer, or the reader of a script, has found in an argument."""
     return dict(value.settings)
 
@@ -55,21 +55,21 @@ OLDER_KEYS = (
 
 TRAINER = "GRPOTrainer."
 TRAINER_KEYS = (
-    Key("GRPOTrainer.model", ("model.path",), "a folder, a hub id, or a module", _as_given),
+    Key("GRPOTrainer.model", ("model.path",), "a folder, a hub id, or a module", as_given),
     Key(
         "GRPOTrainer.reward_funcs",
         ("rewards",),
         "functions of TRL's signature, in a recipe [[rewards]] path = \"file.py:name\"; a model's folder or hub id",
-        _as_given,
+        as_given,
     ),
     Key("GRPOTrainer.args", (), "a GRPOConfig"),
     Key(
         "GRPOTrainer.train_dataset",
         ("data.kind", "data.path", "data.split", "data.subset", "data.revision", "data.rows", "data.limit"),
         "a Dataset or an IterableDataset, or rows in any form that oncurve.train takes",
-        _as_given,
+        as_given,
     ),
-    Key("GRPOTrainer.eval_dataset", ("data.eval_path", "data.eval_split", "data.eval_rows"), "one data set", _as_given),
+    Key("GRPOTrainer.eval_dataset", ("data.eval_path", "data.eval_split", "data.eval_rows"), "one data set", as_given),
     Key("GRPOTrainer.processing_class", (), "the tokenizer; a processor of images is refused"),
     Key("GRPOTrainer.reward_processing_classes", (), "a reward model brings its own tokenizer"),
     Key("GRPOTrainer.callbacks", (), "the hooks from on_train_begin to on_train_end; oncurve has on_step="),
@@ -77,7 +77,7 @@ TRAINER_KEYS = (
         "GRPOTrainer.peft_config",
         ("lora.rank", "lora.alpha", "lora.targets", "lora.dropout"),
         "a LoraConfig",
-        _as_given,
+        as_given,
     ),
     Key(
         "GRPOTrainer.optimizers",

@@ -35,6 +35,7 @@ class Hooks:
     updates   updates per step
     evaluate  evaluates the policy, logs it, and returns the metrics
     logs      the trainer's metrics of a step
+    every_step  whether each step is logged, whatever the arguments say
     """
 
     args: TableConfig
@@ -42,6 +43,7 @@ class Hooks:
     updates: int
     evaluate: Callable[[], Logs]
     logs: Callable[[StepResult, RunConfig], LogLine]
+    every_step: bool = False
     callbacks: list[TrainerCallback] = field(default_factory=list)
     state: TrainerState = field(default_factory=TrainerState)
     control: TrainerControl = field(default_factory=TrainerControl)
@@ -130,6 +132,8 @@ class Hooks:
         return [component.name for component in self.run.rewards.components]
 
     def _log_is_due(self, step: int) -> bool:
+        if self.every_step:
+            return True
         strategy, every = self.args.logging_strategy, self.args.logging_steps
         if strategy == "no":
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ def _steps(value: Any, values: Values) -> dict[str, Any]:
 
 
 def _epochs(value: Any, values: Values) -> dict[str, Any]:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"expected a number above 0, got {shown(value)}")
     return {} if values["max_steps"] > 0 else {"run.epochs": value}
 
 
@@ -47,7 +50,7 @@ def _warmup(value: Any, values: Values) -> dict[str, Any]:
         raise ConfigError(f"expected a number of updates, or a share of them below 1, got {shown(value)}")
     if 0 < value < 1:
         return {"learner.warmup_ratio": value}
-    if value != int(value):
+    if value % 1 != 0:
         raise ConfigError(f"expected a whole number, or a share below 1, got {shown(value)}")
     return {"learner.warmup_steps": int(value)} if value else {}
 

@@ -64,6 +64,7 @@ class RunTrainer(Closing):
         logs: Callable[[StepResult, RunConfig], LogLine],
         updates: int,
         eval_n: int,
+        every_step: bool = False,
     ) -> None:
         """Check and load everything.
 
@@ -73,6 +74,7 @@ class RunTrainer(Closing):
         logs         TRL's metrics of a step
         updates      what `state.global_step` grows by in a step
         eval_n       completions per held-out prompt
+        every_step   whether every step has a line in the log, whatever `logging_steps` says
 
         Raises ConfigError, and UserErrors of data, model and rewards, for all that the caller can change.
         """
@@ -87,7 +89,7 @@ class RunTrainer(Closing):
         self.run: Run = _assembled(config, override, self.translation)
         self._eval_n = eval_n
         self._written: set[Path] = set()
-        self._hooks = Hooks(args, self.run, updates, self.evaluate, logs)
+        self._hooks = Hooks(args, self.run, updates, self.evaluate, logs, every_step)
         if config.eval.every > 0:
             self.run.trainer.evaluator = self._evaluator
         self.accelerator = SimpleNamespace(print=print, is_main_process=True, num_processes=1, process_index=0)

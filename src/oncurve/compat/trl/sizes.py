@@ -141,6 +141,6 @@ def in_steps(value: Any, values: Values) -> int:
         if values["max_steps"] <= 0:
             raise ConfigError(f"{shown(value)} is a share of max_steps, which is not given; write a number of steps")
         value = math.ceil(values["max_steps"] * value)
-    if value != int(value):
+    if value % 1 != 0:
         raise ConfigError(f"expected a whole number, or a share below 1, got {shown(value)}")
     return math.ceil(int(value) / updates_per_step(values))
