@@ -59,6 +59,8 @@ sizes of batches and updates, gradients that are not clipped. `state.log_history
 * The score counts at the last token. TRL adds it one place later, where the critic's value counts once more.
 * TRL logs means over padding, too (`policy/entropy_avg`, `val/ratio`). `policy/approxkl_avg` and `val/ratio_var` are
   left out: oncurve estimates that KL by another formula ([`policy/kl_old`](metrics.md#policykl_old)).
+* Every batch has the same number of updates. In TRL accelerate makes one after every piece of
+  `per_device_train_batch_size` in the last batch of an epoch, whatever `gradient_accumulation_steps` says.
 * `lr` is that of a batch's last update; TRL's schedule moves once per batch.
 * `train()` takes `resume_from_checkpoint`, which TRL's PPO did not.
 
