@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -40,9 +41,16 @@ def split_advantages(batch: TrainBatch, groups: Sequence[Group], usable: Sequenc
 
 
 def peak_memory_bytes() -> int:
-    """The largest resident set this process has had, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """The largest resident set this process has had, in bytes.
+
+    On Linux since its program was started: `ru_maxrss` has the memory of the process that started it, too.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+    except (OSError, StopIteration, ValueError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def observe_groups(metrics: Metrics, groups: Sequence[Group], dropped: int, rewarded: bool = True) -> None:
