@@ -296,6 +296,7 @@ def test_a_run_on_any_container_is_taken_up_from_what_its_directory_kept(contain
     again.close()
 
 
+@pytest.mark.slow
 def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('extends = "grpo_paper"\n[run]\nsteps = 1\n[rollout]\ngroup_size = 4\nmax_new_tokens = 5\n')

@@ -236,6 +236,7 @@ def killed(folder: Path, out: Path, kind: str, place: str, count: int) -> None:
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()[-3000:]
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_bytes(laid_out: Path, command: Command) -> None:
     out = Path("killed")
     killed(laid_out, out, "outcome", "update", 6)

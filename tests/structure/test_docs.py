@@ -343,6 +343,7 @@ def test_every_preset_is_named(page: str) -> None:
     assert all(preset.stem in TEXTS[page] for preset in PRESETS.glob("*.toml"))
 
 
+@pytest.mark.slow
 def test_extending_runs_as_it_stands(tmp_path: Path) -> None:
     session, expected = [], []
     for language, body in BLOCK.findall(EXTENDING):

@@ -28,6 +28,7 @@ def faults(how, **environment):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+@pytest.mark.slow
 def test_pages_are_not_given_back_and_taken_again():
     (done, kept), (_, given_back) = faults("kept"), faults("as it is", MALLOC_MMAP_THRESHOLD_="1048576")
     assert not done or kept < given_back / 2

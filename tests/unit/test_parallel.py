@@ -44,6 +44,7 @@ def test_a_sum_has_the_bits_of_the_plain_tree_and_not_of_a_running_sum(count: in
         assert not torch.equal(given[-1], sum(parts[1:], parts[0]))
 
 
+@pytest.mark.slow
 def test_a_tree_keeps_no_more_copies_than_it_has_levels() -> None:
     size, count = 12_347, 16
     gradient = torch.zeros(size)

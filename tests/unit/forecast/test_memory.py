@@ -70,6 +70,7 @@ def test_bytes_a_parameter_are_those_that_are_held(dtype: torch.dtype, name: str
     assert held_by_an_optimizer(dtype=dtype) == Footprint.of(name).total
 
 
+@pytest.mark.slow
 def test_lean_bytes_a_parameter_are_those_that_are_held() -> None:
     for moments in ("float32", "bfloat16"):
         for masters in ("float32", "split"):

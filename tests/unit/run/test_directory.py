@@ -66,6 +66,7 @@ print(done)
 """
 
 
+@pytest.mark.slow
 def test_a_start_that_is_killed_anywhere_is_taken_up_by_train_or_resume(tmp_path: Path) -> None:
     """In a folder that is made, and in an empty one that is there."""
     done = subprocess.run([sys.executable, "-c", CRASHES, str(tmp_path)], capture_output=True, text=True, timeout=120)
