@@ -68,6 +68,7 @@ class _Reader:
         return first if condition else second
 
     def level(self, number: int) -> int:
+        """Operators of the level `number`, the loosest first. Raises ValueError: no such sum, or beyond 64 bits."""
         if number == len(LEVELS):
             return self.operand()
         value = self.level(number + 1)
@@ -82,6 +83,7 @@ class _Reader:
         return value
 
     def operand(self) -> int:
+        """A number, a sign or a sum in brackets. Raises ValueError: there is none."""
         if not self.tokens:
             raise ValueError("end")
         token = self.tokens.pop(0)

@@ -93,10 +93,12 @@ class _Parser:
         return token.plain if isinstance(token, RawWord) else None
 
     def operator(self) -> str | None:
+        """The next token, if it is an operator; None: it is a word, or there is none."""
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
         return token.text if isinstance(token, Operator) else None
 
     def line(self) -> int:
+        """The line of the next token."""
         return self.tokens[min(self.at, len(self.tokens) - 1)].line
 
     def expect(self, word: str, line: int, of: str) -> None:
@@ -107,6 +109,7 @@ class _Parser:
         self.at += 1
 
     def separators(self) -> None:
+        """Skip ends of lines and semicolons."""
         while self.operator() in ("\n", ";", "&"):
             self.at += 1
 
@@ -120,6 +123,7 @@ class _Parser:
             found.append(self.chain())
 
     def chain(self) -> Command:
+        """Commands with `&&`, `||` and `|` between them."""
         line, links = self.line(), list[str]()
         negated = self.word() == "!"
         self.at += negated
@@ -145,6 +149,7 @@ class _Parser:
         return Block(line, "group", tuple(Block(each.line, "subshell", (each,)) for each in commands))
 
     def command(self) -> Command:
+        """One command: a loop, a condition, a case, a function, a block or a simple one."""
         line, word = self.line(), self.word()
         if self.operator() == "(":
             self.at += 1
@@ -171,6 +176,7 @@ class _Parser:
         return self.simple(line)
 
     def loop(self, line: int, kind: str) -> Loop:
+        """A loop of this kind, up to its `done`."""
         self.at += 1
         name, condition = "", tuple[Command, ...]()
         if kind in ("while", "until"):
@@ -192,6 +198,7 @@ class _Parser:
         return self.word() is not None and following == ["(", ")"]
 
     def function(self, line: int) -> Block:
+        """The body of a function."""
         self.at += self.word() == "function"
         name = self.word() or ""
         self.at += 3 if self.is_definition() else 1
@@ -200,6 +207,7 @@ class _Parser:
         return Block(line, "function", (self.command(),), name)
 
     def condition(self, line: int) -> If:
+        """`if`, with its `elif` and `else`, up to `fi`."""
         branches, otherwise = list[tuple[tuple[Command, ...], tuple[Command, ...]]](), tuple[Command, ...]()
         while self.word() in ("if", "elif"):
             self.at += 1
@@ -213,6 +221,7 @@ class _Parser:
         return If(line, tuple(branches), otherwise)
 
     def case(self, line: int) -> Case:
+        """`case`, with its patterns, up to `esac`."""
         self.at += 1
         subject = self.tokens[self.at] if self.at < len(self.tokens) else None
         self.at += 1
@@ -238,6 +247,7 @@ class _Parser:
             self.at += self.operator() in (";;", ";&", ";;&")
 
     def simple(self, line: int) -> Simple:
+        """Assignments and words, up to the end of the command."""
         words, document = list[RawWord](), None
         while self.at < len(self.tokens):
             token = self.tokens[self.at]

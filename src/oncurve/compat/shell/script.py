@@ -102,6 +102,7 @@ class _Script(Paths):
         return truth
 
     def one(self, command: Command) -> bool | None:
+        """Follow one command: whether it succeeds; None: not known."""
         if isinstance(command, Simple):
             return self.simple(command)
         if isinstance(command, Chain):
@@ -120,6 +121,7 @@ class _Script(Paths):
         return self.apart(lambda: self.run(command.body))
 
     def chain(self, chain: Chain) -> bool | None:
+        """Follow `&&` and `||`: whether the whole succeeds; None: not known."""
         truth, taken = self.one(chain.commands[0]), chain.commands[0]
         truth = (None if truth is None else not truth) if chain.negated else truth
         assumed = False
@@ -133,6 +135,7 @@ class _Script(Paths):
         return None if assumed else truth
 
     def condition(self, condition: If) -> bool | None:
+        """Follow the branch that is taken, each of them where that is not known."""
         return self.branch(condition, 0)
 
     def branch(self, condition: If, number: int) -> bool | None:
@@ -151,6 +154,7 @@ class _Script(Paths):
         return self.run(condition.otherwise)
 
     def case(self, case: Case) -> bool | None:
+        """Follow the pattern that fits, each of them where that is not known."""
         subject = self.values.in_test(self.values.text(case.subject))
         ways = list[Callable[[], object]]()
         for patterns, body in case.arms:
@@ -170,6 +174,7 @@ class _Script(Paths):
         return self.run_one(ways, case.line)
 
     def run_one(self, ways: list[Callable[[], object]], line: int) -> bool | None:
+        """Follow each of the ways; what they make different is unknown afterwards."""
         if len(ways) > 1:
             return self.ways(ways, line)
         ways[0]()
@@ -197,6 +202,7 @@ class _Script(Paths):
         return None
 
     def simple(self, command: Simple) -> bool | None:
+        """Assignments, builtins, functions and the call that is looked for."""
         words = list(command.words)
         if words and words[0].parts[0].text == "((" and words[0].parts[0].kind == "text":
             text = self.values.arithmetic(words[0].parts[1].text, command.line)

@@ -196,6 +196,7 @@ class _Lexer:
         self.waiting.clear()
 
     def word(self) -> RawWord:
+        """A word up to the next blank or operator, in pieces."""
         line, found = self.line, list[Piece]()
         while self.at < len(self.text):
             letter = self.text[self.at]
@@ -240,6 +241,7 @@ class _Lexer:
             found.append(Piece("text", self.skip(plain.end() - self.at if plain else 1)))
 
     def double_quoted(self, found: list[Piece]) -> None:
+        """The pieces of a text in double quotes, added to `found`."""
         line = self.line
         found.append(Piece("text", "", True))  # "" is a word, too
         while self.at < len(self.text) and self.text[self.at] != '"':
@@ -275,12 +277,14 @@ class _Lexer:
         return Piece("parameter", name[0], quoted, f"${name[0]}")
 
     def bracketed(self, kind: Kind, before: int, opening: str, closing: str, quoted: bool) -> Piece:
+        """A piece up to the bracket that closes it."""
         start = self.at
         self.at += before
         text = self.between(opening, closing)
         return Piece(kind, text, quoted, self.text[start : self.at])
 
     def up_to(self, quote: str) -> str:
+        """The text up to the next `quote`."""
         end, line = self.text.find(quote, self.at), self.line
         if end < 0:
             raise ConfigError(f"line {line}: the quote {quote} is never closed")

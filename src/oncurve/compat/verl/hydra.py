@@ -94,6 +94,7 @@ class _Reader:
         self.text, self.at = text, 0
 
     def value(self, depth: int, ends: str = "") -> Any:
+        """A value in Hydra's words: a list, a table, a quoted text or a plain one."""
         if depth > DEEPEST:
             raise ConfigError(f"nested more than {DEEPEST} levels deep")
         self.blanks()
@@ -107,6 +108,7 @@ class _Reader:
         return self.unquoted(ends or ",")
 
     def blanks(self) -> None:
+        """Skip blanks."""
         while self.at < len(self.text) and self.text[self.at].isspace():
             self.at += 1
 
@@ -142,6 +144,7 @@ class _Reader:
                 raise ConfigError(f"{shown(self.text)}: expected , or {closing}" + (f", got {mark}" if mark else ""))
 
     def pair(self, depth: int) -> tuple[str, Any]:
+        """A key and its value, of a table."""
         self.blanks()
         quote = self.text[self.at : self.at + 1]
         name = self.quoted(quote) if quote in ("'", '"') and quote else self.unquoted(":,}")
