@@ -1,5 +1,6 @@
 """More processes than one: the ranks of a learner, the workers of a rollout, and the fleets that they run in.
 
+settings.py     the kinds of `[cluster]`, and what they share (processes.py)
 fleet.py        the interface of a fleet, and the health of its processes as a state machine
 host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py)
 learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in a fleet
@@ -23,6 +24,7 @@ from oncurve.cluster.fleet import (
 )
 from oncurve.cluster.host_fleet import HostFleet as HostFleet
 from oncurve.cluster.learner import FleetLearner as FleetLearner
+from oncurve.cluster.processes import ProcessCluster as ProcessCluster
 from oncurve.cluster.rank import Rank as Rank
 from oncurve.cluster.settings import (
     CLUSTER_KINDS as CLUSTER_KINDS,

@@ -1,0 +1,150 @@
+"""The settings that all clusters of several processes share: ranks of a learner, workers of a rollout."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import Field, field_validator
+
+from oncurve.capabilities import Impossible
+from oncurve.cluster.engine import FleetEngine
+from oncurve.cluster.fleet import Fleet
+from oncurve.cluster.learner import FleetLearner
+from oncurve.cluster.rank import Rank
+from oncurve.cluster.worker import Worker
+from oncurve.learner import Learner, LocalLearner
+from oncurve.models import CausalModel
+from oncurve.rollout import RolloutEngine, Sampling
+from oncurve.spec import Component
+
+
+class ProcessCluster(Component):
+    """Ranks and workers in a fleet. A kind of cluster says by `fleet` where its processes are."""
+
+    alone: ClassVar[bool] = False
+
+    rollout_workers: int = Field(default=0, ge=0, le=1024)
+    """Processes that sample; 0: this one does. Their number does not change any result."""
+
+    shard_groups: int = Field(default=8, ge=1, le=10**6)
+    """Groups that are decoded together, by one process. Part of the result, like a seed."""
+
+    worker_threads: int = Field(default=1, ge=1, le=1024)
+    """Processor threads of each process while it samples, of this one too. Part of the result."""
+
+    weights: Literal["object"] = "object"
+    """"object": workers get the weights as bytes, over the connection that their calls come on."""
+
+    learner_ranks: int = Field(default=1, ge=1, le=1024)
+    """Processes that compute the gradient, this one included. Their number does not change any result."""
+
+    gradient_shards: int = Field(default=8, ge=1, le=1024)
+    """Shards of an update, a power of two and not less than `learner_ranks`: the gradient of each is computed by
+    itself, and they are added in a fixed tree. Part of the result, like a seed."""
+
+    sharding: Literal["replicate"] = "replicate"
+    """"replicate": every rank has the whole model with its optimizer."""
+
+    rank_threads: int = Field(default=1, ge=1, le=1024)
+    """Processor threads of each rank while it computes updates. Part of the result."""
+
+    silence_seconds: float = Field(default=20.0, ge=3, le=1e6)
+    """A process that has said nothing for so long, because it hangs or was stopped, is killed and replaced. Processes
+    say every second that they live, whatever they compute."""
+
+    wait_seconds: float = Field(default=1800.0, ge=1, le=1e6)
+    """The longest wait for the work of another process: a rank's part of an update, a worker's shard. Then another
+    process does it."""
+
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        Impossible(
+            lambda cluster: bool(cluster.gradient_shards & (cluster.gradient_shards - 1)),
+            "cluster.gradient_shards: shards are added in a tree of pairs, so there must be 1, 2, 4, 8, ... of them",
+        ),
+        Impossible(
+            lambda cluster: cluster.learner_ranks > cluster.gradient_shards,
+            "cluster.learner_ranks: a rank without a shard would have nothing to do; lower it, or raise "
+            "cluster.gradient_shards, which is part of the result",
+        ),
+    )
+
+    @field_validator("sharding", mode="before")
+    @classmethod
+    def _built(cls, value: Any) -> Any:
+        if value == "fsdp":
+            raise ValueError(
+                'sharding over ranks is not built yet: set it to "replicate"; for less memory per rank set '
+                'learner.masters="split", learner.moments="bfloat16" or lora.rank'
+            )
+        return value
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _sent(cls, value: Any) -> Any:
+        if value in ("nccl", "disk"):
+            raise ValueError('this way of sending weights is not built yet: set it to "object"')
+        return value
+
+    @abstractmethod
+    def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
+        """`places` processes, each with the object that `make()` returns. `make` is pickled at once."""
+
+    @property
+    def processes(self) -> int:
+        """The ranks."""
+        return self.learner_ranks
+
+    @property
+    def workers(self) -> int:
+        """The processes that sample."""
+        return self.rollout_workers
+
+    def learner(self, make: Callable[..., Learner]) -> Learner:
+        """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank makes its own before it is forked.
+
+        `make` takes a keyword `tokenizer`, which only rank 0 needs.
+        """
+        fleet = None
+        if self.learner_ranks > 1:
+            make_rank = partial(_rank, partial(make, tokenizer=None), self.rank_threads, self.wait_seconds)
+            fleet = self.fleet(make_rank, self.learner_ranks - 1)
+        try:
+            local = cast("LocalLearner", make())
+            return FleetLearner(local, fleet, self.gradient_shards, self.rank_threads, self.wait_seconds)
+        except BaseException:
+            if fleet is not None:
+                fleet.close()
+            raise
+
+    def engine(self, local: RolloutEngine, build: Callable[[], RolloutEngine], sampling: Sampling) -> RolloutEngine:
+        """An engine that decodes shards by `rollout_workers` processes, or in this one."""
+
+        def make_fleet(model: CausalModel) -> Fleet:
+            return self.fleet(partial(Worker, model, build, self.worker_threads), self.rollout_workers)
+
+        workers = make_fleet if self.rollout_workers else None
+        return FleetEngine(local, sampling, workers, self.shard_groups, self.worker_threads, self.wait_seconds)
+
+    def sentences(self) -> list[str]:
+        """How rollouts and updates are shared."""
+        shards = f"{self.gradient_shards} gradient shard{'s' * (self.gradient_shards > 1)} added in a fixed tree"
+        ranks = f"{self.learner_ranks} process{'es' * (self.learner_ranks > 1)}"
+        threads = f"{self.rank_threads} thread{'s' * (self.rank_threads > 1)}"
+        workers = f"{self.rollout_workers} other process{'es' * (self.rollout_workers > 1)}"
+        own = f"{self.worker_threads} thread{'s' * (self.worker_threads > 1)}"
+        together = f"{self.shard_groups} group{'s' * (self.shard_groups > 1)}"
+        return [
+            f"Rollouts are decoded by {workers} with {own} each, {together} "
+            "together: the number of processes, and losses of them, change no bit."
+            if self.rollout_workers
+            else f"Rollouts are decoded by this process with {own}, {together} together.",
+            f"An update is made by {ranks} of this machine with {threads} each, in {shards}: their number, and losses "
+            "of them, change no bit.",
+        ]
+
+
+def _rank(make: Callable[[], Learner], threads: int, wait_seconds: float) -> Rank:
+    return Rank(cast("LocalLearner", make()), threads, wait_seconds)
