@@ -2,7 +2,8 @@
 
 settings.py     the kinds of `[cluster]`, and what they share (processes.py)
 fleet.py        the interface of a fleet, and the health of its processes as a state machine
-host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py)
+host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py) and shared memory
+                (shared.py)
 learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in a fleet
 engine.py       a rollout engine of several workers (worker.py), which decode fixed shards of the prompts (shards.py) by
                 one version of the weights (weights.py)

@@ -16,6 +16,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from oncurve.closing import Closing
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
@@ -106,6 +107,8 @@ class FleetEngine(Closing):
         self._shard_groups, self._threads, self._wait = shard_groups, threads, wait_seconds
         self._fleet: Fleet | None = None
         self._snapshot: Snapshot | None = None
+        self._handle: Any = None
+        self._key = ""
         self._calls, self._has = dict[int, _Call](), dict[int, str]()
         self._seconds: dict[Lengths, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._alive_at = 0.0
@@ -127,7 +130,7 @@ class FleetEngine(Closing):
         model = weights.local()
         if model is None:
             raise ConfigError("cluster.rollout_workers: the weights are not in this process; set it to 0")
-        self._snapshot = Snapshot(model, weights.version)
+        self._snapshot, self._handle = Snapshot(model, weights.version), None
         if self._fleet is None:
             self._fleet = self._make_fleet(model)
 
@@ -135,7 +138,7 @@ class FleetEngine(Closing):
         """End the workers. Twice is allowed; `follow` starts others."""
         if self._fleet is not None:
             self._fleet.close()
-        self._fleet = self._snapshot = None
+        self._fleet = self._snapshot = self._handle = None
         self._calls.clear()
         self._has.clear()
         self.local.close()
@@ -163,7 +166,7 @@ class FleetEngine(Closing):
         shards = rollout_shards(len(prompts), self._shard_groups)
         rollout = _Rollout(prompts, firsts, draw, sampling, on_group, shards, deque(range(len(shards))))
         try:
-            if self._fleet is None:
+            if self._fleet is None or not self._publish(self._fleet):
                 for index in rollout.queue:
                     self._decode_here(rollout, index)
             else:
@@ -203,23 +206,33 @@ class FleetEngine(Closing):
                 self._calls[worker] = _Call(number, index, now, now + self._limit(rollout))
         return up
 
-    def _bring(self, fleet: Fleet, worker: int) -> Snapshot:
-        """Send a worker the weights, unless it has them."""
+    def _publish(self, fleet: Fleet) -> bool:
+        """Make the weights ready for workers that lack them, in one copy. False: there is no room for it."""
         assert self._snapshot is not None
         began = time.perf_counter()
-        if self._has.get(worker) != self._key:
-            for bucket in self._snapshot.buckets():
-                self._measured["cluster/weights_bytes"] += sum(len(piece) for _, _, piece in bucket)
-                fleet.call(worker, "take", bucket)
-            fleet.call(worker, "follow", self._snapshot.version, self._snapshot.digest)
-            self._has[worker] = self._key
-        self._measured["cluster/weights_seconds"] += time.perf_counter() - began
-        return self._snapshot
+        try:
+            if self._handle is None:
+                self._handle = fleet.put(self._snapshot.buckets())
+                self._key = f"{self._snapshot.version} {self._snapshot.digest}"
+        except OSError as error:
+            size = self._snapshot.nbytes / 2**30
+            urgent(
+                f"oncurve: there is no room for {size:.2f} GiB of weights ({error}); this process decodes all shards, "
+                "to the same bits"
+            )
+            return False
+        finally:
+            self._measured["cluster/weights_seconds"] += time.perf_counter() - began
+        return True
 
-    @property
-    def _key(self) -> str:
+    def _bring(self, fleet: Fleet, worker: int) -> Snapshot:
+        """Have a worker take the weights, unless it has them. It copies them itself: nothing is waited for here."""
         assert self._snapshot is not None
-        return f"{self._snapshot.version} {self._snapshot.digest}"
+        if self._has.get(worker) != self._key:
+            self._measured["cluster/weights_bytes"] += self._snapshot.nbytes
+            fleet.call(worker, "take", self._snapshot.version, self._snapshot.digest, self._handle)
+            self._has[worker] = self._key
+        return self._snapshot
 
     def _is_alone(self, fleet: Fleet, up: Sequence[int]) -> bool:
         """Whether the driver is the only process that is left, or has waited long enough for another."""

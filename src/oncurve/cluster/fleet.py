@@ -1,6 +1,7 @@
 """Fleets of processes that hold an object each, and their health.
 
     fleet.up()                                 the processes that can be called
+    handle = fleet.put(pieces)                 bytes for several processes, as an argument of their calls
     number = fleet.call(process, "name", ...)  call a method of a process's object; calls are done in order
     for event in fleet.wait(seconds): ...      Replied, Failed or Ended, as they come
     fleet.kill(process, cause)                 end it; another takes its place
@@ -15,7 +16,7 @@ cases can be tested without a process and without a clock, and every kind of fle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -72,6 +73,13 @@ class Fleet(Protocol):
     @property
     def given_up(self) -> bool:
         """Whether every place is given up: no process is up, and none will be."""
+
+    def put(self, pieces: Iterable[memoryview]) -> Any:
+        """A handle of these bytes, which are copied once per machine. Given to `call` as an argument, it arrives at the
+        method as the list of the pieces, read-only. They are freed when the handle is garbage-collected.
+
+        Each piece may be overwritten when the next one is asked for. Raises OSError: there is no room for them.
+        """
 
     def call(self, process: int, method: str, *arguments: Any) -> int:
         """Call a method of the object of `process`; the number of the call. A process that has ended answers nothing,

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import cloudpickle
 from oncurve.closing import Closing
 from oncurve.cluster.channel import Channel, ClosedError
 from oncurve.cluster.fleet import Event, Failed, Health, Kill, Order, Replied, Start
+from oncurve.cluster.shared import SharedBytes
 from oncurve.errors import ConfigError
 from oncurve.output import worker_stderr
 from oncurve.spec import imported_files
@@ -116,6 +117,10 @@ class HostFleet(Closing):
         """Whether every place is given up: no process is up, and none will be."""
         with self._changed:
             return self._health.given_up
+
+    def put(self, pieces: Iterable[memoryview]) -> SharedBytes:
+        """A handle of these bytes in shared memory. Raises OSError: there is no room for them."""
+        return SharedBytes(pieces)
 
     def call(self, process: int, method: str, *arguments: Any) -> int:
         """Call a method of the object of `process`; the number of the call."""

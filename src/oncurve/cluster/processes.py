@@ -36,7 +36,7 @@ class ProcessCluster(Component):
     """Processor threads of each process while it samples, of this one too. Part of the result."""
 
     weights: Literal["object"] = "object"
-    """"object": workers get the weights as bytes, over the connection that their calls come on."""
+    """"object": the weights are copied once per machine, into memory that its workers read."""
 
     learner_ranks: int = Field(default=1, ge=1, le=1024)
     """Processes that compute the gradient, this one included. Their number does not change any result."""

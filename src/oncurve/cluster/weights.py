@@ -1,8 +1,8 @@
 """The weights that a worker samples from: one whole version, checked by its digest.
 
     snapshot = Snapshot(model, version=3)           in the process that trains: nothing is copied
-    for bucket in snapshot.buckets(): ...           at most `BUCKET_BYTES` each, as bytes
-    take(model, bucket)                             in the worker, for each bucket
+    handle = fleet.put(snapshot.buckets())          one copy per host, whatever the number of workers
+    take(model, buckets)                            in the worker, with what the handle has become
     digest_of(model) == snapshot.digest             then the worker has the whole version
 
 The tensors have the module's own names and bits, not those of a Hugging Face file: an adapter merged into its base
@@ -12,19 +12,17 @@ the adapter is sent, because nothing else changes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from oncurve.errors import ConfigError
 from oncurve.models import CausalModel
 from oncurve.parallel import BUCKET_BYTES
-
-Piece = tuple[str, int, bytes]
-"""The name of a tensor, the first byte of a piece of it, and the piece."""
 
 
 class Snapshot:
@@ -38,38 +36,59 @@ class Snapshot:
         """`digest_of` the model."""
         return digest_of(self._model)
 
-    def buckets(self, nbytes: int = BUCKET_BYTES) -> Iterator[list[Piece]]:
-        """All tensors in pieces, in lists of at most `nbytes` bytes."""
-        bucket: list[Piece] = []
-        room = nbytes
-        for name, tensor in changing_tensors(self._model).items():
-            data = _bytes_of(tensor).numpy().data
-            start = 0
-            while start < len(data):
-                piece = bytes(data[start : start + room])
-                bucket.append((name, start, piece))
-                start, room = start + len(piece), room - len(piece)
-                if not room:
-                    yield bucket
-                    bucket, room = [], nbytes
-        if bucket:
-            yield bucket
+    @cached_property
+    def nbytes(self) -> int:
+        """The size of all tensors."""
+        return sum(tensor.nbytes for tensor in changing_tensors(self._model).values())
+
+    def buckets(self, nbytes: int = BUCKET_BYTES) -> Iterator[memoryview]:
+        """The bytes of all tensors, one after another, in pieces of `nbytes` and a last one that may be shorter.
+
+        A piece is overwritten when the next one is asked for.
+        """
+        bucket, filled = np.empty(min(nbytes, self.nbytes), dtype=np.uint8), 0
+        for tensor in changing_tensors(self._model).values():
+            data = _bytes_of(tensor)
+            while data.size:
+                part = data[: bucket.size - filled]
+                bucket[filled : filled + part.size] = part
+                data, filled = data[part.size :], filled + part.size
+                if filled == bucket.size:
+                    yield bucket.data
+                    filled = 0
+        if filled:
+            yield bucket[:filled].data
 
 
-def take(model: CausalModel, bucket: Sequence[Piece]) -> int:
-    """Write the pieces of a bucket into the model's tensors; their bytes."""
-    tensors = changing_tensors(model)
-    for name, start, piece in bucket:
-        _bytes_of(tensors[name])[start : start + len(piece)] = torch.frombuffer(bytearray(piece), dtype=torch.uint8)
-    return sum(len(piece) for _, _, piece in bucket)
+def take(model: CausalModel, buckets: Sequence[memoryview]) -> None:
+    """Write the buckets of a snapshot into the model's tensors. Raises RuntimeError: they are more or less than that.
+
+    Then some tensors may be written.
+    """
+    targets = [_bytes_of(tensor) for tensor in changing_tensors(model).values()]
+    need, have = sum(target.size for target in targets), sum(len(bucket) for bucket in buckets)
+    if need != have:
+        raise RuntimeError(f"the weights have {need} bytes, and {have} have come")
+    rest = iter(buckets)
+    source = np.empty(0, dtype=np.uint8)
+    for target in targets:
+        while target.size:
+            if not source.size:
+                source = np.frombuffer(next(rest), dtype=np.uint8)
+            count = min(target.size, source.size)
+            target[:count] = source[:count]
+            target, source = target[count:], source[count:]
 
 
 def digest_of(model: CausalModel) -> str:
-    """The sha256 of names, types, shapes and bits of the tensors that training changes."""
-    found = hashlib.sha256()
+    """The XXH3 (128 bits) of names, types, shapes and bits of the tensors that training changes.
+
+    It finds what went wrong by accident; it is no protection against an attacker.
+    """
+    found = xxhash.xxh3_128()
     for name, tensor in changing_tensors(model).items():
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(_bytes_of(tensor).numpy().data)
+        found.update(_bytes_of(tensor).data)
     return found.hexdigest()
 
 
@@ -87,11 +106,12 @@ def changing_tensors(model: CausalModel) -> Mapping[str, Tensor]:
     return found
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def _bytes_of(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """The bytes of a tensor on the CPU, in the same memory. Raises ConfigError: they are not in one piece."""
     if not tensor.is_contiguous():
         raise ConfigError(
             f"cluster.rollout_workers: a weight of shape {tuple(tensor.shape)} with strides {tensor.stride()} cannot "
             "be sent; set it to 0, or make the model's tensors contiguous"
         )
-    return tensor.view(-1).view(torch.uint8)
+    data: np.ndarray[tuple[int], np.dtype[np.uint8]] = tensor.view(-1).view(torch.uint8).numpy()
+    return data

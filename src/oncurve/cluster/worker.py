@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from oncurve.cluster.weights import Piece, digest_of, take
+from oncurve.cluster.weights import digest_of, take
 from oncurve.errors import OncurveError
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.process import keep_freed_memory
@@ -17,7 +17,7 @@ from oncurve.types import Group, Prompt
 class Worker:
     """What `FleetEngine` calls in each process. It decodes by a whole version of the weights or not at all.
 
-    model    a copy of the policy; `take` and `follow` replace its weights
+    model    a copy of the policy; `take` replaces its weights
     build    makes the engine
     threads  of this process
     """
@@ -31,16 +31,14 @@ class Worker:
         keep_freed_memory()
         torch.set_num_threads(self._threads)
 
-    def take(self, bucket: Sequence[Piece]) -> None:
-        """Write a part of a version; until `follow` there is no version that could be sampled from."""
+    def take(self, version: int, digest: str, buckets: Sequence[memoryview]) -> None:
+        """Sample from the weights in `buckets` from now on. Raises RuntimeError: they are not the version's, bit for
+        bit; then there is no version that could be sampled from."""
         self._digest = None
-        take(self.model, bucket)
-
-    def follow(self, version: int, digest: str) -> None:
-        """Sample from the weights that have come. Raises RuntimeError: they are not the version's, bit for bit."""
+        take(self.model, buckets)
         found = digest_of(self.model)
         if found != digest:
-            raise RuntimeError(f"the weights of version {version} have sha256 {found}, and should have {digest}")
+            raise RuntimeError(f"the weights of version {version} have digest {found}, and should have {digest}")
         self._digest = digest
         self.engine.follow(LocalWeights(self.model, version))
 

@@ -1,6 +1,7 @@
 """A rollout by several processes: the bits of one process, whatever the number of workers and whatever kills them."""
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,10 @@ import pytest
 import torch
 
 from fakes.deadly_engine import DeadlyEngine, order
+from fakes.interrupted_worker import InterruptedWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
-from oncurve.cluster import FleetEngine, HostCluster, Snapshot, rollout_shards
-from oncurve.cluster.weights import changing_tensors, digest_of, take
+from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
+from oncurve.cluster.weights import changing_tensors
 from oncurve.errors import DataError
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.randomness import permutation
@@ -84,18 +86,47 @@ def test_shards_are_a_function_of_the_batch_alone_and_have_every_prompt_once() -
         rollout_shards(3, 0)
 
 
-@pytest.mark.parametrize("nbytes", [7, 100, 1 << 20])
-def test_the_buckets_of_a_snapshot_make_another_model_the_same_bit_for_bit(nbytes: int) -> None:
-    first, second = tiny_model(torch.bfloat16, seed=0, tied=True), tiny_model(torch.bfloat16, seed=1, tied=True)
-    snapshot = Snapshot(first, 3)
-    buckets = list(snapshot.buckets(nbytes))
-    assert all(sum(len(piece) for _, _, piece in bucket) <= nbytes for bucket in buckets)
-    for bucket in buckets[:-1]:
-        take(second, bucket)
-    assert digest_of(second) != snapshot.digest
-    assert take(second, buckets[-1]) > 0
-    assert digest_of(second) == snapshot.digest
-    assert len(changing_tensors(first)) == 3  # the tied output comes once
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP"])
+def test_a_worker_that_is_lost_while_it_copies_the_weights_is_replaced(
+    orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    right, _ = rollouts(orders, 0, 3)
+    found, measured = rollouts(orders, 2, 3, lambda step: order(orders, f"copying-{action}") if step == 1 else None)
+    assert found == right
+    assert measured[1]["cluster/shards_redone"] == 1
+    assert ("SIGKILL" if action == "SIGKILL" else "silent for 3 seconds") in capfd.readouterr().err
+
+
+def test_weights_that_came_with_a_flipped_bit_are_not_sampled_from(
+    orders: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    right, _ = rollouts(orders, 0, 2)
+    found, _ = rollouts(orders, 1, 2, lambda step: order(orders, "copying-flip") if step == 1 else None)
+    assert found == right
+    assert "the weights of version 1 have digest" in capfd.readouterr().err
+
+
+def test_without_room_for_the_weights_the_driver_decodes_all_shards(
+    orders: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The limit of a file's size is the one that a process can set itself without harm to others."""
+    right, _ = rollouts(orders, 0, 3)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(step: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]) if step == 1 else before)
+
+    try:
+        found, measured = rollouts(orders, 1, 3, limit)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert found == right
+    assert "cluster/weights_bytes" not in measured[1]
+    assert measured[2]["cluster/weights_bytes"] > 0
+    assert "there is no room for" in capfd.readouterr().err
 
 
 def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(

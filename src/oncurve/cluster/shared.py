@@ -1,0 +1,57 @@
+"""Bytes that one process writes once and others of the same machine read.
+
+    handle = SharedBytes(pieces)       written into memory that has a descriptor, and no name in a file system
+    pickle.loads(pickle.dumps(handle)) in another process of the same user: the pieces, read-only, nothing copied
+
+The memory is freed when the handle is garbage-collected and no other process has the pieces any more. It is memory of
+`memfd_create`, to which the size of /dev/shm does not apply.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Iterable
+
+Pieces = list[memoryview]
+
+
+class SharedBytes:
+    """`pieces` in shared memory. Pickled, it becomes the list of the pieces; an empty list where they are gone.
+
+    Each piece may be overwritten as soon as the next one is asked for. Raises OSError: there is no room.
+    """
+
+    def __init__(self, pieces: Iterable[memoryview]) -> None:
+        self.descriptor = os.memfd_create("oncurve")
+        weakref.finalize(self, os.close, self.descriptor)
+        self._lengths: list[int] = []
+        for piece in pieces:
+            left = piece
+            while left:
+                left = left[os.write(self.descriptor, left) :]
+            self._lengths.append(len(piece))
+
+    def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, tuple[int, int], list[int]]]:
+        return _opened, (f"/proc/{os.getpid()}/fd/{self.descriptor}", _identity(self.descriptor), self._lengths)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _opened(path: str, identity: tuple[int, int], lengths: list[int]) -> Pieces:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:  # the handle is no longer kept, or its process has ended
+        return []
+    try:
+        if _identity(descriptor) != identity or not sum(lengths):  # the descriptor's number is another file's by now
+            return []
+        whole = memoryview(mmap.mmap(descriptor, sum(lengths), prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)
+    ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
+    return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
