@@ -37,6 +37,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.rollout_workers=2"], ["cluster.rollout_workers", "unknown key"]),
         (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "not built yet", '"object"']),
         (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
+        (["cluster.kind=host", "cluster.lag=-1"], ["cluster.lag"]),
+        (["cluster.lag=1"], ["cluster.lag", "unknown key"]),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_name(project, monkeypatch, capfd, settings, words) -> None:
@@ -176,3 +178,40 @@ def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Pa
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+LAGGED = [
+    *WORKERS,
+    "cluster.lag=2",
+    "run.steps=8",
+    "filter.dynamic_sampling=true",
+    "eval.every=5",
+    "data.eval_fraction=0.2",
+    'correction.kind="truncated"',
+]
+
+
+@pytest.mark.slow
+def test_a_lag_has_the_same_bits_with_any_workers_and_through_kills_and_a_longer_run(project: Path) -> None:
+    finish("train", "recipe.toml", *LAGGED, "--out", "one")
+    out = project / "two"
+    arguments = ["train", "recipe.toml", *LAGGED, "run.steps=5", "cluster.rollout_workers=2", "--out", "two"]
+    for again in (["cluster.learner_ranks=2"], ["cluster.rollout_workers=3", "cluster.learner_ranks=1"]):
+        process = start(*arguments)
+        before = len(durable.numbered(out / "checkpoints"))
+        deadline = time.monotonic() + 240
+        while len(durable.numbered(out / "checkpoints")) < before + 1 and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert alive == []
+        arguments = ["resume", "two", *again]
+    said = finish(*arguments)
+    assert "Step n trains what the weights after step n - 3 wrote, exactly" in said
+    assert "not exact" not in said
+    said = finish("resume", "two", "run.steps=8", "cluster.rollout_workers=0")
+    assert "not exact" not in said
+    compare(project / "one", out, 8)

@@ -184,6 +184,8 @@ class FleetEngine(Closing):
         if not fleet.up():
             fleet.settled(PATIENCE_SECONDS)
         while not rollout.done:
+            if self._fleet is not fleet:
+                raise RuntimeError("the engine was closed during a rollout")
             up = self._dispatch(fleet, rollout)
             if rollout.own:
                 self._decode_here(rollout, rollout.own.popleft())

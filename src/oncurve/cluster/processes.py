@@ -35,6 +35,10 @@ class ProcessCluster(Component):
     worker_threads: int = Field(default=1, ge=1, le=1024)
     """Processor threads of each process while it samples, of this one too. Part of the result."""
 
+    lag: int = Field(default=0, ge=0, le=64)
+    """Step n trains what the weights after step n - 1 - `lag` wrote, so that other processes sample for the next steps
+    while a step trains. Part of the result."""
+
     weights: Literal["object"] = "object"
     """"object": the weights are copied once per machine, into memory that its workers read."""
 
@@ -141,9 +145,20 @@ class ProcessCluster(Component):
             "together: the number of processes, and losses of them, change no bit."
             if self.rollout_workers
             else f"Rollouts are decoded by this process with {own}, {together} together.",
+            *self._lag(),
             f"An update is made by {ranks} of this machine with {threads} each, in {shards}: their number, and losses "
             "of them, change no bit.",
         ]
+
+    def _lag(self) -> list[str]:
+        if not self.lag:
+            return []
+        when = (
+            f"those of up to {self.lag} step{'s' * (self.lag > 1)} ahead are sampled while a step trains"
+            if self.rollout_workers
+            else "without rollout_workers that saves no time, and has the same bits as with them"
+        )
+        return [f"Step n trains what the weights after step n - {1 + self.lag} wrote, exactly; {when}."]
 
 
 def _rank(make: Callable[[], Learner], threads: int, wait_seconds: float) -> Rank:

@@ -32,6 +32,11 @@ class Cluster(Protocol):
         """Processes that each hold a policy to sample from, in addition."""
         ...
 
+    @property
+    def lag(self) -> int:
+        """Step n trains what the weights after step n - 1 - lag wrote."""
+        ...
+
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The run's learner, from `make(tokenizer=...)`, which builds the local one."""
         ...
@@ -51,6 +56,7 @@ class NoCluster(Component):
     alone: ClassVar[bool] = True
     processes: ClassVar[int] = 1
     workers: ClassVar[int] = 0
+    lag: ClassVar[int] = 0
 
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The learner that `make()` builds."""
@@ -75,4 +81,6 @@ class HostCluster(ProcessCluster):
 
 CLUSTER_KINDS: dict[str, type[Component]] = {"none": NoCluster, "host": HostCluster}
 
-check_cluster = check_of("cluster", ("learner", "engine", "alone", "processes", "workers", "sentences"), ("alone",))
+check_cluster = check_of(
+    "cluster", ("learner", "engine", "alone", "processes", "workers", "lag", "sentences"), ("alone",)
+)

@@ -12,7 +12,7 @@ the adapter is sent, because nothing else changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ import xxhash
 from torch import Tensor
 
 from oncurve.errors import ConfigError
-from oncurve.models import CausalModel
+from oncurve.models import CausalModel, changing_tensors
 from oncurve.parallel import BUCKET_BYTES
 
 
@@ -90,20 +90,6 @@ def digest_of(model: CausalModel) -> str:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         found.update(_bytes_of(tensor).data)
     return found.hexdigest()
-
-
-def changing_tensors(model: CausalModel) -> Mapping[str, Tensor]:
-    """The tensors that training may change, by the module's own names; tied ones once. With an adapter, those of it."""
-    if model.adapter is not None:
-        return {name: parameter.detach() for name, parameter in model.adapter.parameters.items()}
-    seen: set[tuple[int, torch.Size, torch.dtype]] = set()
-    found: dict[str, Tensor] = {}
-    for name, tensor in model.module.state_dict().items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
-        if key not in seen or not tensor.numel():
-            seen.add(key)
-            found[name] = tensor.detach()
-    return found
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

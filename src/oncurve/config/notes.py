@@ -10,7 +10,15 @@ from oncurve.config.adapter_words import AdapterFacts, trained_too_slowly
 from oncurve.config.sections import RunConfig
 from oncurve.evaluate import NO_VERIFIER
 from oncurve.learner import warmup_of
-from oncurve.losses import OBJECTIVE_KINDS, expected_aggregation, grows_with_batch, has_importance_ratio, objective_note
+from oncurve.losses import (
+    OBJECTIVE_KINDS,
+    corrects,
+    corrects_for_sampler,
+    expected_aggregation,
+    grows_with_batch,
+    has_importance_ratio,
+    objective_note,
+)
 from oncurve.rewards import verifier_of
 from oncurve.spec import kind_of
 
@@ -104,6 +112,14 @@ NOTES: tuple[Note, ...] = (
             f'objective "{_objective(c)}" has no importance ratio: of {c.updates_per_step} updates per rollout only '
             "the first is on-policy, and nothing corrects the others; set learner.ppo_epochs and learner.minibatches "
             'to 1, or objective.kind to "clipped"'
+        ),
+    ),
+    Note(
+        lambda c, f: c.cluster.lag > 0 and not (corrects(c.correction) or corrects_for_sampler(c.objective)),
+        lambda c, f: (
+            f"cluster.lag = {c.cluster.lag}: nothing corrects for the older weights that sample"
+            + (", but the clipped ratio to them" if has_importance_ratio(c.objective) else "")
+            + '; set correction.kind="truncated", which separates them from the old policy (the decoupled objective)'
         ),
     ),
     Note(

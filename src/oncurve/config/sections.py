@@ -278,10 +278,15 @@ class RunConfig(Component):
         return self.model_copy(update={"run": self.run.model_copy(update={"steps": steps, "epochs": None})})
 
     @property
+    def trains_older(self) -> bool:
+        """Whether steps train on completions by older weights than those that they begin with."""
+        return self.filter.keeps_surplus or self.cluster.lag > 0
+
+    @property
     def stays_at_1(self) -> bool:
         """Whether the importance ratio is 1 in every update, so that clipping cannot bind: there is one per rollout,
         and it trains on what an exact engine has just sampled."""
-        return self.updates_per_step == 1 and self.engine.exact and not self.filter.keeps_surplus
+        return self.updates_per_step == 1 and self.engine.exact and not self.trains_older
 
     @property
     def following(self) -> ReferenceSettings:

@@ -336,8 +336,8 @@ def check_memory(config: RunConfig) -> list[str]:
 
 
 def _of_cluster(config: RunConfig, memory: Memory) -> float:
-    """Bytes of a learner's ranks other than this process, of the workers that sample, and of the copies of the model
-    that the two kinds are forked from.
+    """Bytes of a learner's ranks other than this process, of the workers that sample, of the copies of the model
+    that the two kinds are forked from, and of the earlier weights that `cluster.lag` keeps.
 
     An adapter's base model is in memory once for all processes of a kind.
     """
@@ -345,4 +345,5 @@ def _of_cluster(config: RunConfig, memory: Memory) -> float:
     shared = whole if config.lora.adapted else 0.0
     ranks = others * (memory.phases["training"] - shared) + whole if others else 0.0
     sampling = workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole if workers else 0.0
-    return ranks + sampling
+    earlier = (config.cluster.lag + 2) * (whole - shared) if config.cluster.lag else 0.0
+    return ranks + sampling + earlier

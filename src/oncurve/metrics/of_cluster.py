@@ -1,6 +1,7 @@
 """Metrics of the processes that a run uses in addition to its own.
 
-Those of ranks are absent with cluster.learner_ranks = 1, and those of workers with cluster.rollout_workers = 0.
+Those of ranks are absent with cluster.learner_ranks = 1, those of workers with cluster.rollout_workers = 0, and those
+of the lag with cluster.lag = 0.
 """
 
 from oncurve.metrics.metric import Metric
@@ -27,6 +28,23 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
         "The imbalance of the ranks, and the time of their copies and restarts.",
         "A large share of time/update: the shards are of unequal cost, because single completions are long, or the "
         "machine has fewer cores than cluster.learner_ranks times cluster.rank_threads.",
+    ),
+    Metric("cluster/lag_mean", "mean", "updates").described(
+        "mean over the trained completions of: updates of the policy before the step, less those that the weights had "
+        "which sampled it",
+        "How old the trained completions are. With cluster.lag = k and one update per step k, and less in the first "
+        "k steps.",
+        "Where learning is slower than with cluster.lag = 0: lower it, or set a [correction].",
+    ),
+    Metric("cluster/lag_max", "max", "updates").described(
+        "the largest of the numbers whose mean is cluster/lag_mean",
+        "The age of the oldest completion of the step.",
+        "Far above cluster/lag_mean: groups that filter.dynamic_sampling kept are older than those around them.",
+    ),
+    Metric("cluster/wait_rollout_seconds", "sum", "seconds").described(
+        "time for which a step waited until its groups were sampled and scored",
+        "The part of the rollout that no update hid; with cluster.rollout_workers = 0 all of it.",
+        "A large share of time/step: more cluster.rollout_workers. Near 0 at all times: fewer are enough.",
     ),
     Metric("cluster/workers_alive", "last", "processes").described(
         "workers that could be given a shard at the end of the step's last rollout",

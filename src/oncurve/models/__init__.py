@@ -27,8 +27,10 @@ if TYPE_CHECKING:
         ModelConfig as ModelConfig,
         Weights as Weights,
         adapted as adapted,
+        changing_tensors as changing_tensors,
         eos_ids_of as eos_ids_of,
         has_template as has_template,
+        held as held,
         render as render,
         save as save,
     )

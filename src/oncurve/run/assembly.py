@@ -24,7 +24,7 @@ from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.directory import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
-from oncurve.run.loop import dynamic_sampling, trainer_config
+from oncurve.run.loop import dynamic_sampling, rollouts_of, trainer_config
 from oncurve.run.row_lengths import fix_reach, room_for_prompts
 from oncurve.run.teaching import load_teacher
 from oncurve.trainer import (
@@ -77,9 +77,11 @@ class Run:
         """Close engine, learner, reward workers and logs, let go of the directory. Twice is allowed."""
         with ExitStack() as closing:  # all of them, whatever one raises
             closing.callback(self.let_go)
+            closing.callback(self.trainer.rollouts.close)
             closing.callback(self.rewards.close)
             closing.callback(self.learner.close)
             closing.callback(self.engine.close)
+            closing.callback(self.trainer.rollouts.rest)
 
     def let_go(self) -> None:
         """Close the logs and let go of the directory, whose `path` is still known: another run may go on with it."""
@@ -154,7 +156,7 @@ class Run:
         """Load the newest checkpoint that verifies; returns remarks on it for the user, one per line."""
         assert self.trainer.checkpoints is not None
         assert self.directory is not None
-        found = self.trainer.checkpoints.restore(self.learner, self.trainer.outer)
+        found = self.trainer.checkpoints.restore(self.learner, self.trainer.outer, self.trainer.rollouts)
         if found is None:
             lines = ["there is no checkpoint; the run begins again at step 1"]
         else:
@@ -261,6 +263,7 @@ def _build_run(
         TrainerState(),
         entropy=EntropyControl(config.entropy),
         dynamic=dynamic_sampling(config),
+        rollouts=rollouts_of(config),
         environment=describe_environment(module_device(loaded.model.module).type),
     )
     run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, given, teacher)

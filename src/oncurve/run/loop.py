@@ -5,7 +5,7 @@ from __future__ import annotations
 from oncurve.config import RunConfig
 from oncurve.evaluate import part_is_1
 from oncurve.rewards import verifier_of
-from oncurve.trainer import DynamicSampling, HeldOut, OldPolicy, TrainerConfig
+from oncurve.trainer import DynamicSampling, HeldOut, LaggedRollouts, OldPolicy, Rollouts, TrainerConfig
 
 
 def trainer_config(config: RunConfig) -> TrainerConfig:
@@ -30,6 +30,12 @@ def trainer_config(config: RunConfig) -> TrainerConfig:
         grace_seconds=config.run.grace_seconds,
         max_minutes=config.run.max_minutes,
     )
+
+
+def rollouts_of(config: RunConfig) -> Rollouts:
+    """When the groups of a step are collected: ahead of their step where other processes sample."""
+    cluster = config.cluster
+    return LaggedRollouts(cluster.lag, ahead=cluster.workers > 0) if cluster.lag else Rollouts()
 
 
 def dynamic_sampling(config: RunConfig) -> DynamicSampling | None:

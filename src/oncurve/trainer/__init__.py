@@ -24,6 +24,7 @@ from oncurve.trainer.replay import Replay as Replay
 from oncurve.trainer.result import StepResult as StepResult
 from oncurve.trainer.retention import RolloutsSettings as RolloutsSettings
 from oncurve.trainer.reward_training import RewardTraining as RewardTraining, updates_of as updates_of
+from oncurve.trainer.rollouts import LaggedRollouts as LaggedRollouts, Rollouts as Rollouts
 from oncurve.trainer.state import TrainerState as TrainerState
 from oncurve.trainer.surplus import DynamicSampling as DynamicSampling
 from oncurve.trainer.trainer import Trainer as Trainer, TrainerConfig as TrainerConfig

@@ -17,6 +17,7 @@ from oncurve import durable
 from oncurve.errors import CheckpointError, RunDirectoryError
 from oncurve.learner import FROZEN, Learner
 from oncurve.trainer.protocols import OuterLoop
+from oncurve.trainer.rollouts import Rollouts
 from oncurve.trainer.state import TrainerState
 from oncurve.trainer.surplus import load_surplus, save_surplus
 
@@ -91,7 +92,14 @@ class Checkpoints:
             raise CheckpointError(f"{there[step]} is damaged: {'; '.join(problems)}")
         return FoundCheckpoint(there[step], _record(there[step]), [])
 
-    def save(self, learner: Learner, outer: OuterLoop, state: TrainerState, environment: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        learner: Learner,
+        outer: OuterLoop,
+        state: TrainerState,
+        environment: Mapping[str, Any],
+        rollouts: Rollouts | None = None,
+    ) -> Path:
         """Write the checkpoint of a run after `state.step` steps."""
 
         def fill(folder: Path) -> dict[str, Any]:
@@ -100,12 +108,15 @@ class Checkpoints:
                 "trainer": state.to_json(),
                 "learner": dict(learner.save(folder)),
                 "outer": dict(outer.save(folder)),
+                "rollouts": {} if rollouts is None else dict(rollouts.save(folder, state.step)),
                 "environment": dict(environment),
             }
 
         return self.write(state.step, fill, state.best_step)
 
-    def restore(self, learner: Learner, outer: OuterLoop) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
+    def restore(
+        self, learner: Learner, outer: OuterLoop, rollouts: Rollouts | None = None
+    ) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
         """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.
 
         Returns the trainer's state, the environment it was written in, and one line for every newer checkpoint
@@ -118,6 +129,8 @@ class Checkpoints:
         try:
             learner.load(path, record["learner"])
             outer.load(path, record["outer"])
+            if rollouts is not None:
+                rollouts.load(path, record.get("rollouts", {}), learner.weights())
         except KeyError as error:
             raise CheckpointError(f"{path} lacks {error}: a run with other settings wrote it") from error
         state = TrainerState.from_json(record["trainer"], load_surplus(path))

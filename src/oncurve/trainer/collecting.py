@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from oncurve.errors import OncurveError, TrainingError
 from oncurve.metrics import Metrics
 from oncurve.rewards import Scorer, Scoring
-from oncurve.rollout import RolloutEngine, measured, sample
+from oncurve.rollout import OnGroup, RolloutEngine, measured, sample
 from oncurve.trainer.diagnosis import divergence_explained
 from oncurve.trainer.observe import observe_groups, timer
 from oncurve.trainer.protocols import PromptSource
@@ -21,6 +22,10 @@ log = logging.getLogger("oncurve.trainer")
 
 OnFailure = Callable[[list[Group]], None]
 """Called with the groups that were sampled for a step, before the error that ended it goes on."""
+
+
+class GivenUpError(Exception):
+    """The groups that were being collected are of no use any more."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Collecting:
     min_valid     the fewest valid completions that a usable group has
     dynamic       which usable groups are kept, and how many rounds there may be; None: all of one round
     on_failure    keeps the groups of a step that failed
+    given_up      set from another thread, it ends the collection at the next group
     """
 
     engine: RolloutEngine
@@ -60,6 +66,7 @@ class Collecting:
     min_valid: int
     dynamic: DynamicSampling | None
     on_failure: OnFailure
+    given_up: threading.Event = field(default_factory=threading.Event)
     _sampled: list[Group] = field(default_factory=list)
 
     def collect(self, state: TrainerState, metrics: Metrics) -> Collected:
@@ -68,7 +75,7 @@ class Collecting:
         With dynamic sampling, rounds follow each other until enough groups are kept or `max_rounds` are made. Those
         beyond `prompts` are surplus, less than one round's.
 
-        Raises TrainingError: there is no group to train on.
+        Raises TrainingError: there is no group to train on. GivenUpError: it was given up.
         """
         kept = list(self._carried_over(state))
         cursor, draw, carried = state.cursor, state.draw, len(kept)
@@ -111,10 +118,18 @@ class Collecting:
         prompts, cursor = self.source.take(cursor, self.prompts)
         with self.scorer.begin(step) as scoring:
             with timer(metrics, "rollout"), divergence_explained(step):
-                groups = sample(self.engine, prompts, draw, self.group_size, on_group=scoring.submit)
+                groups = sample(self.engine, prompts, draw, self.group_size, on_group=self._handing_to(scoring))
             for name, value in measured(self.engine).items():
                 metrics.add(name, value)
             return self._scored(groups, scoring, metrics), cursor
+
+    def _handing_to(self, scoring: Scoring) -> OnGroup:
+        def hand_in(index: int, group: Group) -> None:
+            if self.given_up.is_set():
+                raise GivenUpError
+            scoring.submit(index, group)
+
+        return hand_in
 
     def _scored(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:
         """The groups with the scores that `scoring` began while they were sampled."""

@@ -40,6 +40,7 @@ from oncurve.trainer.protocols import Advantage, OuterLoop, PromptSource
 from oncurve.trainer.recorder import Recorder
 from oncurve.trainer.refusals import Refusals
 from oncurve.trainer.result import StepResult
+from oncurve.trainer.rollouts import Rollouts
 from oncurve.trainer.signals import StopSignals
 from oncurve.trainer.state import TrainerState
 from oncurve.trainer.surplus import DynamicSampling
@@ -82,6 +83,7 @@ class Trainer:
     state: TrainerState
     entropy: EntropyControl = field(default_factory=EntropyControl)
     dynamic: DynamicSampling | None = None
+    rollouts: Rollouts = field(default_factory=Rollouts)
     recorder: Recorder | None = None
     checkpoints: Checkpoints | None = None
     evaluator: Callable[[int], dict[str, float]] | None = None
@@ -99,7 +101,8 @@ class Trainer:
         Raises DiskError: the disk refuses this last checkpoint. Earlier ones that it refuses are tried again.
         """
         self.settle()
-        with StopSignals(self.config.grace_seconds, self.config.max_minutes) as signals, signals.at_the_end(self.save):
+        stops = StopSignals(self.config.grace_seconds, self.config.max_minutes)
+        with stops as signals, signals.at_the_end(self.save), self.rollouts:
             self.evaluate_first()
             signals.steps_begin()
             while not self.is_done and signals.allow_a_step:  # 4   for step = 1, ..., M
@@ -124,7 +127,7 @@ class Trainer:
         """One policy step: lines 5 to 11."""
         started, metrics = time.perf_counter(), Metrics()
         updates = self.updates(metrics)
-        self.engine.follow(self.learner.weights())  # 6   π_θ_old ← π_θ
+        self.rollouts.follow(self.engine, self.learner.weights(), self.state.step)  # 6   π_θ_old ← π_θ
         collected = self.collect(metrics)  # 5, 7, 8   prompts, G completions of each, their rewards
         batch = self.score(collected.usable, metrics)  # old and reference log-probs, values, a KL in the reward
         batch = credited(batch, self.advantage)  # 9   one advantage per token
@@ -143,23 +146,21 @@ class Trainer:
 
     def updates(self, metrics: Metrics) -> Updates:
         """Collects the results of the next step's updates."""
-        state = self.state
-        target = self.config.target_kl
+        state, target = self.state, self.config.target_kl
         return Updates(state.step + 1, self.learner.version, state.skipped_in_a_row, metrics, self.recorder, target)
 
     def collect(self, metrics: Metrics) -> Collected:
         """The groups of the next step, with their rewards."""
-        config = self.config
-        return Collecting(
-            self.engine,
-            self.scorer,
-            self.source,
-            config.prompts_per_step,
-            config.group_size,
+        return self.rollouts.collect(self.collecting, self.state, self.config.steps, metrics)
+
+    def collecting(self) -> Collecting:
+        """Collects the groups of one step."""
+        prompts, size, least = (
+            self.config.prompts_per_step,
+            self.config.group_size,
             self.advantage.min_valid_completions,
-            self.dynamic,
-            on_failure=lambda groups: self.write_down(groups, [None] * len(groups)),
-        ).collect(self.state, metrics)
+        )
+        return Collecting(self.engine, self.scorer, self.source, prompts, size, least, self.dynamic, self.write_down)
 
     def score(self, groups: Sequence[Group], metrics: Metrics) -> TrainBatch:
         """The batch of usable groups, with the reference's and the old policy's log-probs and a critic's values.
@@ -187,10 +188,10 @@ class Trainer:
         self.write_down(collected.groups, advantages)
         return advantages
 
-    def write_down(self, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
+    def write_down(self, groups: Sequence[Group], advantages: Sequence[Tensor | None] = ()) -> None:
         """Write the groups of the next step into the run's directory, if it has one."""
         if self.recorder is not None:
-            self.recorder.rollouts(self.state.step + 1, groups, advantages)
+            self.recorder.rollouts(self.state.step + 1, groups, advantages or [None] * len(groups))
 
     def advanced(self, batch: TrainBatch, collected: Collected, updates: Updates, seconds: float) -> TrainerState:
         """The state after a step on `batch`."""
@@ -218,7 +219,8 @@ class Trainer:
     def maybe_evaluate(self, result: StepResult) -> StepResult:
         """The result with held-out metrics, where an evaluation is due."""
         if self.evaluator is not None and self.config.held_out.due(result.step, self.config.steps):
-            result.metrics.update(self.evaluator(result.step))
+            with self.rollouts.paused():
+                result.metrics.update(self.evaluator(result.step))
             self.state = self.config.held_out.after(self.state, result.metrics)
         return result
 
@@ -245,4 +247,4 @@ class Trainer:
         if whole and self.checkpoints is not None and self.checkpoints.newest != self.state.step:
             if self.recorder is not None:
                 self.recorder.sync()
-            self.checkpoints.save(self.learner, self.outer, self.state, self.environment or {})
+            self.checkpoints.save(self.learner, self.outer, self.state, self.environment or {}, self.rollouts)

@@ -21,7 +21,12 @@ from oncurve.models.loading.checks import (
     said_by as said_by,
 )
 from oncurve.models.loading.hub import offline as offline, online as online
-from oncurve.models.loading.policy_weights import LocalWeights as LocalWeights, Weights as Weights
+from oncurve.models.loading.policy_weights import (
+    LocalWeights as LocalWeights,
+    Weights as Weights,
+    changing_tensors as changing_tensors,
+    held as held,
+)
 from oncurve.models.loading.precision import DTYPES as DTYPES, device_of as device_of
 from oncurve.models.loading.saving import (
     ADAPTER as ADAPTER,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from oncurve.errors import ModelError
 from oncurve.models.causal import CausalModel
 from oncurve.models.loading.saving import hub_tensors
 
@@ -58,3 +61,34 @@ class LocalWeights:
             size += tensor.nbytes
         if bucket:
             yield bucket
+
+
+def changing_tensors(model: CausalModel) -> Mapping[str, Tensor]:
+    """The tensors that training may change, by the module's own names; tied ones once. With an adapter, those of it."""
+    if model.adapter is not None:
+        return {name: parameter.detach() for name, parameter in model.adapter.parameters.items()}
+    seen: set[tuple[int, torch.Size, torch.dtype]] = set()
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.module.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
+        if key not in seen or not tensor.numel():
+            seen.add(key)
+            found[name] = tensor.detach()
+    return found
+
+
+def held(weights: LocalWeights) -> LocalWeights:
+    """The weights as they are now, in a model of its own that no update changes. Of a model with an adapter only the
+    adapter is copied. Raises ModelError: the model cannot be copied."""
+    model = weights.model
+    trained = set() if model.adapter is None else set(map(id, model.adapter.parameters.values()))
+    frozen = [] if model.adapter is None else [each for each in model.module.parameters() if id(each) not in trained]
+    try:
+        twin = copy.deepcopy(model, {id(parameter): parameter for parameter in frozen})
+    except Exception as error:
+        raise ModelError(
+            f"{type(model.module).__name__} cannot be copied, which cluster.lag > 0 needs ({error}); set it to 0"
+        ) from error
+    for parameter in twin.module.parameters():
+        parameter.grad = None
+    return LocalWeights(twin, weights.version)
