@@ -29,7 +29,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("settings", "words"),
     [
         (["cluster.kind=ray"], ["cluster.kind", "not built yet", '"host"']),
-        (["cluster.kind=host", "cluster.sharding=fsdp"], ["cluster.sharding", "not built yet", "replicate"]),
+        (["cluster.kind=host", "cluster.sharding=fsdp", "lora.rank=4"], ["lora.rank", "replicate"]),
+        (["cluster.kind=host", "cluster.sharding=fsdp", "learner.masters=split"], ["learner.masters", "float32"]),
+        (["cluster.kind=host", "cluster.sharding=fsdp", "kl.coef=0.1", "kl.estimator=full"], ["kl.estimator", "k3"]),
         (["cluster.kind=host", "cluster.gradient_shards=6"], ["cluster.gradient_shards", "1, 2, 4, 8"]),
         (["cluster.kind=host", "cluster.learner_ranks=9"], ["cluster.learner_ranks", "gradient_shards"]),
         (["cluster.kind=host", "advantage.kind=gae", "critic.kind=own"], ["critic.kind", "several ranks"]),
@@ -158,6 +160,42 @@ def test_a_run_whose_nursery_is_killed_ends_at_the_same_bits(project: Path) -> N
     assert process.returncode == 0, said
     assert "was lost" in said
     compare(project / "one", project / "two", steps)
+
+
+FSDP = [*HOST, "cluster.sharding=fsdp"]
+
+
+@pytest.mark.slow
+def test_a_run_in_shards_whose_rank_is_killed_ends_with_the_cause_and_goes_on_with_other_ranks(project: Path) -> None:
+    process = start("train", "recipe.toml", *FSDP, "run.steps=40", "cluster.learner_ranks=3", "--out", "two")
+    deadline = time.monotonic() + 120
+    while len(durable.numbered(project / "two" / "checkpoints")) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    ranks = [each for child in psutil.Process(process.pid).children() for each in child.children()]
+    max(ranks, key=lambda rank: rank.cpu_times().user).kill()
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, said
+    assert "a rank was lost, and its shard of the model with it: rank" in said
+    assert "SIGKILL" in said
+    assert "Traceback" not in said
+    done = len(durable.numbered(project / "two" / "checkpoints"))
+    said = finish("resume", "two", f"run.steps={done + 1}", "cluster.learner_ranks=2")
+    assert "exact up to step" in said
+    assert "divide parameters, gradients and optimizer state" in said
+    assert len(durable.numbered(project / "two" / "checkpoints")) == done + 1
+    assert (project / "two" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path, ranks: int) -> None:
+    finish("train", "recipe.toml", *HOST, "run.steps=1", "--out", "one")
+    finish("train", "recipe.toml", *FSDP, "run.steps=1", f"cluster.learner_ranks={ranks}", "--out", "two")
+    one, two = (json.loads((project / out / "metrics.jsonl").read_text().splitlines()[0]) for out in ("one", "two"))
+    for key in ("optim/grad_norm", "policy/entropy", "policy/loss", "policy/mismatch"):
+        assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-6), key
 
 
 def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Path) -> None:

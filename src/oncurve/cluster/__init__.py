@@ -5,11 +5,14 @@ fleet.py        the interface of a fleet, and the health of its processes as a s
 host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py) and shared memory
                 (shared.py)
 learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in a fleet
+sharded.py      a learner whose ranks (shard_rank.py) divide the model among them by FSDP2 (shard_learner.py); its
+                checkpoints have a file per rank (sharded_files.py)
 engine.py       a rollout engine of several workers (worker.py), which decode fixed shards of the prompts (shards.py) by
                 one version of the weights (weights.py)
 
-Covered: ranks and workers that are killed, that hang or are stopped, that cannot connect or fail with an error, at any
-time; a nursery that is killed; a run that is killed. None of them changes a bit of the result.
+Covered: copied ranks and workers that are killed, that hang or are stopped, that cannot connect or fail with an error,
+at any time; a nursery that is killed; a run that is killed. None of them changes a bit of the result.
+A rank with a part of the model that is lost ends the run, which is resumed from its last checkpoint.
 Not covered: other machines, GPUs, critics, the training of reward models.
 """
 

@@ -140,7 +140,7 @@ class FleetLearner:
             for index, piece in pieces.items():  # what a lost rank had
                 if index not in found:
                     found[index] = added(piece, self.local.score(piece, want))
-        return batch.having(**_joined(batch, [found[index] for index in sorted(found)]))
+        return batch.having(**joined(batch, [found[index] for index in sorted(found)]))
 
     def move_reference(self, alpha: float) -> None:
         """π_ref ← α π_θ + (1 - α) π_ref, on all ranks."""
@@ -317,7 +317,7 @@ class FleetLearner:
             raise
 
 
-def _joined(batch: TrainBatch, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def joined(batch: TrainBatch, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The fields that runs of adjacent rows have got, for the whole batch: `(B, T)` padded with 0 to its width."""
     axes, width = axes_of(batch), batch.completion_ids.shape[1]
     return {

@@ -49,8 +49,9 @@ class ProcessCluster(Component):
     """Shards of an update, a power of two and not less than `learner_ranks`: the gradient of each is computed by
     itself, and they are added in a fixed tree. Part of the result, like a seed."""
 
-    sharding: Literal["replicate"] = "replicate"
-    """"replicate": every rank has the whole model with its optimizer."""
+    sharding: Literal["replicate", "fsdp"] = "replicate"
+    """"replicate": every rank has the whole model with its optimizer. "fsdp": every rank has its part of the
+    parameters, gradients and optimizer state, and the number of ranks changes results by rounding."""
 
     rank_threads: int = Field(default=1, ge=1, le=1024)
     """Processor threads of each rank while it computes updates. Part of the result."""
@@ -75,16 +76,6 @@ class ProcessCluster(Component):
         ),
     )
 
-    @field_validator("sharding", mode="before")
-    @classmethod
-    def _built(cls, value: Any) -> Any:
-        if value == "fsdp":
-            raise ValueError(
-                'sharding over ranks is not built yet: set it to "replicate"; for less memory per rank set '
-                'learner.masters="split", learner.moments="bfloat16" or lora.rank'
-            )
-        return value
-
     @field_validator("weights", mode="before")
     @classmethod
     def _sent(cls, value: Any) -> Any:
@@ -102,6 +93,11 @@ class ProcessCluster(Component):
         return self.learner_ranks
 
     @property
+    def divided(self) -> bool:
+        """Whether each rank has its part of the model alone."""
+        return self.sharding == "fsdp"
+
+    @property
     def workers(self) -> int:
         """The processes that sample."""
         return self.rollout_workers
@@ -109,8 +105,10 @@ class ProcessCluster(Component):
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank makes its own before it is forked.
 
-        `make` takes a keyword `tokenizer`, which only rank 0 needs.
+        `make` takes a keyword `tokenizer`, which only rank 0 needs, and `make`, the class of what it builds.
         """
+        if self.divided:
+            return self._sharded(make)
         fleet = None
         if self.learner_ranks > 1:
             make_rank = partial(_rank, partial(make, tokenizer=None), self.rank_threads, self.wait_seconds)
@@ -122,6 +120,16 @@ class ProcessCluster(Component):
             if fleet is not None:
                 fleet.close()
             raise
+
+    def _sharded(self, make: Callable[..., Learner]) -> Learner:
+        """The learner whose state is divided among the ranks, each of which cuts out its own part."""
+        from oncurve.cluster.shard_rank import ShardRank  # here: without shards torch.distributed is not imported
+        from oncurve.cluster.sharded import ShardedLearner
+
+        fleet = None
+        if self.learner_ranks > 1:
+            fleet = self.fleet(partial(ShardRank, make, self.rank_threads, self.wait_seconds), self.learner_ranks - 1)
+        return ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds)
 
     def engine(self, local: RolloutEngine, build: Callable[[], RolloutEngine], sampling: Sampling) -> RolloutEngine:
         """An engine that decodes shards by `rollout_workers` processes, or in this one."""
@@ -146,8 +154,12 @@ class ProcessCluster(Component):
             if self.rollout_workers
             else f"Rollouts are decoded by this process with {own}, {together} together.",
             *self._lag(),
-            f"An update is made by {ranks} of this machine with {threads} each, in {shards}: their number, and losses "
-            "of them, change no bit.",
+            f"An update is made by {ranks} of this machine with {threads} each, which divide parameters, gradients "
+            "and optimizer state: their number changes results by rounding, and the loss of one ends the run, which "
+            "`oncurve resume` continues from its last checkpoint."
+            if self.divided
+            else f"An update is made by {ranks} of this machine with {threads} each, in {shards}: their number, and "
+            "losses of them, change no bit.",
         ]
 
     def _lag(self) -> list[str]:

@@ -28,6 +28,11 @@ class Cluster(Protocol):
         ...
 
     @property
+    def divided(self) -> bool:
+        """Whether those processes divide the policy and its optimizer among them."""
+        ...
+
+    @property
     def workers(self) -> int:
         """Processes that each hold a policy to sample from, in addition."""
         ...
@@ -54,6 +59,7 @@ class NoCluster(Component):
     """One process (`kind = "none"`): no socket is opened."""
 
     alone: ClassVar[bool] = True
+    divided: ClassVar[bool] = False
     processes: ClassVar[int] = 1
     workers: ClassVar[int] = 0
     lag: ClassVar[int] = 0
@@ -82,5 +88,5 @@ class HostCluster(ProcessCluster):
 CLUSTER_KINDS: dict[str, type[Component]] = {"none": NoCluster, "host": HostCluster}
 
 check_cluster = check_of(
-    "cluster", ("learner", "engine", "alone", "processes", "workers", "lag", "sentences"), ("alone",)
+    "cluster", ("learner", "engine", "alone", "divided", "processes", "workers", "lag", "sentences"), ("alone",)
 )

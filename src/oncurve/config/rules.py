@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from oncurve.advantages import needs_of, reads_rewards
+from oncurve.advantages import needs_of, reads_rewards, teacher_of
 from oncurve.capabilities import Impossible, Inert, rules_of
 from oncurve.config import policy_term
 from oncurve.config.best import wrong_best
@@ -166,6 +166,29 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
     Impossible(
         lambda c: not c.cluster.alone and not c.learner.built_in,
         'learner.kind: ranks are copies of the built-in learner; set it to "local", or cluster.kind to "none"',
+    ),
+    Impossible(
+        lambda c: c.cluster.divided and c.lora.adapted,
+        "lora.rank: an adapter is small, and its base model is in memory once for all ranks: set cluster.sharding to "
+        '"replicate"',
+    ),
+    Impossible(
+        lambda c: c.cluster.divided and c.learner.masters == "split",
+        'learner.masters: with cluster.sharding = "fsdp" a rank has float32 shards and no bfloat16 weights next to '
+        'them; set it to "float32"',
+    ),
+    Impossible(
+        lambda c: c.cluster.divided and c.reference.every > 0,
+        "reference.every: a reference that follows the policy is not built in shards; set it to 0, or "
+        'cluster.sharding to "replicate"',
+    ),
+    Impossible(
+        lambda c: c.cluster.divided and teacher_of(c.advantage) is not None,
+        'advantage.kind: a teacher is not built in shards; set cluster.sharding to "replicate"',
+    ),
+    Impossible(
+        lambda c: c.cluster.divided and "full_kl" in c.policy_term.needs | c.regularizer.needs,
+        'kl.estimator: the exact KL is not built in shards; set it to "k3", or cluster.sharding to "replicate"',
     ),
     *policy_term.IMPOSSIBLE,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from oncurve.batching import select_rows
 from oncurve.losses import Objective, Regularizer, zero_gradient_at_zero_advantage, zero_statistics
 from oncurve.metrics import Metrics
@@ -43,3 +45,11 @@ def observe_rows_without_gradient(
     tokens = batch.token_count - (computed.token_count if computed is not None else 0)
     for key in ("policy/objective_loss", *zero_statistics(objective)) if tokens else ():
         metrics.add(key, 0.0, count=tokens)
+
+
+def observe_mismatch(metrics: Metrics, logprobs: Tensor, batch: TrainBatch) -> None:
+    """How far the learner is from what the sampler recorded: the metric keeps a step's first update."""
+    if batch.rollout_logprobs is not None:
+        gap = (logprobs.detach() - batch.rollout_logprobs).abs()
+        metrics.add("policy/mismatch", gap, batch.loss_mask)
+        metrics.add("policy/mismatch_max", gap, batch.loss_mask)

@@ -28,14 +28,15 @@ class LearnerConfig(LearnerSettings):
         objective: Objective,
         regularizer: Regularizer,
         critic: Critic | None = None,
+        make: type[LocalLearner] = LocalLearner,
         **parts: Any,
     ) -> Learner:
-        """A `LocalLearner` of the model, with the `critic`. Raises what those do.
+        """A learner of the class `make` of the model, with the `critic`. Raises what those do.
 
         `parts` are the keyword arguments of `LocalLearner`: temperature, total_updates, reference, teacher,
         dtype, tokenizer.
         """
-        return (critic or NoCritic()).build(LocalLearner(self, model, objective, regularizer, **parts))
+        return (critic or NoCritic()).build(make(self, model, objective, regularizer, **parts))
 
 
 LEARNER_KINDS: dict[str, type[LearnerSettings]] = {"local": LearnerConfig}

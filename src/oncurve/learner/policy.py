@@ -17,6 +17,7 @@ from oncurve.durable import LazyTensors
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.learner.budget import Budget
 from oncurve.learner.gradient_rows import (
+    observe_mismatch,
     observe_rows_without_gradient,
     rows_with_gradient,
     zero_advantage_is_enough,
@@ -90,7 +91,24 @@ class LocalLearner:
         self.config = config
         self.objective = objective
         self.regularizer = regularizer
-        self.optimizer = MasterAdamW(
+        self.model = model
+        self.reference: Reference | None = None
+        self.optimizer = self._take_charge(dtype, reference)
+        self._teacher = None if teacher is None else Teacher(teacher, model, dtype)
+        self._temperature = temperature
+        self.tokenizer = tokenizer
+        self._total_updates = total_updates
+        self._needs = objective.needs | regularizer.needs
+        _check_reference(objective, self._needs, self.reference)
+        self._by_advantage = zero_advantage_is_enough(objective, regularizer)
+        self._attempts = 0
+        self._values: ValueReader | None = None
+        self.budget = Budget(config.tokens_per_micro_batch)
+
+    def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
+        """The optimizer of `model`; the reference is set where there is one, of the model `given` for it."""
+        config, model = self.config, self.model
+        optimizer = MasterAdamW(
             model.module,
             dtype,
             config.betas,
@@ -100,20 +118,9 @@ class LocalLearner:
             moments=config.moments,
             has_base=model.adapter is not None,
         )
-        self.reference: Reference | None = None
-        if reference is not None or regularizer.kl.needs_reference:
-            self.reference = Reference.of(model, reference, dtype)
-        self._teacher = None if teacher is None else Teacher(teacher, model, dtype)
-        self.model = model
-        self._temperature = temperature
-        self._tokenizer = tokenizer
-        self._total_updates = total_updates
-        self._needs = objective.needs | regularizer.needs
-        _check_reference(objective, self._needs, self.reference)
-        self._by_advantage = zero_advantage_is_enough(objective, regularizer)
-        self._attempts = 0
-        self._values: ValueReader | None = None
-        self.budget = Budget(config.tokens_per_micro_batch)
+        if given is not None or self.regularizer.kl.needs_reference:
+            self.reference = Reference.of(model, given, dtype)
+        return optimizer
 
     @property
     def version(self) -> int:
@@ -213,16 +220,21 @@ class LocalLearner:
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
         """Adds the micro-batch's gradient to `.grad` and its statistics to `metrics`; returns its loss `()`."""
+        loss = self._loss(micro, metrics)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _loss(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
+        """The micro-batch's loss `()`, differentiable; its statistics are added to `metrics`."""
         head = self.reference.head() if self.reference is not None else None
         read = None if self._values is None else partial(self._values.read, micro=micro)
         stats = token_stats(self.model, micro, self._needs, self._temperature, head, observe=OBSERVED, read=read)
         token = objective_loss(self.objective, stats, micro) + self.regularizer(stats, micro)
-        loss = token.weighted(micro)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss: Tensor = token.weighted(micro)
         for key, values in token.stats.items():
             metrics.add(key, values, micro.loss_mask)
-        _observe_mismatch(metrics, stats.logprobs, micro)
-        return loss.detach()
+        observe_mismatch(metrics, stats.logprobs, micro)
+        return loss
 
     def forget(self, accumulated: Accumulated) -> UpdateResult:
         """Drop the model's gradient; "skipped" where it, or the loss, is not finite."""
@@ -303,7 +315,7 @@ class LocalLearner:
         """
         masters = self.optimizer.masters
         exact = LazyTensors(masters, lambda name: masters[name].detach())
-        save(self.model.module, self._tokenizer, folder, exact, adapter=self.model.adapter)
+        save(self.model.module, self.tokenizer, folder, exact, adapter=self.model.adapter)
 
     def save(self, folder: Path) -> Mapping[str, Any]:
         """Write masters and moments to `learner.safetensors`, frozen weights and the reference once; the record."""
@@ -385,11 +397,3 @@ def _check_reference(objective: Objective, needs: frozenset[str], reference: Ref
             f"objective.kind: {type(objective).__name__} needs full_kl, the distance from a reference, and there is "
             "none; set kl.coef above 0, or give a reference model"
         )
-
-
-def _observe_mismatch(metrics: Metrics, logprobs: Tensor, batch: TrainBatch) -> None:
-    """How far the learner is from what the sampler recorded: the metric keeps a step's first update."""
-    if batch.rollout_logprobs is not None:
-        gap = (logprobs.detach() - batch.rollout_logprobs).abs()
-        metrics.add("policy/mismatch", gap, batch.loss_mask)
-        metrics.add("policy/mismatch_max", gap, batch.loss_mask)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import pad
 
@@ -21,11 +23,16 @@ def scored_stats(
     want: frozenset[str] = frozenset(),
 ) -> TokenStats:
     """Log-probs `(B, T)` of the batch's completions under `model`, and the entropy if it is in `want`."""
-    width, device = batch.completion_ids.shape[1], batch.completion_ids.device
-    columns = ["logprobs", *(want & OBSERVED)]
     pieces = [
         token_stats(model, micro, temperature=temperature, observe=want & OBSERVED)
         for micro in micro_batches(batch, tokens_per_micro_batch)
     ]
+    return of_the_whole(batch, pieces, want)
+
+
+def of_the_whole(batch: TrainBatch, pieces: Sequence[TokenStats], want: frozenset[str]) -> TokenStats:
+    """The statistics of the batch's micro-batches as its own, padded to its width."""
+    width, device = batch.completion_ids.shape[1], batch.completion_ids.device
+    columns = ["logprobs", *(want & OBSERVED)]
     wide = [[pad(getattr(piece, name), (0, width - piece.logprobs.shape[1])) for piece in pieces] for name in columns]
     return TokenStats(**{name: torch.cat(found).to(device) for name, found in zip(columns, wide, strict=True)})

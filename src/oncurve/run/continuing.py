@@ -122,5 +122,8 @@ def continue_with(run: Run, directory: Path, console: Console) -> bool:
 
 
 def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:
-    """The identity of a run. How long it is belongs to it where the learning rate's schedule depends on that."""
-    return identify(config, RUN, base, counts=("run.steps", "run.epochs") if config.learner.depends_on_length else ())
+    """The identity of a run. How long it is belongs to it where the learning rate's schedule depends on that, and the
+    number of ranks where they divide the model."""
+    length = ("run.steps", "run.epochs") if config.learner.depends_on_length else ()
+    ranks = ("cluster.learner_ranks",) if config.cluster.divided else ()
+    return identify(config, RUN, base, counts=(*length, *ranks))

@@ -105,11 +105,11 @@ def narrow_positions(body: nn.Module) -> list[RemovableHandle]:
 
     Returns the hooks; `remove()` of each restores `body`.
     """
-    dtype_of = next(body.parameters())
 
     def narrowed(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if arguments and isinstance(arguments[0], Tensor) and arguments[0].dtype != dtype_of.dtype:
-            return arguments[0][:0].to(dtype_of.dtype), *arguments[1:]
+        dtype = next(body.parameters()).dtype  # at each call: a sharded parameter is another one while it is whole
+        if arguments and isinstance(arguments[0], Tensor) and arguments[0].dtype != dtype:
+            return arguments[0][:0].to(dtype), *arguments[1:]
         return None
 
     return [

@@ -1,0 +1,137 @@
+"""Memory of each rank of a learner in shards, by phase: `python -m bench.cluster.fsdp 38M --ranks 1 2 4 --out FILE`.
+
+Writes JSON: for each number of ranks a list with one entry per phase, which has the peak (VmHWM) and the size after the
+phase (VmRSS) of every rank in bytes. The peak is begun anew with each phase; rank 0 also has the whole model that
+engines sample from. Two updates are made of 8 rows of 128 tokens, with a KL term and its reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.models import SIZES
+from oncurve.advantages import GroupAdvantage
+from oncurve.batching import collate
+from oncurve.cluster import HostCluster
+from oncurve.cluster.sharded import ShardedLearner
+from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.models import wrap
+from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PROMPT, LENGTH, ROWS = 16, 112, 8
+
+
+def make_learner(
+    size: str, dtype: str, kl_coef: float, tokenizer: object = None, make: type[LocalLearner] = LocalLearner
+) -> Any:
+    """A learner of a model of random weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = SIZES[size]
+    config = Qwen2Config(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    return LearnerConfig(tokens_per_micro_batch=512, gradient_checkpointing=True).build(
+        wrap(Qwen2ForCausalLM(config)),
+        OBJECTIVE_KINDS["clipped"](),
+        Regularizer(KLPenalty(estimator="k3", coef=kl_coef), 0.0),
+        make=make,
+        dtype=DTYPES[dtype],
+    )
+
+
+def made_up_batch(vocabulary: int) -> TrainBatch:
+    """Two groups of four completions of random tokens."""
+    draw = torch.Generator().manual_seed(1)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(vocabulary, (count,), generator=draw).tolist())
+
+    groups = [
+        Group(
+            Prompt(number, "", ids(PROMPT)),
+            tuple(Completion(ids(LENGTH), "", (-1.0,) * LENGTH, "length", row, 0) for row in range(ROWS // 2)),
+            tuple(Score(float(row % 2)) for row in range(ROWS // 2)),
+        )
+        for number in range(2)
+    ]
+    return collate(groups)
+
+
+def measure(size: str, dtype: str, kl_coef: float, ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """Each phase with the bytes of every rank."""
+    cluster = HostCluster(learner_ranks=ranks, sharding="fsdp")
+    learner = cluster.learner(partial(make_learner, size, dtype, kl_coef))
+    assert isinstance(learner, ShardedLearner)
+    found: list[dict[str, Any]] = []
+
+    def phase(name: str, work: Callable[[], object]) -> None:
+        work()
+        found.append({"phase": name, "ranks": learner.memory()})
+
+    try:
+        phase("start", lambda: None)
+        batch = made_up_batch(SIZES[size].vocabulary)
+        scored = learner.score(batch, frozenset({"old", "reference"}))
+        phase("score", lambda: learner.score(batch, frozenset({"old", "reference"})))
+        scored = scored.with_advantages(GroupAdvantage()(scored))
+        scored = scored.with_weights(AGGREGATION_KINDS["token-mean"]()(scored))
+        phase("first update", lambda: learner.update(scored))
+        phase("second update", lambda: learner.update(scored))
+        folder.mkdir(parents=True, exist_ok=True)
+        phase("save", lambda: learner.save(folder))
+        phase("export", lambda: learner.export(folder / "model"))
+    finally:
+        learner.close()
+    return found
+
+
+def main() -> None:
+    """Measure, and write the JSON."""
+    import tempfile
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", choices=SIZES)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--kl-coef", type=float, default=0.1)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    result = {
+        "size": given.size,
+        "dtype": given.dtype,
+        "kl_coef": given.kl_coef,
+        "rows": ROWS,
+        "tokens_per_row": PROMPT + LENGTH,
+        "machine": f"{platform.machine()}, one thread per rank, shared",
+        "torch": torch.__version__,
+        "phases_by_ranks": {},
+    }
+    for ranks in given.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            result["phases_by_ranks"][ranks] = measure(
+                given.size, given.dtype, given.kl_coef, ranks, Path(folder) / "c"
+            )
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""The learner of one rank whose parameters, gradients and optimizer state are shared with the other ranks by FSDP2.
+
+    shard           the float32 rows of every parameter that this rank has: they are the master weights
+    forward         a layer's parameters are gathered in the compute dtype, used, and dropped again
+    backward        the same, and each rank gets the summed gradient of its own rows, in float32
+    step            MasterAdamW on the shards: AdamW is elementwise, so each rank's step is its part of the whole
+
+All ranks make the same calls with the same number of passes: every pass gathers parameters, which takes all of them. A
+rank with fewer micro-batches repeats one at weight 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from oncurve.batching import micro_batches
+from oncurve.cluster.sharded_files import load_part, save_part
+from oncurve.errors import CheckpointError, ConfigError, ModelError
+from oncurve.learner import Accumulated, LocalLearner, MasterAdamW, Reference, UpdateResult
+from oncurve.learner.masters import cast_parameter
+from oncurve.learner.scoring import of_the_whole
+from oncurve.metrics import Metrics
+from oncurve.models import CausalModel, token_stats
+from oncurve.types import TokenStats, TrainBatch
+
+library: Any = distributed
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's rows of a batch and the number of passes that all ranks make. `counts`: False where it has no rows."""
+
+    rows: TrainBatch
+    passes: int
+    counts: bool = True
+
+    def micro_batches(self, tokens: int) -> Iterator[tuple[TrainBatch, bool]]:
+        """As many micro-batches as there are passes, each with whether it counts."""
+        micro, made = self.rows, 0
+        for micro in micro_batches(self.rows, tokens):
+            made += 1
+            yield micro, self.counts
+        for _ in range(made, self.passes):
+            yield micro, False
+
+
+class _Within(nn.Module):
+    """A network as the root of its shards: `run` calls a function while the outermost parameters are whole."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def run(self, function: Any, *arguments: Any) -> Any:
+        """`function(*arguments)`, which may use the network and its head."""
+        return function(*arguments)
+
+
+class ShardAdamW(MasterAdamW):
+    """AdamW on this rank's shards; the gradient's norm is that of all ranks' shards together."""
+
+    def gradient_norm(self) -> float:
+        """The Euclidean norm of the whole gradient, summed in float64: the same number on all ranks."""
+        own = sum((gradient.double().square().sum() for gradient in self.gradients().values()), torch.zeros(()))
+        return math.sqrt(sum(gathered(float(own))))
+
+
+class ShardLearner(LocalLearner):
+    """The learner of this rank, made after `join`. Rank 0 also keeps `whole`, a copy that engines sample from.
+
+    Its methods are called on all ranks at the same time. Raises ConfigError, ModelError: what shards cannot do.
+    """
+
+    offload = False
+
+    def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
+        self.rank, self.size = library.get_rank(), library.get_world_size()
+        self._mesh = DeviceMesh("cpu", torch.arange(self.size))
+        whole, config = self.model, self.config
+        needs = self.objective.needs | self.regularizer.needs
+        _check_shardable(whole, needs)
+        if any(not parameter.requires_grad for parameter in whole.module.parameters()):
+            raise ModelError(
+                'parameters of the model are frozen; shards train all: set cluster.sharding to "replicate"'
+            )
+        self.whole = whole
+        self.model, self._within = self._sharded(whole, dtype)
+        names = {id(parameter): name for name, parameter in whole.module.named_parameters()}
+        self._sharded_parameters = {
+            names[id(before)]: after
+            for before, after in zip(whole.module.parameters(), self.model.module.parameters(), strict=True)
+        }
+        for parameter in whole.module.parameters():
+            cast_parameter(parameter, dtype)
+        if given is not None or self.regularizer.kl.needs_reference:
+            self.reference = self._frozen(whole if given is None else given, dtype)
+        if self.rank:
+            for model in (whole, given):
+                for parameter in () if model is None else model.module.parameters():
+                    parameter.data = parameter.data.new_empty(0)  # this rank has its shards alone
+        holder = nn.Module()
+        for number, parameter in enumerate(self._sharded_parameters.values()):
+            holder.register_parameter(str(number), nn.Parameter(local(parameter)))
+        optimizer = ShardAdamW(holder, None, config.betas, config.epsilon, config.weight_decay, moments=config.moments)
+        self._numbers = {name: str(number) for number, name in enumerate(self._sharded_parameters)}
+        return optimizer
+
+    def _sharded(self, model: CausalModel, dtype: torch.dtype | None) -> tuple[CausalModel, _Within]:
+        """`model` with a network of its own, whose parameters are shards, and its root."""
+        own = copy.deepcopy(model, {id(parameter): parameter for parameter in model.module.parameters()})
+        root = _Within(own.module)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None, cast_forward_inputs=False)
+        if dtype in (torch.bfloat16, torch.float16):
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        offload = CPUOffloadPolicy(pin_memory=False) if self.offload else OffloadPolicy()
+        for layer in [*_layers(own.module), root]:
+            fully_shard(layer, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
+        for layer in _units(root):
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
+        register_fsdp_forward_method(root, "run")
+        return own, root
+
+    def _frozen(self, model: CausalModel, dtype: torch.dtype | None) -> Reference:
+        """The reference as shards in the compute dtype."""
+        for parameter in model.module.parameters():
+            cast_parameter(parameter, dtype)
+        own, self._reference_within = self._sharded(model, None)
+        return Reference(own)
+
+    def accumulate_part(self, part: Part) -> Accumulated:
+        """The gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's part."""
+        metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64)
+        self.optimizer.zero_grad()
+        for micro, counts in part.micro_batches(self.budget.tokens):
+            if counts:
+                loss += self._backward(micro, metrics)
+            else:
+                self._backward(_weightless(micro), Metrics())
+        for name, parameter in self._sharded_parameters.items():
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                self.optimizer.parameters[self._numbers[name]].grad = local(gradient)
+        return Accumulated(loss, metrics)
+
+    def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
+        loss = self._within.run(self._loss, micro, metrics)
+        loss.backward()
+        found: Tensor = loss.detach()
+        return found
+
+    def update_part(self, part: Part) -> tuple[UpdateResult, Accumulated]:
+        """One update of all ranks, and loss and statistics of this rank's rows."""
+        accumulated = self.accumulate_part(part)
+        loss = sum(gathered(float(accumulated.loss)))
+        result = self.apply(Accumulated(torch.tensor(loss, dtype=torch.float64), Metrics()))
+        if not result.skipped:
+            self.publish()
+        return result, accumulated
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Fill rank 0's `whole` with the weights as they are now, gathered layer by layer in the compute dtype."""
+        for unit in _units(self._within):
+            unit.unshard()
+            if not self.rank:
+                mine = dict(self.whole.module.named_parameters())
+                for name, parameter in self._within.network.named_parameters():
+                    if not isinstance(parameter, distributed.tensor.DTensor):
+                        mine[name].copy_(parameter)
+            unit.reshard()
+
+    @torch.no_grad()
+    def score_part(self, part: Part, want: frozenset[str]) -> dict[str, Tensor]:
+        """What `LocalLearner.score` adds, for this rank's part."""
+        found: dict[str, Tensor] = {}
+        if "reference" in want and self.reference is not None:
+            seen = self._stats(self.reference.model, self._reference_within, part, frozenset())
+            found["ref_logprobs"] = seen.logprobs
+        if asked := want & {"old", "entropy"}:
+            seen = self._stats(self.model, self._within, part, asked)
+            found |= {"old_logprobs": seen.logprobs} if "old" in asked else {}
+            found |= {"entropy": seen.entropy} if seen.entropy is not None else {}
+        return found
+
+    def _stats(self, model: CausalModel, within: _Within, part: Part, want: frozenset[str]) -> TokenStats:
+        seen, pieces = want & {"entropy"}, []
+
+        def stats(micro: TrainBatch) -> TokenStats:
+            return token_stats(model, micro, temperature=self._temperature, observe=seen)
+
+        own = len(list(micro_batches(part.rows, self.budget.tokens)))
+        for micro, _ in part.micro_batches(self.budget.tokens):
+            pieces.append(within.run(stats, micro))
+        return of_the_whole(part.rows, pieces[:own], want)
+
+    def whole_master(self, name: str) -> Tensor:
+        """A parameter in float32, gathered from all ranks."""
+        parameter: Any = self._sharded_parameters[name]
+        found: Tensor = parameter.full_tensor().detach()
+        return found
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write this rank's shards of weights and moments; the record, which is the same on all ranks."""
+        save_part(folder, self.rank, self.size, self._stored())
+        return {
+            "steps": self.optimizer.steps,
+            "attempts": self._attempts,
+            "tokens_per_micro_batch": self.budget.tokens,
+            "ranks": self.size,
+            "shapes": {name: list(parameter.shape) for name, parameter in self._sharded_parameters.items()},
+        }
+
+    def _stored(self) -> dict[str, Tensor]:
+        names = {number: name for name, number in self._numbers.items()}
+        found = {key.partition(".")[::2]: tensor for key, tensor in self.optimizer.state().items()}
+        return {f"{kind}.{names[number]}": tensor for (kind, number), tensor in found.items()}
+
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """The inverse of `save`, whatever the number of ranks that wrote it. Raises CheckpointError."""
+        shapes = {name: list(parameter.shape) for name, parameter in self._sharded_parameters.items()}
+        if "shapes" not in meta or dict(meta["shapes"]) != shapes:
+            raise CheckpointError("the checkpoint's shards are of another model than this one")
+        kinds = ["master", *(["moment1", "moment2"] if meta["steps"] else [])]
+        names = {f"{kind}.{name}": shape for name, shape in shapes.items() for kind in kinds}
+        parts = load_part(folder, int(meta["ranks"]), names, self.rank, self.size)
+        tensors = {}
+        for key, tensor in parts.items():
+            kind, _, name = key.partition(".")
+            tensors[f"{kind}.{self._numbers[name]}"] = tensor
+        self.optimizer.load_state(tensors, int(meta["steps"]))
+        self._attempts = int(meta["attempts"])
+        self.budget.lower_to(int(meta["tokens_per_micro_batch"]))
+        self.publish()
+
+
+def _check_shardable(model: CausalModel, needs: frozenset[str]) -> None:
+    """Raises ConfigError for what is not built on shards."""
+    for wrong, key, what in (
+        (model.adapter is not None, "lora.rank", "an adapter"),
+        ("full_kl" in needs, "kl.estimator", "the exact KL"),
+    ):
+        if wrong:
+            raise ConfigError(f'{key}: {what} is not built with cluster.sharding = "fsdp"; set it to "replicate"')
+
+
+def local(tensor: Any) -> Tensor:
+    """This rank's rows of a sharded tensor: a view."""
+    found: Tensor = tensor.detach().to_local()
+    return found
+
+
+def gathered(number: float) -> list[float]:
+    """The number of each rank, in the order of ranks."""
+    found = [torch.zeros(1, dtype=torch.float64) for _ in range(library.get_world_size())]
+    library.all_gather(found, torch.tensor([number], dtype=torch.float64))
+    return [float(one) for one in found]
+
+
+def join(rank: int, size: int, file: Path, seconds: float) -> None:
+    """Connect this process with the other ranks, over gloo on the loopback device; every wait has this limit."""
+    import os
+    import socket
+
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback  # no other machine can connect
+    try:
+        store = library.FileStore(str(file), size)
+        library.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+        if before is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
+def leave() -> None:
+    """Close the connections at once: ranks that wait for this one see an error. Twice is allowed."""
+    if library.is_initialized():
+        with suppress(Exception):
+            library.group.WORLD._get_backend(torch.device("cpu")).abort()
+        with suppress(Exception):
+            library.destroy_process_group()
+
+
+def _weightless(micro: TrainBatch) -> TrainBatch:
+    """The micro-batch at weight 0: its gradient is 0."""
+    micro = micro.having(token_weights=torch.zeros_like(micro.loss_mask, dtype=torch.float32))
+    return micro if micro.kl_weights is None else micro.having(kl_weights=torch.zeros_like(micro.kl_weights))
+
+
+def _layers(module: nn.Module) -> Sequence[nn.Module]:
+    """The blocks whose parameters are gathered together: the members of the outermost lists of modules."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else _layers(child)
+    return found
+
+
+def _units(root: nn.Module) -> list[Any]:
+    """What is gathered at a time: the layers, and the root for the rest."""
+    return [unit for unit in root.modules() if isinstance(unit, distributed.fsdp.FSDPModule)]

@@ -1,0 +1,83 @@
+"""One rank that has a shard of the policy, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oncurve.cluster.shard_learner import Part, ShardLearner, join, leave
+from oncurve.learner import Accumulated
+from oncurve.process import keep_freed_memory
+
+
+class ShardRank:
+    """What `ShardedLearner` calls in each process, on all ranks at once. After an error a rank leaves the others."""
+
+    def __init__(self, make: Callable[..., Any], threads: int, wait_seconds: float) -> None:
+        self._make, self._threads, self._wait = make, threads, wait_seconds
+        self._learner: ShardLearner | None = None
+
+    def begin(self) -> None:
+        """Called once in the rank's own process."""
+        keep_freed_memory()
+        torch.set_num_threads(self._threads)
+
+    def join(self, rank: int, size: int, file: Path) -> None:
+        """Connect with the other ranks and cut out this rank's shard. Raises what `ShardLearner` does."""
+        join(rank, size, file, self._wait)
+        self._learner = self._do(lambda: self._make(make=ShardLearner, tokenizer=None))
+
+    def update(self, part: Part) -> Accumulated:
+        """One update; loss and statistics of this rank's rows."""
+        found: Accumulated = self._do(self._here().update_part, part)[1]
+        return found
+
+    def score(self, part: Part, want: frozenset[str]) -> dict[str, Tensor]:
+        """The scores of this rank's rows."""
+        found: dict[str, Tensor] = self._do(self._here().score_part, part, want)
+        return found
+
+    def whole_master(self, name: str) -> None:
+        """Give this rank's rows of a parameter to rank 0."""
+        self._do(self._here().whole_master, name)
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's file of a checkpoint."""
+        self._do(self._here().save, folder)
+
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """Read this rank's rows of a checkpoint."""
+        self._do(self._here().load, folder, meta)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of this process: the peak since the last call, and now."""
+        return process_memory()
+
+    def _here(self) -> ShardLearner:
+        assert self._learner is not None
+        return self._learner
+
+    def _do(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return work(*arguments)
+        except BaseException:
+            leave()  # the others see it at once
+            raise
+
+
+def process_memory() -> dict[str, int]:
+    """`peak` and `now`, bytes of this process in memory; the peak is begun anew.
+
+    0 where the system does not say.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return {"peak": 0, "now": 0}
+    fields = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.endswith("kB")}
+    return {"peak": 1024 * int(fields["VmHWM"]), "now": 1024 * int(fields["VmRSS"])}

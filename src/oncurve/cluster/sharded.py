@@ -1,0 +1,225 @@
+"""A learner whose parameters, gradients and optimizer state are divided among several processes by FSDP2.
+
+    rank 0      this process: its shard, and a whole copy in the compute dtype, which the engine samples from
+    rank r      a process of a fleet: its shard alone
+
+A rank that is lost takes its shard with it, so an update cannot be done again from what is left. The run then ends in
+order, with the first cause, and `oncurve resume` goes on from the last checkpoint with as many ranks as there can be.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oncurve.batching import micro_batches, select_rows, shards
+from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
+from oncurve.cluster.learner import joined
+from oncurve.cluster.shard_learner import Part, ShardLearner, join, leave
+from oncurve.durable import LazyTensors
+from oncurve.errors import OncurveError, TrainingError
+from oncurve.learner import UpdateResult
+from oncurve.models import LocalWeights, save
+from oncurve.process import computing_threads
+from oncurve.types import TrainBatch
+
+_CAUSE_SECONDS = 5.0
+_TURN_SECONDS = 0.5
+
+
+class ShardedLearner:
+    """A `Learner` of one policy in shards, on this process and those of `fleet` (None: this one alone).
+
+    make          builds the learner of a rank, given its class as `make`
+    threads       of each rank while it computes
+    wait_seconds  the longest wait for another rank
+    """
+
+    def __init__(
+        self, make: Callable[..., Any], fleet: Fleet | None, ranks: int, threads: int, wait_seconds: float
+    ) -> None:
+        self._fleet, self._ranks, self._threads, self._wait = fleet, ranks, threads, wait_seconds
+        self._answers: dict[int, Replied | Failed] = {}
+        self._members: list[int] = []
+        self._cause = ""
+        self._waited = 0.0
+        self._folder = Path(tempfile.mkdtemp(prefix="oncurve-shards-"))
+        try:
+            self.local = self._begin(make)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, make: Callable[..., Any]) -> ShardLearner:
+        file = self._folder / "world"
+        if self._fleet is not None:
+            self._members = self._fleet.settled(self._wait)
+            if len(self._members) < self._ranks - 1:
+                raise TrainingError(f"only {1 + len(self._members)} of {self._ranks} ranks have started")
+        with self._all("join", *((rank, self._ranks, file) for rank in range(1, self._ranks))):
+            join(0, self._ranks, file, self._wait)
+            local: ShardLearner = make(make=ShardLearner)
+        return local
+
+    @property
+    def version(self) -> int:
+        """How often the policy's weights have changed."""
+        return self.local.version
+
+    @property
+    def changes(self) -> int:
+        """How often anything that `save` writes has begun to change."""
+        return self.local.changes
+
+    def weights(self) -> LocalWeights:
+        """The policy's weights as they are now: rank 0's whole copy in the compute dtype."""
+        return LocalWeights(self.local.whole, self.version)
+
+    def update(self, minibatch: TrainBatch) -> UpdateResult:
+        """One optimizer update of all ranks, which have the rows with a gradient in equal parts."""
+        parts = self._parts(minibatch, self.local.cut(minibatch, self._ranks))
+        with self._all("update", *((part,) for part in parts[1:])) as answers:
+            result, own = self.local.update_part(parts[0])
+        if not result.skipped:
+            found = dict(enumerate([own, *answers]))
+            result.metrics.merge(self.local.joined(minibatch, found).metrics)
+        result.metrics.add("cluster/ranks", float(self._ranks))
+        result.metrics.add("cluster/wait_seconds", self._waited)
+        self._waited = 0.0
+        return result
+
+    def _parts(self, batch: TrainBatch, runs: Sequence[TrainBatch | None]) -> list[Part]:
+        """The runs of a batch's rows, one per rank, and the most passes; an empty one gets a row at weight 0."""
+        shortest = select_rows(batch, batch.lengths.argmin()[None])
+        tokens = self.local.budget.tokens
+        passes = max([1, *(len(list(micro_batches(run, tokens))) for run in runs if run is not None)])
+        return [Part(shortest if run is None else run, passes, run is not None) for run in runs]
+
+    def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
+        """The batch with what `want` names, without a gradient, computed by all ranks."""
+        if not self.local.scores(want):
+            return batch
+        parts = self._parts(batch, shards(batch, self._ranks))
+        with self._all("score", *((part, want) for part in parts[1:])) as answers:
+            own = self.local.score_part(parts[0], want)
+        found = [value for value, part in zip([own, *answers], parts, strict=True) if part.counts]
+        return batch.having(**joined(batch, found))
+
+    def move_reference(self, alpha: float) -> None:
+        """Nothing: a reference that moves is refused on shards."""
+
+    def save(self, folder: Path) -> Mapping[str, Any]:
+        """Each rank writes its own file into `folder`; the record. Any number of ranks can load it."""
+        with self._all("save", *((folder,) for _ in self._members)):
+            return self.local.save(folder)
+
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """The inverse of `save`, bit for bit, on any number of ranks. Raises CheckpointError for another model's."""
+        with self._all("load", *((folder, meta) for _ in self._members)):
+            self.local.load(folder, meta)
+
+    def export(self, folder: Path) -> None:
+        """Write the policy in Hugging Face form from the float32 shards, of which one parameter at a time is whole."""
+
+        def gather(name: str) -> torch.Tensor:
+            with self._all("whole_master", *((name,) for _ in self._members)):
+                return self.local.whole_master(name)
+
+        whole = self.local.whole.module
+        save(whole, self.local.tokenizer, folder, LazyTensors(dict(whole.named_parameters()), gather))
+
+    def memory(self) -> list[dict[str, int]]:
+        """Bytes of each rank: the peak since the last call, and now."""
+        from oncurve.cluster.shard_rank import process_memory
+
+        with self._all("memory", *(() for _ in self._members)) as answers:
+            own = process_memory()
+        return [own, *answers]
+
+    def close(self) -> None:
+        """End the processes. Twice is allowed."""
+        leave()
+        if self._fleet is not None:
+            self._fleet.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
+    def _all(self, method: str, *arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
+        """Within: rank 0's part of a call that all ranks make; after it the yielded list has the others' values.
+
+        Raises TrainingError: a rank was lost, with its shard; the others are ended.
+        """
+        if self._cause:
+            raise TrainingError(self._cause)
+        values: list[Any] = []
+        try:
+            calls = [
+                self._call(member, method, *given) for member, given in zip(self._members, arguments, strict=False)
+            ]
+            with computing_threads(self._threads):
+                yield values
+            values += [self._value(call) for call in calls]
+        except OncurveError as error:
+            self._end(str(error))
+            raise
+        except RuntimeError as error:
+            self._end(self._first_cause() or str(error).partition("\n")[0])
+            raise TrainingError(self._cause) from error
+        except BaseException:
+            self._end("the work of all ranks was abandoned")
+            raise
+
+    def _call(self, member: int, method: str, *arguments: Any) -> int:
+        assert self._fleet is not None
+        return self._fleet.call(member, method, *arguments)
+
+    def _value(self, call: int) -> Any:
+        began = time.monotonic()
+        while call not in self._answers:
+            if time.monotonic() > began + self._wait:
+                raise RuntimeError(f"a rank has not answered within {self._wait:g} seconds")
+            if cause := self._hear():
+                raise RuntimeError(cause)
+        self._waited += time.monotonic() - began
+        answer = self._answers.pop(call)
+        if isinstance(answer, Failed):
+            raise RuntimeError(answer.message)
+        return answer.value
+
+    def _hear(self) -> str:
+        """Note answers for a moment; the cause of the first loss among them, if there is one."""
+        assert self._fleet is not None
+        causes = []
+        for event in self._fleet.wait(_TURN_SECONDS):
+            if not isinstance(event, Ended):
+                self._answers[event.number] = event
+                if isinstance(event, Failed) and "Connection" not in event.message:
+                    causes.append(event.message)
+            elif event.process in self._members:
+                causes.append(f"rank {1 + self._members.index(event.process)}: {event.cause}")
+        return causes[0] if causes else ""
+
+    def _first_cause(self) -> str:
+        """Why the connections of the ranks have broken: what the fleet says of it within a few seconds."""
+        until = time.monotonic() + _CAUSE_SECONDS
+        while self._fleet is not None and time.monotonic() < until:
+            if cause := self._hear():
+                return cause
+        return ""
+
+    def _end(self, cause: str) -> None:
+        """All ranks end: no update can be made without the shard that is lost."""
+        self._cause = (
+            f"a rank was lost, and its shard of the model with it: {cause}. The run goes on from its last checkpoint "
+            "with `oncurve resume` and its folder, and with fewer ranks where cluster.learner_ranks is lower"
+        )
+        leave()
+        if self._fleet is not None:
+            self._fleet.close()

@@ -1,0 +1,229 @@
+"""A learner in shards: the update of one process, within rounding, on any number of ranks; checkpoints of any."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fakes.learning import gradient, relative_error
+from fakes.tiny_policy import random_groups
+from oncurve.advantages import GroupAdvantage
+from oncurve.batching import collate
+from oncurve.cluster import HostCluster
+from oncurve.cluster.shard_learner import ShardLearner
+from oncurve.cluster.sharded import ShardedLearner
+from oncurve.cluster.sharded_files import load_part
+from oncurve.durable import read_tensors
+from oncurve.errors import ConfigError, TrainingError
+from oncurve.learner import Learner, LearnerConfig, LocalLearner
+from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.models import wrap
+from oncurve.types import TrainBatch
+
+SCORED = frozenset({"old", "reference", "entropy"})
+SETTINGS = {"learning_rate": 0.01, "max_grad_norm": 0.0, "tokens_per_micro_batch": 24, "epsilon": 1e-3}
+"""ε: AdamW divides by √v + ε, and at 1e-8 the rounding of a gradient near 0 would decide a step."""
+
+
+def llama(tied: bool = False) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=29,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_llama(
+    dtype: torch.dtype | None = None,
+    tied: bool = False,
+    tokenizer: object = None,
+    make: type[LocalLearner] = LocalLearner,
+    **settings: Any,
+) -> Any:
+    return LearnerConfig(**{**SETTINGS, **settings}).build(
+        wrap(llama(tied)),
+        OBJECTIVE_KINDS["clipped"](),
+        Regularizer(KLPenalty(estimator="k3", coef=0.1), 0.01),
+        make=make,
+        temperature=0.7,
+        total_updates=10,
+        dtype=dtype,
+    )
+
+
+@contextmanager
+def sharded(ranks: int, make: Any = make_llama, **settings: Any) -> Iterator[ShardedLearner]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", silence_seconds=3.0, wait_seconds=60.0)
+    learner = cluster.learner(partial(make, **settings))
+    assert isinstance(learner, ShardedLearner)
+    try:
+        yield learner
+    finally:
+        learner.close()
+        torch.set_num_threads(before)
+
+
+def batch_for(learner: Learner, seed: int = 0, count: int = 4) -> TrainBatch:
+    batch = learner.score(collate(random_groups(count=count, size=4, seed=seed)), SCORED)
+    batch = batch.with_advantages(GroupAdvantage()(batch))
+    return batch.with_weights(AGGREGATION_KINDS["token-mean"]()(batch))
+
+
+def whole_state(folder: Path, record: Any) -> dict[str, Tensor]:
+    names = {f"{kind}.{n}": s for n, s in record["shapes"].items() for kind in ("master", "moment1", "moment2")}
+    return load_part(folder, record["ranks"], names, 0, 1)
+
+
+def test_the_gradient_of_two_and_four_ranks_is_that_of_one_process(tmp_path: Path) -> None:
+    one = make_llama()
+    batch = batch_for(one)
+    right = gradient(one, batch)
+    for ranks in (2, 4):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        with sharded(ranks) as learner:
+            mine = batch_for(learner)
+            for name in ("old_logprobs", "ref_logprobs", "entropy"):
+                assert torch.allclose(getattr(mine, name), getattr(batch, name), atol=2e-6)
+            metrics = learner.update(batch).metrics.result()
+            found = whole_state(folder, json.loads(json.dumps(learner.save(folder))))
+        moments = torch.cat([found[f"moment1.{name}"].flatten().double() for name in one.optimizer.trained])
+        assert relative_error(moments / (1 - 0.9), right) < 2e-6
+        assert metrics["optim/grad_norm"] == pytest.approx(float(right.norm()), rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "settings", "near"),
+    [
+        (None, {}, 2e-6),
+        (None, {"tied": True, "gradient_checkpointing": True, "max_grad_norm": 0.1}, 2e-6),
+        (torch.bfloat16, {}, 5e-3),
+    ],
+    ids=["float32", "tied and checkpointed", "bfloat16"],
+)
+def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
+    tmp_path: Path, dtype: torch.dtype | None, settings: dict[str, Any], near: float
+) -> None:
+    one = make_llama(dtype, **settings)
+    batches = [batch_for(one, seed) for seed in range(4)]
+    for batch in batches:
+        one.update(batch)
+    right = {name: master.detach().clone() for name, master in one.optimizer.masters.items()}
+    saved, record = tmp_path / "four", {}
+    saved.mkdir()
+    with sharded(4, dtype=dtype, **settings) as learner:
+        for batch in batches[:2]:
+            assert not learner.update(batch).skipped
+        record = json.loads(json.dumps(learner.save(saved)))
+        weights = {name: tensor.clone() for name, tensor in learner.weights().model.module.named_parameters()}
+    written = whole_state(saved, record)
+    for ranks in (1, 2):
+        with sharded(ranks, dtype=dtype, **settings) as learner:
+            learner.load(saved, record)
+            assert learner.version == 2
+            again = tmp_path / f"again-{ranks}"
+            again.mkdir()
+            read = whole_state(again, json.loads(json.dumps(learner.save(again))))
+            assert all(torch.equal(read[name], tensor) for name, tensor in written.items())
+            now = dict(learner.weights().model.module.named_parameters())
+            assert all(torch.equal(now[name], tensor) for name, tensor in weights.items())
+            for batch in batches[2:]:
+                learner.update(batch)
+            learner.export(tmp_path / f"model-{ranks}")
+        exported = read_tensors(tmp_path / f"model-{ranks}" / "model.safetensors")
+        for name, tensor in exported.items():
+            assert tensor.dtype == torch.float32
+            assert float((tensor - right[name]).abs().max()) <= near * float(right[name].abs().max().clamp(min=1)), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("place", ["before", "in", "after"])
+def test_a_rank_that_is_lost_ends_the_run_with_its_cause_and_a_resume_goes_on(
+    tmp_path: Path, place: str, number: str
+) -> None:
+    one = make_llama()
+    batches = [batch_for(one, seed) for seed in range(3)]
+    for batch in batches:
+        one.update(batch)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    driver = os.getpid()
+    with sharded(2, make=partial(make_mortal, tmp_path, driver)) as learner:
+        learner.update(batches[0])
+        record = json.loads(json.dumps(learner.save(saved)))
+        (tmp_path / f"{place}-{number}").touch()
+        began = time.monotonic()
+        with pytest.raises(TrainingError, match=r"rank 1: .*(SIGKILL|silent for 3 seconds).*oncurve resume"):
+            [learner.update(batches[1]) for _ in range(2)]
+        assert time.monotonic() - began < 60
+        with pytest.raises(TrainingError, match="a rank was lost"):
+            learner.update(batches[1])
+    with sharded(1) as learner:
+        learner.load(saved, record)
+        for batch in batches[1:]:
+            learner.update(batch)
+        for name, parameter in learner.weights().model.module.named_parameters():
+            right = one.optimizer.masters[name].detach()
+            assert float((parameter - right).abs().max()) <= 2e-6 * float(right.abs().max().clamp(min=1))
+
+
+class Mortal(ShardLearner):
+    """Sends its own process, unless that is the driver's, the signal of a file `PLACE-SIGNAL`, once."""
+
+    orders: Path
+    driver: int
+
+    def obey(self, place: str) -> None:
+        for order in sorted(self.orders.glob(f"{place}-*")) if os.getpid() != self.driver else ():
+            order.unlink()
+            os.kill(os.getpid(), signal.Signals[order.name.partition("-")[2]])
+
+    def accumulate_part(self, part: Any) -> Any:
+        self.obey("before")
+        return super().accumulate_part(part)
+
+    def apply(self, accumulated: Any) -> Any:
+        self.obey("in")
+        return super().apply(accumulated)
+
+    def publish(self) -> None:
+        super().publish()
+        self.obey("after")
+
+
+def make_mortal(orders: Path, driver: int, tokenizer: object = None, make: Any = None) -> Any:
+    kind = type("Mortal", (Mortal,), {"orders": orders, "driver": driver})
+    return make_llama(make=kind)
+
+
+def test_what_is_not_built_on_shards_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"kl\.estimator.*replicate"), sharded(1, make=make_full_kl):
+        pass
+
+
+def make_full_kl(tokenizer: object = None, make: type[LocalLearner] = LocalLearner) -> Any:
+    regularizer = Regularizer(KLPenalty(estimator="full", coef=0.1), 0.0)
+    return LearnerConfig().build(wrap(llama()), OBJECTIVE_KINDS["clipped"](), regularizer, make=make)
