@@ -2,7 +2,7 @@
 
 Writes JSON: for each number of ranks a list with one entry per phase, which has the peak (VmHWM) and the size after the
 phase (VmRSS) of every rank in bytes. The peak is begun anew with each phase; rank 0 also has the whole model that
-engines sample from. Two updates are made of 8 rows of 128 tokens, with a KL term and its reference.
+engines sample from. Two updates are made of 4 rows of 64 tokens, with a KL term and its reference.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from oncurve.batching import collate
 from oncurve.cluster import HostCluster
 from oncurve.cluster.sharded import ShardedLearner
 from oncurve.learner import LearnerConfig, LocalLearner
-from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import wrap
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PROMPT, LENGTH, ROWS = 16, 112, 8
+PROMPT, LENGTH, ROWS = 8, 56, 4
 
 
 def make_learner(
@@ -50,7 +50,7 @@ def make_learner(
     torch.manual_seed(0)
     return LearnerConfig(tokens_per_micro_batch=512, gradient_checkpointing=True).build(
         wrap(Qwen2ForCausalLM(config)),
-        OBJECTIVE_KINDS["clipped"](),
+        Clipped(),
         Regularizer(KLPenalty(estimator="k3", coef=kl_coef), 0.0),
         make=make,
         dtype=DTYPES[dtype],
@@ -58,7 +58,7 @@ def make_learner(
 
 
 def made_up_batch(vocabulary: int) -> TrainBatch:
-    """Two groups of four completions of random tokens."""
+    """Two groups of two completions of random tokens."""
     draw = torch.Generator().manual_seed(1)
 
     def ids(count: int) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def measure(size: str, dtype: str, kl_coef: float, ranks: int, folder: Path) -> 
         scored = learner.score(batch, frozenset({"old", "reference"}))
         phase("score", lambda: learner.score(batch, frozenset({"old", "reference"})))
         scored = scored.with_advantages(GroupAdvantage()(scored))
-        scored = scored.with_weights(AGGREGATION_KINDS["token-mean"]()(scored))
+        scored = scored.with_weights(TokenMean()(scored))
         phase("first update", lambda: learner.update(scored))
         phase("second update", lambda: learner.update(scored))
         folder.mkdir(parents=True, exist_ok=True)

@@ -71,10 +71,10 @@ def make_llama(
 
 
 @contextmanager
-def sharded(ranks: int, make: Any = make_llama, **settings: Any) -> Iterator[ShardedLearner]:
+def sharded(ranks: int, make: Any = make_llama, silence: float = 20.0, **settings: Any) -> Iterator[ShardedLearner]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", silence_seconds=3.0, wait_seconds=60.0)
+    cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", silence_seconds=silence, wait_seconds=60.0)
     learner = cluster.learner(partial(make, **settings))
     assert isinstance(learner, ShardedLearner)
     try:
@@ -171,7 +171,7 @@ def test_a_rank_that_is_lost_ends_the_run_with_its_cause_and_a_resume_goes_on(
     saved = tmp_path / "saved"
     saved.mkdir()
     driver = os.getpid()
-    with sharded(2, make=partial(make_mortal, tmp_path, driver)) as learner:
+    with sharded(2, make=partial(make_mortal, tmp_path, driver), silence=3.0) as learner:
         learner.update(batches[0])
         record = json.loads(json.dumps(learner.save(saved)))
         (tmp_path / f"{place}-{number}").touch()
