@@ -121,7 +121,7 @@ def main() -> None:
         "kl_coef": given.kl_coef,
         "rows": ROWS,
         "tokens_per_row": PROMPT + LENGTH,
-        "machine": f"{platform.machine()}, one thread per rank, shared",
+        "machine": f"{platform.machine()}, one thread per rank",
         "torch": torch.__version__,
         "phases_by_ranks": {},
     }
