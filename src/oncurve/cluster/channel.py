@@ -6,9 +6,11 @@ other process can write to it.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import cloudpickle
@@ -33,7 +35,10 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Send `message`. Raises ClosedError."""
-        data = cloudpickle.dumps(message)
+        self.send_pickled(cloudpickle.dumps(message))
+
+    def send_pickled(self, data: bytes) -> None:
+        """Send a message that is pickled already. Raises ClosedError."""
         try:
             with self._sending:
                 self.end.sendall(_LENGTH.pack(len(data)))
@@ -68,3 +73,36 @@ class Channel:
     def close(self) -> None:
         """Close this end. Twice is allowed."""
         self.end.close()
+
+
+class Sender:
+    """Sends over a channel in a thread of its own, in order: whoever sends does not wait for the other end.
+
+    A message is pickled at once, so that its objects may change afterwards. What the other end has not taken is kept in
+    memory until it does, or until the channel is shut down.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._messages: SimpleQueue[bytes] = SimpleQueue()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def send(self, message: Any) -> None:
+        """Send `message` soon; a channel that is shut down loses it."""
+        self._messages.put(cloudpickle.dumps(message))
+
+    def close(self, seconds: float) -> None:
+        """End the thread, of which the channel must have been shut down. Twice is allowed."""
+        self._ended.set()
+        self._messages.put(b"")  # wakes it
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        with contextlib.suppress(ClosedError):  # whoever reads from the channel notices
+            while not self._ended.is_set():
+                with contextlib.suppress(Empty):
+                    data = self._messages.get(timeout=60.0)
+                    if not self._ended.is_set():
+                        self._channel.send_pickled(data)

@@ -241,7 +241,7 @@ class FleetEngine(Closing):
         now = time.monotonic()
         if up:
             self._alive_at = now
-        return fleet.given_up or now - self._alive_at > PATIENCE_SECONDS
+        return fleet.quarantined or now - self._alive_at > PATIENCE_SECONDS
 
     def _hear(self, fleet: Fleet, rollout: _Rollout, seconds: float) -> None:
         """Act on what has happened within so many `seconds`; a turn without waiting where the driver has work."""
@@ -281,9 +281,8 @@ class FleetEngine(Closing):
             rollout.queue.appendleft(index)
 
     def _lost(self, event: Ended) -> None:
-        self._measured["cluster/workers_restarted"] += not event.given_up
-        after = "; after several deaths in a minute its place stays empty" if event.given_up else ""
-        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on to the same bits{after}")
+        self._measured["cluster/workers_restarted"] += 1
+        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
 
     def _end_late_ones(self, fleet: Fleet) -> None:
         now = time.monotonic()

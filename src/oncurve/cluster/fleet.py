@@ -7,8 +7,9 @@
     fleet.kill(process, cause)                 end it; another takes its place
 
 A fleet has *places*. The process of a place that ended is replaced, at once the first time and later after a pause; a
-place whose processes end again and again is given up. A process is a number that is never used again, so that nothing
-which an earlier process of the same place has said passes for the present one's.
+place whose processes end again and again is put in quarantine: it stays empty for a minute, the next time for two, and
+so on up to a limit. A process is a number that is never used again, so that nothing which an earlier process of the
+same place has said passes for the present one's.
 
 `Health` decides this and does nothing itself: it is told what happens and when, and answers with orders. So all its
 cases can be tested without a process and without a clock, and every kind of fleet behaves the same.
@@ -24,7 +25,13 @@ PAUSES = (0.0, 0.0, 2.0)
 """Seconds before a place gets a process, by the number of recent deaths."""
 
 DEATHS, WITHIN_SECONDS = 3, 60.0
-"""A place is given up after so many deaths within this time."""
+"""A place is put in quarantine after so many deaths within this time."""
+
+QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS = 60.0, 960.0
+"""The length of a place's first quarantine, and of the longest; each is twice as long as the one before it."""
+
+FORGIVEN_SECONDS = 600.0
+"""After a process has been up for so long, the next quarantine of its place is the shortest one."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,21 @@ class Failed:
 
 @dataclass(frozen=True)
 class Ended:
-    """`process` has ended, and `cause` is the first thing that went wrong with it. `given_up`: its place is empty."""
+    """`process` has ended, and `cause` is the first thing that went wrong with it.
+
+    quarantine   seconds for which its place stays empty; 0 where another process follows soon
+    """
 
     process: int
     cause: str
-    given_up: bool = False
+    quarantine: float = 0.0
+
+    @property
+    def consequence(self) -> str:
+        """The quarantine, as the end of a message: empty where there is none."""
+        if not self.quarantine:
+            return ""
+        return f"; after {DEATHS} deaths in a minute its place stays empty for {self.quarantine:g} seconds"
 
 
 Event = Replied | Failed | Ended
@@ -71,8 +88,8 @@ class Fleet(Protocol):
         """
 
     @property
-    def given_up(self) -> bool:
-        """Whether every place is given up: no process is up, and none will be."""
+    def quarantined(self) -> bool:
+        """Whether every place is in quarantine: no process is up, and none will be soon."""
 
     def put(self, pieces: Iterable[memoryview]) -> Any:
         """A handle of these bytes, which are copied once per machine. Given to `call` as an argument, it arrives at the
@@ -112,12 +129,19 @@ class Kill:
 
 
 Order = Start | Kill
-Phase = Literal["resting", "starting", "up", "dying", "given up"]
+_EMPTY = ("resting", "quarantined")
+Phase = Literal["resting", "starting", "up", "dying", "quarantined"]
 
 
 @dataclass
 class _Place:
-    """What is known of a place. `since`: of its phase; `heard`: when its process last said something."""
+    """What is known of a place.
+
+    since        of its phase
+    heard        when its process last said something
+    up_at        since when its process is up
+    quarantines  in a row
+    """
 
     phase: Phase = "resting"
     process: int = -1
@@ -125,13 +149,26 @@ class _Place:
     heard: float = 0.0
     cause: str | None = None
     deaths: list[float] = field(default_factory=list)
+    quarantines: int = 0
+    up_at: float | None = None
+
+    @property
+    def quarantine(self) -> float:
+        """Seconds of the present, or the last, quarantine."""
+        return min(LONGEST_QUARANTINE_SECONDS, QUARANTINE_SECONDS * 2.0 ** min(self.quarantines - 1, 10))
+
+    @property
+    def pause(self) -> float:
+        """Seconds for which the place stays empty."""
+        return self.quarantine if self.phase == "quarantined" else PAUSES[len(self.deaths)]
 
 
 class Health:
     """The states of a fleet's places, as a state machine: events and the time in, orders out.
 
-        resting --pause over: Start--> starting --is_up--> up --has_ended--> resting, or given up
+        resting --pause over: Start--> starting --is_up--> up --has_ended--> resting, or quarantined
         starting, up --silent for too long: Kill--> dying --has_ended--> ...
+        quarantined --its time over: Start--> starting
 
     `now` is any clock's seconds, the same one throughout.
     """
@@ -150,18 +187,18 @@ class Health:
     @property
     def starting(self) -> bool:
         """Whether a process is starting, or about to be."""
-        soon = [place for place in self._places if place.phase == "resting" and not PAUSES[len(place.deaths)]]
+        soon = [place for place in self._places if place.phase == "resting" and not place.pause]
         return bool(soon) or any(place.phase in ("starting", "dying") for place in self._places)
 
     @property
-    def given_up(self) -> bool:
-        """Whether every place is given up."""
-        return all(place.phase == "given up" for place in self._places)
+    def quarantined(self) -> bool:
+        """Whether every place is in quarantine."""
+        return all(place.phase == "quarantined" for place in self._places)
 
     def is_up(self, process: int, now: float) -> None:
         """`process` has started."""
         for place in self._of(process, "starting"):
-            place.phase, place.since, place.heard = "up", now, now
+            place.phase, place.since, place.heard, place.up_at = "up", now, now, now
 
     def heard(self, process: int, now: float) -> None:
         """`process` has said something."""
@@ -181,16 +218,22 @@ class Health:
         for place in self._of(process, "starting", "up", "dying"):
             first = place.cause or cause
             place.deaths = [when for when in place.deaths if now - when < WITHIN_SECONDS] + [now]
-            place.phase = "given up" if len(place.deaths) >= DEATHS else "resting"
-            place.process, place.since, place.cause = -1, now, None
-            return Ended(process, first, place.phase == "given up")
+            if place.up_at is not None and now - place.up_at >= FORGIVEN_SECONDS:
+                place.quarantines = 0
+            place.process, place.since, place.cause, place.up_at = -1, now, None, None
+            if len(place.deaths) < DEATHS:
+                place.phase = "resting"
+                return Ended(process, first)
+            place.phase, place.deaths = "quarantined", []
+            place.quarantines += 1
+            return Ended(process, first, place.quarantine)
         return None
 
     def orders(self, now: float) -> list[Order]:
         """What is to be done now."""
         found: list[Order] = []
         for number, place in enumerate(self._places):
-            if place.phase == "resting" and now >= place.since + PAUSES[len(place.deaths)]:
+            if place.phase in _EMPTY and now >= place.since + place.pause:
                 place.phase, place.process, place.since, place.heard = "starting", self._processes, now, now
                 self._processes += 1
                 found.append(Start(number, place.process))

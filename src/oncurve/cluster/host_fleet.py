@@ -24,7 +24,7 @@ from typing import Any
 import cloudpickle
 
 from oncurve.closing import Closing
-from oncurve.cluster.channel import Channel, ClosedError
+from oncurve.cluster.channel import Channel, ClosedError, Sender
 from oncurve.cluster.fleet import Event, Failed, Health, Kill, Order, Replied, Start
 from oncurve.cluster.shared import SharedBytes
 from oncurve.errors import ConfigError
@@ -46,12 +46,16 @@ class _Process:
 
     def __init__(self, end: socket.socket) -> None:
         self.channel = Channel(end, _SEND_SECONDS)
+        self.sender = Sender(self.channel)
         self.handle: int | None = None
         self.closed_at: float | None = None
         self.how = ""
 
     def release(self) -> None:
         """Close what this process holds of it."""
+        with contextlib.suppress(OSError):
+            self.channel.end.shutdown(socket.SHUT_RDWR)  # a send that waits ends with an error
+        self.sender.close(_END_SECONDS)
         self.channel.close()
         if self.handle is not None:
             os.close(self.handle)
@@ -113,10 +117,10 @@ class HostFleet(Closing):
             return self._health.up
 
     @property
-    def given_up(self) -> bool:
-        """Whether every place is given up: no process is up, and none will be."""
+    def quarantined(self) -> bool:
+        """Whether every place is in quarantine: no process is up, and none will be soon."""
         with self._changed:
-            return self._health.given_up
+            return self._health.quarantined
 
     def put(self, pieces: Iterable[memoryview]) -> SharedBytes:
         """A handle of these bytes in shared memory. Raises OSError: there is no room for them."""
@@ -128,8 +132,7 @@ class HostFleet(Closing):
             self._numbers += 1
             number, found = self._numbers, self._processes.get(process)
         if found is not None:
-            with contextlib.suppress(ClosedError):  # the thread notices the end
-                found.channel.send((number, method, arguments))
+            found.sender.send((number, method, arguments))
         return number
 
     def wait(self, seconds: float) -> list[Event]:
@@ -244,7 +247,7 @@ class HostFleet(Closing):
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(process.handle, signal.SIGKILL)
                 with contextlib.suppress(OSError):
-                    process.channel.end.shutdown(socket.SHUT_RDWR)  # both sides see the end, a thread in a send too
+                    process.channel.end.shutdown(socket.SHUT_RDWR)  # both sides see the end
                 process.closed_at = time.monotonic()
 
     def _start(self, number: int) -> None:

@@ -300,8 +300,7 @@ class FleetLearner:
                 continue
             self._lost += 1
             which = f"rank {self._members.index(event.process) + 1}" if event.process in self._members else "a rank"
-            after = "; after several deaths in a minute its place stays empty" if event.given_up else ""
-            urgent(f"oncurve: {which} was lost: {event.cause}; the run goes on to the same bits{after}")
+            urgent(f"oncurve: {which} was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

@@ -52,7 +52,7 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
         "Below cluster.rollout_workers: workers were lost, and the output says why.",
     ),
     Metric("cluster/workers_restarted", "sum", "processes").described(
-        "workers that ended, or were ended because they hung, and in whose place another is started",
+        "workers that ended, or were ended because they hung; their places are filled again",
         "Losses of workers since the step before. Their shards were decoded again, to the same bits.",
         "Not 0 again and again: read the first cause in the output; killed by SIGKILL usually means that the "
         "machine's memory ran out, and fewer cluster.rollout_workers need less.",

@@ -3,7 +3,13 @@
 from hypothesis import given, strategies as st
 
 from oncurve.cluster import Ended, Health, Kill, Start
-from oncurve.cluster.fleet import DEATHS, PAUSES, WITHIN_SECONDS
+from oncurve.cluster.fleet import (
+    FORGIVEN_SECONDS,
+    LONGEST_QUARANTINE_SECONDS,
+    PAUSES,
+    QUARANTINE_SECONDS,
+    WITHIN_SECONDS,
+)
 
 SILENCE, START = 20.0, 300.0
 
@@ -40,7 +46,7 @@ def test_a_process_that_ended_is_replaced_at_once_and_by_a_new_number() -> None:
     assert health.up == [2, 1]
 
 
-def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_the_place() -> None:
+def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_a_quarantine_that_ends() -> None:
     health = healthy(1)
     health.has_ended(0, "killed", 5.0)
     assert health.orders(5.0) == [Start(0, 1)]
@@ -50,9 +56,36 @@ def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_the_place() ->
     assert health.orders(6.0 + PAUSES[2] - 0.1) == []
     assert health.orders(6.0 + PAUSES[2]) == [Start(0, 2)]
     health.is_up(2, 9.0)
-    assert health.has_ended(2, "killed", 10.0) == Ended(2, "killed", given_up=True)
-    assert health.orders(1e9) == []
+    assert health.has_ended(2, "killed", 10.0) == Ended(2, "killed", QUARANTINE_SECONDS)
+    assert health.quarantined
     assert not health.starting
+    assert health.orders(10.0 + QUARANTINE_SECONDS - 0.1) == []
+    assert health.orders(10.0 + QUARANTINE_SECONDS) == [Start(0, 3)]
+    assert not health.quarantined
+
+
+def quarantine_after(health: Health, process: int, now: float) -> float:
+    """The seconds of the quarantine after three deaths in a row, from `process` on."""
+    for number in range(process, process + 3):
+        health.orders(now + PAUSES[-1])
+        health.is_up(number, now)
+        ended = health.has_ended(number, "killed", now)
+        assert ended is not None
+    return ended.quarantine
+
+
+def test_each_quarantine_is_longer_up_to_a_limit_and_a_long_life_ends_the_series() -> None:
+    health, now, found = Health(1, SILENCE, START), 0.0, []
+    for turn in range(7):
+        found.append(quarantine_after(health, 3 * turn, now))
+        now += found[-1]
+    assert found == [60.0, 120.0, 240.0, 480.0, 960.0, 960.0, 960.0]
+    assert found[0] == QUARANTINE_SECONDS
+    assert found[-1] == LONGEST_QUARANTINE_SECONDS
+    assert health.orders(now) == [Start(0, 21)]
+    health.is_up(21, now)
+    health.has_ended(21, "killed", now + FORGIVEN_SECONDS)
+    assert quarantine_after(health, 22, now + FORGIVEN_SECONDS + WITHIN_SECONDS) == QUARANTINE_SECONDS
 
 
 def test_deaths_that_are_far_apart_never_cost_a_place() -> None:
@@ -60,7 +93,7 @@ def test_deaths_that_are_far_apart_never_cost_a_place() -> None:
     for process in range(20):
         ended = health.has_ended(process, "killed", now := now + WITHIN_SECONDS)
         assert ended is not None
-        assert not ended.given_up
+        assert not ended.quarantine
         assert health.orders(now) == [Start(0, process + 1)]
         health.is_up(process + 1, now)
 
@@ -97,7 +130,7 @@ def test_what_an_earlier_process_of_a_place_says_passes_for_nothing() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 30.0), st.sampled_from(["die", "say", "wait"])), max_size=60)
 )
-def test_whatever_happens_a_place_has_one_process_or_is_given_up(events: list[tuple[int, float, str]]) -> None:
+def test_whatever_happens_a_place_never_has_two_processes(events: list[tuple[int, float, str]]) -> None:
     health, now, started, over = Health(3, SILENCE, START), 0.0, set[int](), set[int]()
     for which, seconds, what in events:
         now += seconds
@@ -118,4 +151,5 @@ def test_whatever_happens_a_place_has_one_process_or_is_given_up(events: list[tu
         if what == "die" and which < len(alive):
             assert health.has_ended(alive[which], "killed", now) is not None
             over.add(alive[which])
-    assert len(over) <= len(started) <= 3 * DEATHS + len(over)
+    health.orders(now + LONGEST_QUARANTINE_SECONDS)
+    assert health.starting or len(health.up) == 3  # no place is lost for good

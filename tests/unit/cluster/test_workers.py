@@ -194,7 +194,7 @@ def test_with_all_workers_gone_for_good_the_driver_ends_the_run(
     assert found == right
     assert measured[-1]["cluster/workers_alive"] == 0
     told = capfd.readouterr().err
-    assert told.count("its place stays empty") == 2
+    assert told.count("its place stays empty for 60 seconds") == 2
 
 
 @pytest.mark.slow

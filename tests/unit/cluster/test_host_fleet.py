@@ -1,0 +1,94 @@
+"""A fleet of forked processes: nothing of it waits for a process that does not answer, and nothing of it is left."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from oncurve.cluster import Ended, Fleet, HostFleet, Replied
+
+LIMIT = 240.0
+"""Against hangs: no speed is asserted."""
+
+
+class Holder:
+    """An object of a fleet's processes."""
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def take(self, data: bytes) -> int:
+        """How many bytes have come."""
+        return len(data)
+
+    def pid(self) -> int:
+        """Of this process."""
+        return os.getpid()
+
+
+def events(fleet: Fleet, enough: Callable[[list[Replied | Ended]], bool]) -> list[Replied | Ended]:
+    """What has happened by the time that it is enough."""
+    found: list[Replied | Ended] = []
+    deadline = time.monotonic() + LIMIT
+    while not enough(found):
+        assert time.monotonic() < deadline, found
+        found += [event for event in fleet.wait(0.2) if isinstance(event, Replied | Ended)]
+    return found
+
+
+def pid_of(fleet: Fleet, process: int) -> int:
+    fleet.call(process, "pid")
+    (event,) = events(fleet, lambda found: len(found) == 1)
+    assert isinstance(event, Replied)
+    return int(event.value)
+
+
+def test_sending_to_a_stopped_process_makes_no_caller_wait() -> None:
+    with HostFleet(Holder, 2, silence_seconds=600.0) as fleet:
+        stopped, living = fleet.settled(LIMIT)
+        os.kill(pid_of(fleet, stopped), signal.SIGSTOP)
+
+        def send() -> None:
+            for process in (stopped, living):
+                for _ in range(3):
+                    fleet.call(process, "take", bytes(1 << 22))
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+        found = events(fleet, lambda found: len(found) == 3)
+        assert [(event.process, event.value) for event in found if isinstance(event, Replied)] == [
+            (living, 1 << 22)
+        ] * 3
+        fleet.kill(stopped, "enough")
+        assert events(fleet, lambda found: len(found) == 1) == [Ended(stopped, "enough")]
+
+
+@pytest.mark.slow
+def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
+    me = psutil.Process()
+
+    def held() -> tuple[int, int, int, int]:
+        family = me.children(recursive=True)
+        zombies = sum(child.status() == psutil.STATUS_ZOMBIE for child in family)
+        return me.num_fds(), threading.active_count(), len(family), zombies
+
+    with HostFleet(Holder, 70) as fleet:
+        assert len(fleet.settled(LIMIT)) == 70
+        before = held()
+        killed = 0
+        while killed < 200:
+            for process in fleet.settled(LIMIT):
+                fleet.call(process, "take", bytes(1 << 16))
+                fleet.kill(process, "enough")
+                killed += 1
+            fleet.wait(0.2)
+        deadline = time.monotonic() + LIMIT
+        while any(now > then for now, then in zip(held(), before, strict=True)):
+            assert time.monotonic() < deadline, (held(), before)
+            time.sleep(0.1)
