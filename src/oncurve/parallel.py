@@ -1,7 +1,7 @@
 """Processes that share an update: a world of ranks, and the sums and copies between them.
 
     world = World()                                    this process alone: no socket, nothing is imported
-    world = World.join(rank, size, file, seconds)      `size` processes of one machine, over gloo on the loopback device
+    world = World.join(rank, size, meeting, seconds)   `size` processes that find each other at `meeting`, over gloo
 
     world.tree_sum(leaf, shards)      the sum of all shards in a fixed tree, whichever rank computes which shard
     world.broadcast(tensors)          rank 0's tensors on every rank
@@ -17,12 +17,14 @@ has ended, and at the limit where it does not answer.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +38,80 @@ Leaf = Callable[[int], Sequence[Tensor]]
 
 class LostRankError(Exception):
     """Another rank has ended, does not answer within the limit, or has left this world."""
+
+
+class Meeting(Protocol):
+    """Where the ranks of one world find each other: a value that each of them gets. A meeting is used once."""
+
+    def store(self, size: int, seconds: float) -> Any:
+        """torch.distributed's store of the `size` ranks. Its waits end after so many `seconds`."""
+
+    def address(self) -> str:
+        """The address at which the other ranks can connect to this process."""
+
+
+@dataclass(frozen=True)
+class FileMeeting:
+    """A meeting of processes of one machine, by a file at `path`, which must not exist before."""
+
+    path: Path
+
+    def store(self, size: int, seconds: float) -> Any:
+        """A store in the file."""
+        from torch import distributed  # here: a process that is alone does without it
+
+        library: Any = distributed
+        return _limited(library.FileStore(str(self.path), size), seconds)
+
+    def address(self) -> str:
+        """The loopback device's: no other machine can connect."""
+        return "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class NetworkMeeting:
+    """A meeting of processes of several machines, by a server (`serve_meetings`).
+
+    host, port   the server's
+    number       of the meeting: each of a server has another
+    """
+
+    host: str
+    port: int
+    number: int
+
+    def store(self, size: int, seconds: float) -> Any:
+        """A connection to the server."""
+        from torch import distributed
+
+        library: Any = distributed
+        limit = timedelta(seconds=seconds)
+        store = library.TCPStore(self.host, self.port, is_master=False, timeout=limit, wait_for_workers=False)
+        return library.PrefixStore(f"meeting {self.number}", store)
+
+    def address(self) -> str:
+        """The address from which this machine reaches the server."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+            end.connect((self.host, self.port))  # a datagram socket sends nothing by this
+            return str(end.getsockname()[0])
+
+
+def serve_meetings(host: str) -> Any:
+    """A server for `NetworkMeeting`s at the address `host` of this machine and at no other; `.port` is its port.
+
+    It ends when it is garbage-collected. Raises OSError: `host` is no address of this machine.
+    """
+    from torch import distributed
+
+    library: Any = distributed
+    end = socket.create_server((host, 0))
+    port = end.getsockname()[1]
+    return library.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=end.detach())
+
+
+def _limited(store: Any, seconds: float) -> Any:
+    store.set_timeout(timedelta(seconds=seconds))
+    return store
 
 
 class World:
@@ -52,26 +128,26 @@ class World:
         self._group, self._limit = group, timedelta(seconds=seconds)
 
     @classmethod
-    def join(cls, rank: int, size: int, file: Path, seconds: float, start_seconds: float = 30.0) -> World:
+    def join(cls, rank: int, size: int, meeting: Meeting | None, seconds: float, start_seconds: float = 30.0) -> World:
         """The world in which this process is `rank`, as soon as all others have joined it.
 
-        file           a path that the ranks of this world, and no others, share; it must not exist before
+        meeting        the same for the ranks of this world, and for no others; None: `size` is 1
         seconds        the limit of every later wait
         start_seconds  the limit of this one
 
         Raises LostRankError: not all have joined in time.
         """
-        if size == 1:
+        if size == 1 or meeting is None:
             return cls()
         from torch import distributed  # here: a process that is alone does without it
 
         library: Any = distributed
         gloo = library.ProcessGroupGloo
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]  # no other machine can connect
         options._timeout = timedelta(seconds=start_seconds)
         with _lost(f"rank {rank} of {size} could not join the others"):
-            store = library.FileStore(str(file), size)
+            options._devices = [gloo.create_device(hostname=meeting.address())]
+            store = meeting.store(size, start_seconds)
             world = cls(rank, size, gloo(store, rank, size, options), seconds)
         world.agree(True)  # a connection to each of them, before there is work to lose
         return world
@@ -237,6 +313,6 @@ def _lost(what: str) -> Iterator[None]:
     """Within: an error of the connections becomes a LostRankError that begins with `what`."""
     try:
         yield
-    except RuntimeError as error:  # torch's DistError is one, too
+    except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError, too
         reason = str(error).rpartition("] ")[2].partition(". ")[0] if "Connection" in str(error) else str(error)
         raise LostRankError(f"{what}: {reason.partition(chr(10))[0]}") from None

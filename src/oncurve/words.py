@@ -211,14 +211,8 @@ KINDS = {
 """By section, another tool's name of a kind to the kind here; "": an example in docs/extending.md."""
 
 
-NOT_BUILT = {("cluster", "ray"): '"host" has processes of this machine'}
-"""Kinds that are planned, by section and name, with what there is in their place."""
-
-
 def kind_for(where: str, written: str) -> str:
     """`"; did you mean 'x'?"` for another tool's name of a kind of the section that `where` begins with, or `""`."""
-    if (where.split(".")[0], written.lower()) in NOT_BUILT:
-        return f"; it is not built yet: {NOT_BUILT[where.split('.')[0], written.lower()]};"
     kind = KINDS.get(where.split(".")[0], {}).get(written.lower())
     return f"; did you mean {kind!r}?" if kind else "" if kind is None else "; docs/extending.md has it as an example;"
 

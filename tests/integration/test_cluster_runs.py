@@ -28,7 +28,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["cluster.kind=ray"], ["cluster.kind", "not built yet", '"host"']),
         (["cluster.kind=host", "cluster.sharding=fsdp", "lora.rank=4"], ["lora.rank", "replicate"]),
         (["cluster.kind=host", "cluster.sharding=fsdp", "learner.masters=split"], ["learner.masters", "float32"]),
         (["cluster.kind=host", "cluster.sharding=fsdp", "kl.coef=0.1", "kl.estimator=full"], ["kl.estimator", "k3"]),

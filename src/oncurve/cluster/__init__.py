@@ -4,6 +4,8 @@ settings.py     the kinds of `[cluster]`, and what they share (processes.py)
 fleet.py        the interface of a fleet, and the health of its processes as a state machine
 host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py) and shared memory
                 (shared.py)
+ray_fleet.py    a fleet on the machines of a Ray cluster (ray_session.py), where a keeper (keeper.py) starts the process
+                that computes (kept.py)
 learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in a fleet
 sharded.py      a learner whose ranks (shard_rank.py) divide the model among them by FSDP2 (shard_learner.py); its
                 checkpoints have a file per rank (sharded_files.py)
@@ -13,7 +15,7 @@ engine.py       a rollout engine of several workers (worker.py), which decode fi
 Covered: copied ranks and workers that are killed, that hang or are stopped, that cannot connect or fail with an error,
 at any time; a nursery that is killed; a run that is killed. None of them changes a bit of the result.
 A rank with a part of the model that is lost ends the run, which is resumed from its last checkpoint.
-Not covered: other machines, GPUs, critics, the training of reward models.
+Not covered: GPUs, critics, the training of reward models.
 """
 
 from oncurve.cluster.engine import FleetEngine as FleetEngine
@@ -30,6 +32,7 @@ from oncurve.cluster.host_fleet import HostFleet as HostFleet
 from oncurve.cluster.learner import FleetLearner as FleetLearner
 from oncurve.cluster.processes import ProcessCluster as ProcessCluster
 from oncurve.cluster.rank import Rank as Rank
+from oncurve.cluster.ray_fleet import RayCluster as RayCluster, RayFleet as RayFleet
 from oncurve.cluster.settings import (
     CLUSTER_KINDS as CLUSTER_KINDS,
     Cluster as Cluster,

@@ -23,6 +23,32 @@ class ClosedError(Exception):
     """The other end is closed, or takes nothing within the limit."""
 
 
+def framed(message: Any) -> bytes:
+    """A message as bytes, with its length before it."""
+    data = cloudpickle.dumps(message)
+    return bytes(_LENGTH.pack(len(data)) + data)
+
+
+class Frames:
+    """The messages in bytes that come piece by piece, as they become complete."""
+
+    def __init__(self) -> None:
+        self._read = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The messages that are complete with `data`, the next bytes."""
+        self._read += data
+        found = []
+        while len(self._read) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._read)
+            end = _LENGTH.size + length
+            if len(self._read) < end:
+                break
+            found.append(cloudpickle.loads(bytes(self._read[_LENGTH.size : end])))
+            del self._read[:end]
+        return found
+
+
 class Channel:
     """One end. Several threads may send; one receives."""
 
@@ -31,7 +57,7 @@ class Channel:
         self.end = end
         end.settimeout(seconds)
         self._sending = threading.Lock()
-        self._read = bytearray()
+        self._frames = Frames()
 
     def send(self, message: Any) -> None:
         """Send `message`. Raises ClosedError."""
@@ -59,16 +85,7 @@ class Channel:
             raise ClosedError(str(error)) from error
         if not data:
             raise ClosedError("the other end is closed")
-        self._read += data
-        found = []
-        while len(self._read) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._read)
-            end = _LENGTH.size + length
-            if len(self._read) < end:
-                break
-            found.append(cloudpickle.loads(bytes(self._read[_LENGTH.size : end])))
-            del self._read[:end]
-        return found
+        return self._frames.feed(data)
 
     def close(self) -> None:
         """Close this end. Twice is allowed."""

@@ -17,9 +17,12 @@ cases can be tested without a process and without a clock, and every kind of fle
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from oncurve.parallel import Meeting
 
 PAUSES = (0.0, 0.0, 2.0)
 """Seconds before a place gets a process, by the number of recent deaths."""
@@ -107,6 +110,9 @@ class Fleet(Protocol):
 
     def kill(self, process: int, cause: str) -> None:
         """End a process because of `cause`; another takes its place."""
+
+    def meeting(self) -> Meeting:
+        """A new place where this process and those of the fleet can find each other."""
 
     def close(self) -> None:
         """End all processes. Twice is allowed."""
@@ -245,3 +251,17 @@ class Health:
 
     def _of(self, process: int, *phases: Phase) -> Sequence[_Place]:
         return [place for place in self._places if place.process == process >= 0 and place.phase in phases]
+
+
+def act_on(message: Sequence[Any], process: int, health: Health, events: deque[Event], now: float) -> list[Order]:
+    """Note what `process` has said: ("beat",), ("up", ...), ("replied", ...) or ("failed", ...); what is to be done."""
+    health.heard(process, now)
+    match message:
+        case ("up", *_):
+            health.is_up(process, now)
+        case ("replied", call, value):
+            events.append(Replied(process, call, value))
+        case ("failed", call, words, lost):
+            events.append(Failed(process, call, words, lost))
+            return [] if lost else health.condemn(process, words)
+    return []

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -25,10 +27,11 @@ import cloudpickle
 
 from oncurve.closing import Closing
 from oncurve.cluster.channel import Channel, ClosedError, Sender
-from oncurve.cluster.fleet import Event, Failed, Health, Kill, Order, Replied, Start
+from oncurve.cluster.fleet import Event, Health, Kill, Order, Start, act_on
 from oncurve.cluster.shared import SharedBytes
 from oncurve.errors import ConfigError
 from oncurve.output import worker_stderr
+from oncurve.parallel import FileMeeting
 from oncurve.spec import imported_files
 
 START_SECONDS = 600.0
@@ -81,6 +84,8 @@ class HostFleet(Closing):
         self._events: deque[Event] = deque()
         self._numbers = 0
         self._failure: str | None = None
+        self._folder: Path | None = None
+        self._meetings = 0
         self._ready = self._closed = False
         self._changed = threading.Condition()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -96,7 +101,9 @@ class HostFleet(Closing):
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         threading.Thread(target=_feed, args=(self._nursery, recipe), daemon=True).start()
-        self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._control), daemon=True)
+        self._thread = threading.Thread(
+            target=_serve, args=(weakref.ref(self), self._control, self._processes), daemon=True
+        )
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._nursery, self._control, os.getpid())
 
@@ -148,10 +155,20 @@ class HostFleet(Closing):
         with self._changed:
             self._obey(self._health.condemn(process, cause))
 
+    def meeting(self) -> FileMeeting:
+        """A file of this machine, in a folder that `close` removes."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="oncurve-ranks-"))
+            self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self._meetings += 1
+        return FileMeeting(self._folder / f"world-{self._meetings}")
+
     def close(self) -> None:
         """End all processes. Twice is allowed."""
         self._closed = True
         self._end()
+        if self._folder is not None:
+            self._remove()
         self._thread.join(_END_SECONDS)
         for process in self._processes.values():
             process.release()
@@ -210,18 +227,10 @@ class HostFleet(Closing):
             process.closed_at = now
             return
         for message in messages:
-            self._health.heard(number, now)
-            match message:
-                case ("up", pid):
-                    with contextlib.suppress(OSError):
-                        process.handle = os.pidfd_open(pid)
-                    self._health.is_up(number, now)
-                case ("replied", call, value):
-                    self._events.append(Replied(number, call, value))
-                case ("failed", call, words, lost):
-                    self._events.append(Failed(number, call, words, lost))
-                    if not lost:
-                        self._obey(self._health.condemn(number, words))
+            if message[0] == "up":
+                with contextlib.suppress(OSError):
+                    process.handle = os.pidfd_open(message[1])
+            self._obey(act_on(message, number, self._health, self._events, now))
 
     def _bury(self) -> None:
         """Processes whose channel is closed have ended; the nursery says how, within a short time."""
@@ -270,10 +279,13 @@ def _feed(nursery: subprocess.Popen[bytes], recipe: bytes) -> None:
         nursery.stdin.write(recipe)
 
 
-def _serve(reference: weakref.ref[HostFleet], control: socket.socket) -> None:
+def _serve(reference: weakref.ref[HostFleet], control: socket.socket, processes: dict[int, _Process]) -> None:
     """The thread: it holds the fleet for one turn at a time, so that it can be garbage-collected."""
     while (fleet := reference()) is not None and fleet.turn():
         del fleet
+    control.close()
+    for process in processes.values():
+        process.release()
 
 
 def _end(nursery: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:

@@ -15,8 +15,6 @@ computes all shards itself. So no fault changes a bit, and none stops a run.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -65,7 +63,6 @@ class FleetLearner:
         self._world, self._members = ALONE, list[int]()
         self._state, self._state_of = 0, dict[int, int]()
         self._answers, self._ended = dict[int, Replied | Failed](), set[int]()
-        self._folder = Path(tempfile.mkdtemp(prefix="oncurve-ranks-")) if fleet is not None else None
         self._worlds = self._lost = self._redone = 0
         self._waited = 0.0
 
@@ -101,8 +98,6 @@ class FleetLearner:
         self._world.leave()
         if self._fleet is not None:
             self._fleet.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One optimizer update: shard by shard, added in the fixed tree."""
@@ -240,13 +235,13 @@ class FleetLearner:
             self._state_of[member] = self._state
 
     def _join(self, members: list[int]) -> None:
-        assert self._folder is not None
+        assert self._fleet is not None
         self._leave()
         self._worlds += 1
-        file, size = self._folder / f"world-{self._worlds}", 1 + len(members)
-        calls = [(member, self._call(member, "join", rank, size, file)) for rank, member in enumerate(members, 1)]
+        meeting, size = self._fleet.meeting(), 1 + len(members)
+        calls = [(member, self._call(member, "join", rank, size, meeting)) for rank, member in enumerate(members, 1)]
         self._members = members
-        self._world = World.join(0, size, file, self._wait, _JOIN_SECONDS)
+        self._world = World.join(0, size, meeting, self._wait, _JOIN_SECONDS)
         for member, call in calls:
             self._value(member, call)
 
@@ -254,7 +249,7 @@ class FleetLearner:
         """Leave the world after a loss. Members that do not return from it soon are ended."""
         self._world.leave()
         assert self._fleet is not None
-        pings = [(member, self._call(member, "join", 0, 1, Path())) for member in self._members]
+        pings = [(member, self._call(member, "join", 0, 1, None)) for member in self._members]
         deadline = time.monotonic() + _ANSWER_SECONDS
         for member, ping in pings:
             try:

@@ -25,6 +25,7 @@ class ProcessCluster(Component):
     """Ranks and workers in a fleet. A kind of cluster says by `fleet` where its processes are."""
 
     alone: ClassVar[bool] = False
+    where: ClassVar[str] = "this machine"
 
     rollout_workers: int = Field(default=0, ge=0, le=1024)
     """Processes that sample; 0: this one does. Their number does not change any result."""
@@ -103,7 +104,7 @@ class ProcessCluster(Component):
         return self.rollout_workers
 
     def learner(self, make: Callable[..., Learner]) -> Learner:
-        """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank makes its own before it is forked.
+        """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank's process makes its own.
 
         `make` takes a keyword `tokenizer`, which only rank 0 needs, and `make`, the class of what it builds.
         """
@@ -154,11 +155,11 @@ class ProcessCluster(Component):
             if self.rollout_workers
             else f"Rollouts are decoded by this process with {own}, {together} together.",
             *self._lag(),
-            f"An update is made by {ranks} of this machine with {threads} each, which divide parameters, gradients "
+            f"An update is made by {ranks} of {self.where} with {threads} each, which divide parameters, gradients "
             "and optimizer state: their number changes results by rounding, and the loss of one ends the run, which "
             "`oncurve resume` continues from its last checkpoint."
             if self.divided
-            else f"An update is made by {ranks} of this machine with {threads} each, in {shards}: their number, and "
+            else f"An update is made by {ranks} of {self.where} with {threads} each, in {shards}: their number, and "
             "losses of them, change no bit.",
         ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from oncurve.learner import Accumulated, LocalLearner
 from oncurve.metrics import Metrics
-from oncurve.parallel import ALONE, World
+from oncurve.parallel import ALONE, Meeting, World
 from oncurve.process import keep_freed_memory
 from oncurve.types import TrainBatch, axes_of
 
@@ -34,10 +33,10 @@ class Rank:
         keep_freed_memory()
         torch.set_num_threads(self._threads)
 
-    def join(self, rank: int, size: int, file: Path) -> None:
+    def join(self, rank: int, size: int, meeting: Meeting | None) -> None:
         """Leave the former world and join another. Raises LostRankError."""
         self._world.leave()
-        self._world = World.join(rank, size, file, self._wait)
+        self._world = World.join(rank, size, meeting, self._wait)
 
     def take_over(self, record: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
         """Become as rank 0, which sends its tensors. Raises LostRankError: nothing has changed."""

@@ -9,6 +9,7 @@ from oncurve.capabilities import check_of
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.host_fleet import HostFleet
 from oncurve.cluster.processes import ProcessCluster
+from oncurve.cluster.ray_fleet import RayCluster
 from oncurve.learner import Learner
 from oncurve.rollout import RolloutEngine, Sampling
 from oncurve.spec import Component
@@ -85,7 +86,7 @@ class HostCluster(ProcessCluster):
         return HostFleet(make, places, self.silence_seconds)
 
 
-CLUSTER_KINDS: dict[str, type[Component]] = {"none": NoCluster, "host": HostCluster}
+CLUSTER_KINDS: dict[str, type[Component]] = {"none": NoCluster, "host": HostCluster, "ray": RayCluster}
 
 check_cluster = check_of(
     "cluster", ("learner", "engine", "alone", "divided", "processes", "workers", "lag", "sentences"), ("alone",)

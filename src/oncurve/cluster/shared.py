@@ -50,8 +50,13 @@ def _opened(path: str, identity: tuple[int, int], lengths: list[int]) -> Pieces:
     try:
         if _identity(descriptor) != identity or not sum(lengths):  # the descriptor's number is another file's by now
             return []
-        whole = memoryview(mmap.mmap(descriptor, sum(lengths), prot=mmap.PROT_READ))
+        return pieces_of(descriptor, lengths)
     finally:
         os.close(descriptor)
+
+
+def pieces_of(descriptor: int, lengths: list[int]) -> Pieces:
+    """The pieces in a descriptor's memory, read-only; they stay when it is closed."""
+    whole = memoryview(mmap.mmap(descriptor, sum(lengths), prot=mmap.PROT_READ))
     ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
     return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]

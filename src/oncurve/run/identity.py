@@ -47,6 +47,7 @@ FREE = (
     "eval.temperature",
     "model.trust_remote_code",
     "cluster.rollout_workers",
+    "cluster.address",
     "cluster.weights",
     "cluster.learner_ranks",
     "cluster.silence_seconds",
@@ -63,6 +64,9 @@ FREE = (
 )
 """Settings that may change between a stop and a resume: how long, how often, how fast. `run.threads` is compared with
 the environment, like other properties of a machine."""
+
+SAME_NUMBERS = {"cluster.kind": frozenset({"host", "ray"})}
+"""Values of a setting that give the same numbers, so that one may become another."""
 
 SMALL_BYTES = 16 << 20
 MODEL_FILES = re.compile(r".*\.(json|safetensors|model|txt|jinja|py)")
@@ -142,7 +146,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], wanted: Collectio
     asked: list[str] = []
     was, is_now = before.get("settings", {}), now["settings"]
     for key in sorted({*was, *is_now}):
-        if was.get(key) == is_now.get(key):
+        if was.get(key) == is_now.get(key) or _same_numbers(key, was.get(key), is_now.get(key)):
             continue
         if key in before.get("files", {}) and not _is_code(was.get(key)) and key not in now["files"]:
             was = {**was, key: before["files"][key]["path"]}
@@ -157,6 +161,11 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], wanted: Collectio
         for is_code, line in lines:
             (asked if key in wanted else reported if is_code else refused).append(line)
     return Differences(tuple(refused), tuple(reported), tuple(asked))
+
+
+def _same_numbers(key: str, was: Any, now: Any) -> bool:
+    values = SAME_NUMBERS.get(key, frozenset())
+    return isinstance(was, str) and isinstance(now, str) and {was, now} <= values
 
 
 def take_up(held: RunDirectory, now: dict[str, Any], changed: bool, wanted: Collection[str] = ()) -> TakenUp:

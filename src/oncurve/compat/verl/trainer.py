@@ -70,7 +70,7 @@ def _outside(value: Any, values: Values) -> dict[str, Any]:
     return {}
 
 
-ONE_MACHINE = "the run is on this machine; cluster.learner_ranks says how many processes share its updates"
+ONE_MACHINE = "cluster.learner_ranks says how many processes share the updates, and cluster.kind on which machines"
 
 KEYS: tuple[Key, ...] = (
     Key(

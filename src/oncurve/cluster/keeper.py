@@ -1,0 +1,107 @@
+"""A keeper: the light process that Ray starts on a machine, and which starts the one that computes (kept.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+
+def keeper_class() -> type:
+    """The class of a keeper. It is defined here so that Ray sends it by value: its process imports neither oncurve nor
+    torch, and starts in less than a second."""
+
+    class Keeper:
+        """Starts a process, passes bytes on, and says how the process has ended."""
+
+        def __init__(self, boot: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
+            self.memory, self.token = -1, b""
+            self.end, theirs = socket.socketpair()
+            with theirs:
+                self.child = subprocess.Popen(
+                    [sys.executable, "-P", "-c", boot, source, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                )
+            threading.Thread(target=self.feed, args=(recipe,), daemon=True).start()
+
+        def feed(self, recipe: bytes) -> None:
+            assert self.child.stdin is not None
+            with contextlib.suppress(OSError), self.child.stdin as stdin:  # it ended early: `listen` says so
+                stdin.write(recipe)
+
+        def send(self, data: bytes, token: bytes = b"", *pieces: Any) -> None:
+            """Pass `data` on; with `pieces` in memory that the process reads, whose number takes the token's place."""
+            if token:
+                if token != self.token:
+                    self.keep(token, pieces)
+                data = data.replace(token, b"%016d" % self.memory)
+            with contextlib.suppress(OSError):  # the process has ended: `listen` says so
+                self.end.sendall(data)
+
+        def keep(self, token: bytes, pieces: Any) -> None:
+            if self.memory >= 0:
+                os.close(self.memory)
+            self.memory, self.token = os.memfd_create("oncurve"), token
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    left = left[os.write(self.memory, left) :]
+
+        def listen(self) -> tuple[bytes, str | None]:
+            """What the process has said, after a second perhaps nothing; and how it has ended, if it has."""
+            said, seconds = bytearray(), 1.0
+            while len(said) < 1 << 24 and select.select([self.end], [], [], seconds)[0]:
+                data = b""
+                with contextlib.suppress(OSError):
+                    data = self.end.recv(1 << 20)
+                if not data:
+                    return bytes(said), ended(self.child)
+                said += data
+                seconds = 0.0
+            return bytes(said), None
+
+    ended = _ended()
+    return Keeper
+
+
+def _ended() -> Any:
+    """How a process has ended: a function that is sent by value, too."""
+
+    def ended(child: subprocess.Popen[bytes]) -> str:
+        try:
+            code = child.wait(5.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return "it closed its connection and did not end"
+        if code >= 0:
+            return f"it ended with exit code {code}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"it was killed by signal {names.get(-code, str(-code))}"
+
+    return ended
+
+
+def cause_of(error: BaseException) -> str:
+    """What has happened to a keeper, as Ray's `error` says it, in one line."""
+    text = str(error)
+    found = re.search(r"^\s*ip: (\S+)", text, re.MULTILINE)
+    where = f"on {found[1]} " if found else ""
+    if re.search(r"node (has died|died|was terminated|failure)|its node", text, re.IGNORECASE):
+        return f"its machine {found[1] + ' ' if found else ''}has ended or cannot be reached"
+    if type(error).__name__ == "ActorUnavailableError":
+        return f"the connection to the process {where}was lost, and what it has received is not known"
+    detail = re.search(r"Worker exit detail: ([^\n]*)", text)
+    if detail:
+        return f"the Ray process {where}that watched it has ended: {detail[1].partition('. Some ')[0][:300]}"
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    return f"Ray: {lines[-1].strip()[:300]}" if lines else f"Ray: {type(error).__name__}"

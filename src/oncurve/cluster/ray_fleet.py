@@ -1,0 +1,343 @@
+"""A fleet of processes on the machines of a Ray cluster. Ray is imported where a fleet is made (ray_session.py).
+
+    driver ---- Ray ----> keeper ---- channel ----> process (kept.py)
+
+Ray places and watches keepers, which are light: a keeper starts the process that computes, passes bytes between it and
+the driver, and says how it has ended. `Health` decides what is started and killed, as for every fleet; what Ray itself
+would start again is switched off. Calls are bytes in order, replies and heartbeats too: nothing that a process has half
+done can pass for done. A keeper that cannot be reached, for however short a time, is ended: what it has received is not
+known, and its work is done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import re
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar
+
+from pydantic import field_validator
+
+from oncurve.capabilities import Impossible
+from oncurve.closing import Closing
+from oncurve.cluster.channel import Frames, framed
+from oncurve.cluster.fleet import Event, Fleet, Health, Kill, Order, Start, act_on
+from oncurve.cluster.keeper import cause_of, keeper_class
+from oncurve.cluster.kept import BOOT, StoredBytes, recipe_of
+from oncurve.cluster.processes import ProcessCluster
+from oncurve.cluster.ray_session import SESSION, missing
+from oncurve.errors import ConfigError
+from oncurve.output import urgent
+from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
+
+START_SECONDS = 600.0
+"""For importing everything and making the object, once Ray has found a machine for it."""
+
+ROOM_SECONDS = 30.0
+"""A place for which Ray has found no machine after so long is not waited for; it is used when there is one."""
+
+_TURN_SECONDS = 0.25
+_END_SECONDS = 5.0
+_ENVIRONMENT = ("ONCURVE_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_", "TORCH_")
+"""Variables with these beginnings decide about bits or speed: a process has the driver's."""
+
+
+@dataclass
+class _Kept:
+    """A keeper and its process, as the fleet sees them. `found_at`: when the keeper was there; `killed_at`: its end."""
+
+    keeper: Any
+    asked_at: float
+    frames: Frames = field(default_factory=Frames)
+    found_at: float | None = None
+    killed_at: float | None = None
+
+
+class RayFleet(Closing):
+    """`places` processes on the machines of a Ray cluster, each with the object that `make()` returns there.
+
+    make             is pickled at once, with all that it holds; the object's `begin()` is called in every process
+    silence_seconds  a process that says nothing for so long is killed and replaced
+    address          `host:port` of a running Ray, of which this machine is a node; "": a Ray of this run, here
+    threads          of a process: as many processors are asked for, of a running Ray
+
+    See `oncurve.cluster.fleet.Fleet` for the methods. The processes start in the background, on machines that join
+    later too. They end with `close()`, when the fleet is garbage-collected, and when this process dies.
+
+    Raises ConfigError: Ray is not installed, or does not answer at `address`.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, address: str = "", threads: int = 1
+    ) -> None:
+        recipe = recipe_of(make)
+        ray = SESSION.use(address, len(recipe))
+        self._ray, self._own = ray, not address
+        self._health = Health(places, silence_seconds, math.inf)  # of the start, `_late` decides
+        self._processes: dict[int, _Kept] = {}
+        self._events: deque[Event] = deque()
+        self._inbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._numbers = self._meetings = 0
+        self._failure: str | None = None
+        self._server: Any = None
+        self._begun = self._any_up = self._said_full = self._closed = False
+        self._changed = threading.Condition()
+        self._end = weakref.finalize(self, _end, ray, self._processes)
+        environment = {key: value for key, value in os.environ.items() if key.startswith(_ENVIRONMENT)}
+        stored = ray.put(recipe)
+        actor = ray.remote(
+            num_cpus=0 if self._own else threads,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            concurrency_groups={"listening": 1},
+        )(keeper_class())
+        self._hire = functools.partial(actor.remote, BOOT, str(Path(__file__).parents[2]), stored, environment)
+        self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._inbox), daemon=True)
+        self._thread.start()
+
+    def up(self) -> list[int]:
+        """The processes that can be called, by their places."""
+        with self._changed:
+            return self._health.up
+
+    def settled(self, seconds: float) -> list[int]:
+        """`up()`, as soon as no process is starting for which there is a machine; after so many `seconds` in any case.
+
+        Raises ConfigError: the first processes could not make the object.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or self._is_settled(), seconds)
+            if self._failure is not None and not self._any_up:
+                raise ConfigError(f"cluster.kind: the processes cannot start: {self._failure}")
+            return self._health.up
+
+    def _is_settled(self) -> bool:
+        if not self._begun or not self._health.starting:
+            return self._begun
+        up, now = set(self._health.up), time.monotonic()
+        starting = [kept for number, kept in self._processes.items() if number not in up]
+        return bool(starting) and all(
+            kept.found_at is None and kept.killed_at is None and now - kept.asked_at > ROOM_SECONDS for kept in starting
+        )
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether every place is in quarantine: no process is up, and none will be soon."""
+        with self._changed:
+            return self._health.quarantined
+
+    def put(self, pieces: Iterable[memoryview]) -> StoredBytes:
+        """A handle of these bytes in Ray's object store. Raises OSError: there is no room for them."""
+        return StoredBytes(self._ray, pieces)
+
+    def call(self, process: int, method: str, *arguments: Any) -> int:
+        """Call a method of the object of `process`; the number of the call."""
+        with self._changed:
+            self._numbers += 1
+            number = self._numbers
+        data = framed((number, method, arguments))
+        stored = next((argument for argument in arguments if isinstance(argument, StoredBytes)), None)
+        more = () if stored is None else (stored.token.encode(), *stored.references)
+        with self._changed:
+            found = self._processes.get(process)
+            if found is not None and found.killed_at is None:
+                self._watch(process, lambda: found.keeper.send.remote(data, *more))
+        return number
+
+    def wait(self, seconds: float) -> list[Event]:
+        """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events, seconds)
+            found = list(self._events)
+            self._events.clear()
+            return found
+
+    def kill(self, process: int, cause: str) -> None:
+        """End a process because of `cause`; another takes its place."""
+        with self._changed:
+            self._obey(self._health.condemn(process, cause))
+
+    def meeting(self) -> NetworkMeeting:
+        """A number at a server of this process, which listens at the address that Ray has for this machine; for a Ray
+        of this run, on the loopback device alone.
+
+        Raises LostRankError: it cannot listen there.
+        """
+        host = "127.0.0.1" if self._own else str(self._ray.util.get_node_ip_address())
+        try:
+            self._server = self._server or serve_meetings(host)
+        except OSError as error:
+            raise LostRankError(f"this process cannot listen at {host}: {error}") from error
+        self._meetings += 1
+        return NetworkMeeting(host, self._server.port, self._meetings)
+
+    def close(self) -> None:
+        """End all processes. Twice is allowed."""
+        with self._changed:
+            self._closed = True
+            self._end()
+        self._inbox.put((-1, None))
+        if self._thread is not threading.current_thread():
+            self._thread.join(_END_SECONDS)
+        self._processes.clear()
+        self._server = None
+
+    def turn(self, arrived: list[tuple[int, Any]]) -> bool:
+        """One round of the thread: act on what has arrived, and on the time. False: the fleet is closed."""
+        with self._changed:
+            if self._closed:
+                return False
+            for number, future in arrived:
+                self._hear(number, future)
+            self._bury()
+            self._obey(self._health.orders(time.monotonic()))
+            self._begun = True
+            self._changed.notify_all()
+        return True
+
+    def _hear(self, number: int, future: Any) -> None:
+        """A keeper has answered, with bytes or with an error."""
+        kept, now = self._processes.get(number), time.monotonic()
+        if kept is None:
+            return
+        error = future if isinstance(future, BaseException) else future.exception()
+        if error is not None:
+            self._has_ended(number, kept, cause_of(error), now)
+            return
+        answer = future.result()
+        if answer is None:
+            return  # of `send`
+        said, how = answer
+        kept.found_at = kept.found_at or now
+        for message in kept.frames.feed(said):
+            if message[0] == "unmade":
+                self._failure = how = message[1]
+            elif kept.killed_at is None:
+                self._any_up = self._any_up or message[0] == "up"
+                self._obey(act_on(message, number, self._health, self._events, now))
+        if how is not None:
+            self._has_ended(number, kept, how, now)
+        else:
+            self._watch(number, lambda: kept.keeper.listen.options(concurrency_group="listening").remote())
+
+    def _has_ended(self, number: int, kept: _Kept, cause: str, now: float) -> None:
+        self._discharge(kept)
+        del self._processes[number]
+        ended = self._health.has_ended(number, cause, now)
+        if ended is not None:
+            self._events.append(ended)
+
+    def _bury(self) -> None:
+        """Those that were killed have ended, also where Ray says nothing; those that do not start are killed."""
+        now = time.monotonic()
+        up = set(self._health.up)
+        waiting = 0
+        for number, kept in list(self._processes.items()):
+            if kept.killed_at is not None:
+                if now - kept.killed_at > _END_SECONDS:
+                    self._has_ended(number, kept, "it was killed", now)
+            elif number not in up and kept.found_at is not None and now - kept.found_at > START_SECONDS:
+                self._obey(self._health.condemn(number, f"it did not start within {START_SECONDS:g} seconds"))
+            elif kept.found_at is None and now - kept.asked_at > ROOM_SECONDS:
+                waiting += 1
+        if waiting and not self._said_full:
+            count = f"{waiting} process{'es' * (waiting > 1)}"
+            urgent(f"oncurve: the Ray cluster has no room for {count} yet; the run goes on, and takes what comes")
+        self._said_full = waiting > 0
+
+    def _obey(self, orders: list[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Start):
+                self._start(order.process)
+            elif isinstance(order, Kill) and (kept := self._processes.get(order.process)) is not None:
+                kept.killed_at = time.monotonic()
+                self._discharge(kept)
+
+    def _start(self, number: int) -> None:
+        kept = _Kept(None, time.monotonic())
+        self._processes[number] = kept
+
+        def hire() -> Any:
+            kept.keeper = self._hire()
+            return kept.keeper.listen.options(concurrency_group="listening").remote()
+
+        self._watch(number, hire)
+
+    def _watch(self, number: int, ask: Callable[[], Any]) -> None:
+        """Have the answer to `ask()`, or its error, put into the inbox."""
+        inbox = self._inbox
+        try:
+            ask().future().add_done_callback(lambda future: inbox.put((number, future)))
+        except Exception as error:  # Ray's connection has ended
+            inbox.put((number, error))
+
+    def _discharge(self, kept: _Kept) -> None:
+        if kept.keeper is not None:
+            with contextlib.suppress(Exception):  # it has ended
+                self._ray.kill(kept.keeper, no_restart=True)
+
+
+def _serve(reference: weakref.ref[RayFleet], inbox: SimpleQueue[tuple[int, Any]]) -> None:
+    """The thread: it holds the fleet for one turn at a time, so that it can be garbage-collected."""
+    while True:
+        arrived = []
+        with contextlib.suppress(Empty):
+            arrived.append(inbox.get(timeout=_TURN_SECONDS))
+            while True:
+                arrived.append(inbox.get_nowait())
+        fleet = reference()
+        if fleet is None or not fleet.turn(arrived):
+            return
+        del fleet
+
+
+def _end(ray: Any, processes: dict[int, _Kept]) -> None:
+    for kept in list(processes.values()):
+        if kept.keeper is not None:
+            with contextlib.suppress(Exception):  # it has ended, or Ray has
+                ray.kill(kept.keeper, no_restart=True)
+    SESSION.leave()
+
+
+class RayCluster(ProcessCluster):
+    """Processes on the machines of a Ray cluster (`kind = "ray"`)."""
+
+    where: ClassVar[str] = "a Ray cluster"
+
+    address: str = ""
+    """`host:port` of a running Ray, of which this machine must be a node. Empty: a Ray of this run on this machine,
+    which ends with it."""
+
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        *ProcessCluster.impossible,
+        Impossible(lambda cluster: find_spec("ray") is None, missing()),
+        Impossible(
+            lambda cluster: cluster.sharding == "fsdp",
+            'cluster.sharding: ranks that divide a model are connected on one machine so far; set it to "replicate", or '
+            'cluster.kind to "host"',
+        ),
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if value and re.fullmatch(r"[^\s/]+:\d{1,5}", value) is None:
+            raise ValueError("must be host:port of a running Ray, such as 10.0.0.1:6379, without ray:// before it")
+        return value
+
+    def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
+        """`places` processes on the cluster's machines."""
+        threads = max(self.rank_threads, self.worker_threads)
+        return RayFleet(make, places, self.silence_seconds, self.address, threads)

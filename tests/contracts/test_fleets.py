@@ -1,0 +1,192 @@
+"""What every fleet promises, with real processes: forked ones of this machine, and ones that Ray has placed."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import psutil
+import pytest
+
+from fakes.calls import Counted, Refusing
+from oncurve.cluster import Ended, Failed, Fleet, HostFleet, RayFleet, Replied
+from oncurve.cluster.ray_session import SESSION
+from oncurve.errors import ConfigError
+from oncurve.parallel import World
+
+Make = Callable[..., Fleet]
+START_SECONDS = 60.0
+
+FLEETS = [
+    HostFleet,
+    pytest.param(
+        RayFleet,
+        marks=[pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")],
+    ),
+]
+
+
+@pytest.fixture(params=FLEETS, ids=lambda kind: kind.__name__)
+def make(request: pytest.FixtureRequest) -> Make:
+    if request.param is RayFleet:
+        request.getfixturevalue("ray")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """One Ray for all tests of this file."""
+    yield SESSION.use("", 0)
+    SESSION.leave()
+
+
+@contextmanager
+def fleet_of(make: Make, places: int, recipe: Callable[[], Any] = Counted) -> Iterator[Any]:
+    fleet = make(recipe, places, silence_seconds=5.0)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def until(fleet: Fleet, count: int, seconds: float = 60.0) -> list[Any]:
+    """The next `count` events."""
+    found: list[Any] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < deadline:
+        found += fleet.wait(0.5)
+    assert len(found) >= count, found
+    return found
+
+
+def value_of(fleet: Fleet, process: int, method: str, *arguments: Any) -> Any:
+    number = fleet.call(process, method, *arguments)
+    (event,) = until(fleet, 1)
+    assert isinstance(event, Replied)
+    assert (event.process, event.number) == (process, number)
+    return event.value
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def replaced(fleet: Fleet, process: int) -> int:
+    """The process that has taken the place of the only one of `fleet`."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        up = fleet.settled(5.0)
+        if up and up != [process]:
+            return up[0]
+    raise AssertionError("no other process has come")
+
+
+def test_calls_are_done_in_order_and_answered_by_their_numbers_and_close_ends_all(make: Make) -> None:
+    with fleet_of(make, 2) as fleet:
+        first, second = fleet.settled(START_SECONDS)
+        numbers = [fleet.call(first, "add", b"x" * (300_000 if index % 3 else 3)) for index in range(30)]
+        events = until(fleet, 30)
+        assert [event.number for event in events] == numbers
+        assert [event.value for event in events] == list(range(1, 31))
+        assert len(value_of(fleet, second, "much", 40_000_000)) == 40_000_000
+        pids = [value_of(fleet, process, "pid") for process in (first, second)]
+        assert len({*pids, os.getpid()}) == 3
+        handle = fleet.put(memoryview(bytes([piece]) * 3_000_000) for piece in (1, 2))
+        for process in (first, second):
+            assert value_of(fleet, process, "pieces", handle) == [(1, 3_000_000), (2, 3_000_000)]
+        fleet.call(first, "sleep", 600)
+    assert all(gone(pid) for pid in pids)
+    fleet.close()
+
+
+def test_the_first_cause_of_each_end_is_said_and_another_process_takes_the_place(make: Make) -> None:
+    with fleet_of(make, 1) as fleet:
+        (process,) = fleet.settled(START_SECONDS)
+        os.kill(value_of(fleet, process, "pid"), signal.SIGSEGV)
+        (event,) = until(fleet, 1)
+        assert event == Ended(process, "it was killed by signal SIGSEGV")
+        process = replaced(fleet, process)
+        number = fleet.call(process, "fail")
+        failed, ended = until(fleet, 2)
+        assert isinstance(failed, Failed)
+        assert (failed.process, failed.number, failed.lost) == (process, number, False)
+        assert "ZeroDivisionError: no luck" in failed.message
+        assert ended == Ended(process, failed.message)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_or_killed_is_replaced_while_another_works(make: Make) -> None:
+    with fleet_of(make, 2) as fleet:
+        stopped, killed = fleet.settled(START_SECONDS)
+        pids = [value_of(fleet, process, "pid") for process in (stopped, killed)]
+        fleet.call(killed, "sleep", 8)
+        assert isinstance(until(fleet, 1, 20.0)[0], Replied), "a process that works lives"
+        os.kill(pids[0], signal.SIGSTOP)
+        (event,) = until(fleet, 1)
+        assert event == Ended(stopped, "it hangs or was stopped: silent for 5 seconds")
+        fleet.kill(killed, "it was late")
+        (event,) = until(fleet, 1)
+        assert event == Ended(killed, "it was late")
+        assert all(gone(pid) for pid in pids)
+        assert not set(replaced_all(fleet, 2)) & {stopped, killed}
+
+
+def replaced_all(fleet: Fleet, count: int) -> list[int]:
+    deadline = time.monotonic() + 60
+    while len(fleet.settled(5.0)) < count:
+        assert time.monotonic() < deadline
+    return fleet.up()
+
+
+@pytest.mark.slow
+def test_a_place_whose_processes_end_again_and_again_is_quarantined(make: Make) -> None:
+    with fleet_of(make, 1) as fleet:
+        process, ends = -1, []
+        while not ends or not ends[-1].quarantine:
+            assert len(ends) < 3
+            process = fleet.settled(START_SECONDS)[0] if process < 0 else replaced(fleet, process)
+            fleet.call(process, "die", 7)
+            ends += until(fleet, 1)
+        assert [end.cause for end in ends] == ["it ended with exit code 7"] * 3
+        assert fleet.quarantined
+        assert fleet.up() == []
+
+
+@pytest.mark.slow
+def test_an_object_that_cannot_be_made_is_said_with_its_first_cause(make: Make) -> None:
+    with (
+        fleet_of(make, 1, Refusing) as fleet,
+        pytest.raises(ConfigError, match=r"(?s)the processes cannot start: .*ValueError: not on this machine"),
+    ):
+        fleet.settled(START_SECONDS)
+
+
+@pytest.mark.slow
+def test_the_processes_and_this_one_meet(make: Make) -> None:
+    with fleet_of(make, 2) as fleet:
+        for _ in range(2):
+            members = fleet.settled(START_SECONDS)
+            meeting = fleet.meeting()
+            for rank, member in enumerate(members, 1):
+                fleet.call(member, "meet", rank, 3, meeting)
+            world = World.join(0, 3, meeting, 30.0)
+            assert world.agree(True)
+            assert [event.value for event in until(fleet, 2)] == [True, True]
+            world.leave()
+
+
+@pytest.mark.slow
+def test_a_fleet_that_is_garbage_collected_ends_its_processes(make: Make) -> None:
+    fleet = make(Counted, 1, silence_seconds=5.0)
+    (process,) = fleet.settled(START_SECONDS)
+    pid = value_of(fleet, process, "pid")
+    del fleet
+    assert gone(pid)

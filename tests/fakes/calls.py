@@ -1,0 +1,49 @@
+"""Objects for the processes of a fleet: what is called, and what cannot be made."""
+
+import os
+import time
+from typing import Any
+
+from oncurve.parallel import World
+
+
+class Counted:
+    """Counts the calls of `add`, and does to its process what it is told."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def begin(self) -> None:
+        self.world = World()
+
+    def add(self, data: bytes) -> int:
+        self.count += 1
+        return self.count
+
+    def much(self, count: int) -> bytes:
+        return bytes(count)
+
+    def pieces(self, pieces: list[memoryview]) -> list[tuple[int, int]]:
+        return [(piece[0], len(piece)) for piece in pieces if len(set(piece)) == 1]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("no luck")
+
+    def die(self, code: int) -> None:
+        os._exit(code)
+
+    def meet(self, rank: int, size: int, meeting: Any) -> bool:
+        self.world.leave()
+        self.world = World.join(rank, size, meeting, 30.0)
+        return self.world.agree(True)
+
+
+class Refusing:
+    def __init__(self) -> None:
+        raise ValueError("not on this machine")

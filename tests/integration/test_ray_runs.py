@@ -1,0 +1,233 @@
+"""`cluster.kind = "ray"` from the command line: the bits of `host`, whatever is killed, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fakes.killed_runs import TIMES, raw
+from fakes.project import lay_out, oncurve, refused
+from fakes.toy_cluster import toy_cluster
+from oncurve import durable
+
+ray_is_here = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+SETTINGS = [
+    "kl.coef=0.05",
+    "learner.minibatches=2",
+    "checkpoint.every=1",
+    "checkpoint.keep=100",
+    "cluster.shard_groups=2",
+    "data.prompts_per_step=6",
+]
+RAY = ["cluster.kind=ray", *SETTINGS]
+HOST = ["cluster.kind=host", *SETTINGS]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    lay_out(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "oncurve", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(*arguments: str) -> str:
+    process = start(*arguments)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    return said
+
+
+def compare(first: Path, second: Path, steps: int) -> None:
+    """Bit for bit: the checkpoints, the samples, the model, and the metrics but for times and the cluster's."""
+    for step in range(1, steps + 1):
+        path = Path("checkpoints") / f"step-{step:06d}" / "learner.safetensors"
+        one, two = (durable.read_tensors(out / path) for out in (first, second))
+        assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, step
+    assert (first / "model/model.safetensors").read_bytes() == (second / "model/model.safetensors").read_bytes()
+    lines = [
+        [
+            {key: value for key, value in json.loads(line).items() if key not in TIMES and "cluster/" not in key}
+            for line in (out / "metrics.jsonl").read_text().splitlines()
+        ]
+        for out in (first, second)
+    ]
+    assert lines[0] == lines[1]
+    for path in sorted((first / "rollouts").iterdir()):
+        assert path.read_bytes() == (second / "rollouts" / path.name).read_bytes(), path.name
+
+
+def metrics_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int) -> None:
+    deadline = time.monotonic() + 150
+    while len(durable.numbered(out / "checkpoints")) < count:
+        assert process.poll() is None, process.communicate(timeout=10)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@ray_is_here
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["cluster.address=127.0.0.1:1"], ["cluster.address", "no Ray answers at 127.0.0.1:1", "ray start --head"]),
+        (["cluster.sharding=fsdp"], ["cluster.sharding", "one machine so far", "replicate"]),
+        (["cluster.address=ray://head:10001"], ["cluster.address", "host:port", "without ray://"]),
+    ],
+)
+def test_an_address_at_which_there_is_no_ray_is_refused(project, monkeypatch, capfd, settings, words) -> None:
+    arguments = ["train", "recipe.toml", *RAY, "cluster.learner_ranks=2", *settings, "--out", "out"]
+    refused(oncurve(arguments, monkeypatch, capfd), *words)
+
+
+def test_where_ray_is_not_installed_the_command_to_install_it_is_said(project, monkeypatch, capfd) -> None:
+    monkeypatch.setattr("oncurve.cluster.ray_fleet.find_spec", lambda name: None)
+    said = oncurve(["train", "recipe.toml", *RAY, "--out", "out"], monkeypatch, capfd)
+    refused(said, "cluster.kind", "pip install 'oncurve[cluster]'")
+
+
+def test_importing_oncurve_imports_no_ray() -> None:
+    code = "import sys, oncurve, oncurve.cli, oncurve.run, oncurve.cluster; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_one_file_imports_ray() -> None:
+    source = Path(__file__).parents[2] / "src" / "oncurve"
+    found = [
+        path.name for path in source.rglob("*.py") if "import ray" in path.read_text() or "from ray" in path.read_text()
+    ]
+    assert found == ["ray_session.py"]
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_a_run_on_ray_is_the_run_of_one_process(project: Path) -> None:
+    finish("train", "recipe.toml", *HOST, "--out", "one")
+    said = finish("train", "recipe.toml", *RAY, "cluster.rollout_workers=2", "cluster.learner_ranks=2", "--out", "two")
+    assert "An update is made by 2 processes of a Ray cluster with 1 thread each" in said
+    assert "raylet" not in said
+    assert "(pid=" not in said
+    compare(project / "one", project / "two", 3)
+    last = metrics_of(project / "two")[-1]
+    assert (last["cluster/ranks"], last["cluster/workers_alive"]) == (2, 2)
+    assert (last["cluster/ranks_lost"], last["cluster/shards_redone"]) == (0, 0)
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_a_run_on_ray_that_is_killed_leaves_no_process_and_goes_on_without_ray(project: Path) -> None:
+    steps = 6
+    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
+    process = start("train", "recipe.toml", *RAY, f"run.steps={steps}", "cluster.rollout_workers=1", "--out", "two")
+    until_checkpoints(process, project / "two", 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert any("raylet" in child.name() for child in children)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=90)
+    assert alive == []
+    said = finish("resume", "two", "cluster.kind=host", "cluster.learner_ranks=2")
+    assert "exact" in said
+    assert "not exact" not in said
+    compare(project / "one", project / "two", steps)
+
+
+def kept(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """The processes that compute for a run on Ray, the oldest first."""
+    found = [
+        child for child in psutil.Process(process.pid).children(recursive=True) if "kept" in " ".join(child.cmdline())
+    ]
+    return sorted(found, key=lambda child: child.create_time())
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_ranks_and_workers_on_ray_that_are_killed_change_no_bit(project: Path) -> None:
+    steps = 30
+    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
+    more = ["cluster.rollout_workers=1", "cluster.learner_ranks=2", f"run.steps={steps}"]
+    process = start("train", "recipe.toml", *RAY, *more, "--out", "two")
+    until_checkpoints(process, project / "two", 2)
+    both = kept(process)
+    assert len(both) == 2
+    for one in both:
+        one.kill()
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "a worker was lost: it was killed by signal SIGKILL" in said
+    assert "rank 1 was lost: it was killed by signal SIGKILL" in said
+    compare(project / "one", project / "two", steps)
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_places_without_a_machine_wait_and_a_machine_that_dies_is_named() -> None:
+    """In a process of its own: one process is connected to one Ray."""
+    with toy_cluster(2) as toy:
+        code = f"""
+import sys, time
+sys.path[:0] = {sys.path!r}
+from fakes.calls import Counted
+from oncurve.cluster import Ended, RayFleet, ray_fleet
+ray_fleet.ROOM_SECONDS = 5.0
+fleet = RayFleet(Counted, 3, 20.0, {toy.address!r})
+assert len(fleet.settled(60.0)) == 2, fleet.up()
+print("two", flush=True)
+input()
+deadline = time.monotonic() + 60
+while len(fleet.up()) < 3 and time.monotonic() < deadline:
+    time.sleep(0.1)
+assert len(fleet.up()) == 3, fleet.up()
+print("three", flush=True)
+input()
+began, events = time.monotonic(), []
+while not events and time.monotonic() - began < 60:
+    events = fleet.wait(1.0)
+print(events, flush=True)
+assert isinstance(events[0], Ended) and "its machine" in events[0].cause, events
+living = fleet.settled(1.0)
+assert len(living) == 2, living
+number = fleet.call(living[0], "add", b"")
+assert fleet.wait(10.0)[0].value == 1
+fleet.close()
+print("closed", flush=True)
+"""
+        program = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert program.stdout is not None
+        assert program.stdin is not None
+        try:
+            assert program.stdout.readline() == "two\n"
+            toy.tell("add")
+            program.stdin.write("\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "three\n"
+            toy.tell("remove 2")
+            said, _ = program.communicate("\n", timeout=90)
+            assert program.returncode == 0, said
+            assert "closed" in said
+        finally:
+            program.kill()
+            program.wait(10)
