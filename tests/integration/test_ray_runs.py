@@ -192,13 +192,17 @@ from fakes.calls import Counted
 from oncurve.cluster import Ended, RayFleet, ray_fleet
 ray_fleet.ROOM_SECONDS = 5.0
 fleet = RayFleet(Counted, 3, 20.0, {toy.address!r})
+def until(count):
+    deadline = time.monotonic() + 90
+    while len(fleet.up()) < count and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(fleet.up()) == count, fleet.up()
+until(2)
+time.sleep(5.0)
 assert len(fleet.settled(60.0)) == 2, fleet.up()
 print("two", flush=True)
 input()
-deadline = time.monotonic() + 60
-while len(fleet.up()) < 3 and time.monotonic() < deadline:
-    time.sleep(0.1)
-assert len(fleet.up()) == 3, fleet.up()
+until(3)
 print("three", flush=True)
 input()
 began, events = time.monotonic(), []
