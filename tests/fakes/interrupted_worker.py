@@ -7,19 +7,21 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from fakes.deadly_engine import DeadlyEngine
 from oncurve.cluster import Worker
 
 
 class InterruptedWorker(Worker):
-    def take(self, version: int, digest: str, buckets: Sequence[memoryview]) -> None:
+    def take(self, version: int, digest: str, what: Sequence[memoryview] | Path) -> None:
         assert isinstance(self.engine, DeadlyEngine)
         for order in sorted(self.engine.orders.glob("copying-*")):
             with suppress(FileNotFoundError):  # another worker was faster
                 order.unlink()
-                buckets = self.obeyed(order.name.split("-")[1], buckets)
-        super().take(version, digest, buckets)
+                assert not isinstance(what, Path)
+                what = self.obeyed(order.name.split("-")[1], what)
+        super().take(version, digest, what)
 
     def obeyed(self, action: str, buckets: Sequence[memoryview]) -> Sequence[memoryview]:
         if action == "flip":

@@ -37,6 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.learner_ranks=2"], ["cluster.learner_ranks", "unknown key"]),
         (["cluster.rollout_workers=2"], ["cluster.rollout_workers", "unknown key"]),
         (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "not built yet", '"object"']),
+        (["cluster.kind=host", "cluster.weights_folder=there"], ["cluster.weights_folder", '"disk"']),
         (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
         (["cluster.kind=host", "cluster.lag=-1"], ["cluster.lag"]),
         (["cluster.lag=1"], ["cluster.lag", "unknown key"]),
@@ -114,6 +115,20 @@ def test_a_run_whose_rollouts_have_one_two_and_four_workers_is_the_run_of_one_pr
         metrics = json.loads((project / name / "metrics.jsonl").read_text().splitlines()[-1])
         assert metrics["cluster/workers_alive"] == count
         assert metrics["cluster/weights_bytes"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
+def test_weights_by_way_of_the_disk_give_the_same_run_and_leave_nothing(project: Path, more: list[str]) -> None:
+    arguments = ["train", "recipe.toml", *WORKERS, *more]
+    finish(*arguments, "--out", "none")
+    disk = ["cluster.rollout_workers=2", "cluster.weights=disk", "cluster.weights_folder=between/us"]
+    finish(*arguments, *disk, "--out", "disk")
+    compare(project / "none", project / "disk", 3)
+    metrics = json.loads((project / "disk" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert metrics["cluster/weights_bytes"] > 0
+    assert metrics["cluster/shards_redone"] == 0
+    assert list((project / "between" / "us").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ from typing import Any
 from oncurve.closing import Closing
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
 from oncurve.cluster.shards import rollout_shards
-from oncurve.cluster.weights import Snapshot
+from oncurve.cluster.weights import Carrier, Snapshot
+from oncurve.durable import StorageError
 from oncurve.errors import ConfigError, OncurveError
 from oncurve.models import CausalModel, Weights
 from oncurve.output import urgent
@@ -92,6 +93,7 @@ class FleetEngine(Closing):
     shard_groups  groups that are decoded together; part of the result
     threads       of each process while it decodes; part of the result
     wait_seconds  the longest time that a worker has for a shard
+    carrier       how weights get to workers
     """
 
     def __init__(
@@ -102,9 +104,11 @@ class FleetEngine(Closing):
         shard_groups: int,
         threads: int,
         wait_seconds: float,
+        carrier: Carrier,
     ) -> None:
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
         self._shard_groups, self._threads, self._wait = shard_groups, threads, wait_seconds
+        self._carrier = carrier
         self._fleet: Fleet | None = None
         self._snapshot: Snapshot | None = None
         self._handle: Any = None
@@ -139,6 +143,7 @@ class FleetEngine(Closing):
         if self._fleet is not None:
             self._fleet.close()
         self._fleet = self._snapshot = self._handle = None
+        self._carrier.close()
         self._calls.clear()
         self._has.clear()
         self.local.close()
@@ -214,9 +219,9 @@ class FleetEngine(Closing):
         began = time.perf_counter()
         try:
             if self._handle is None:
-                self._handle = fleet.put(self._snapshot.buckets())
+                self._handle = self._carrier.put(fleet, self._snapshot)
                 self._key = f"{self._snapshot.version} {self._snapshot.digest}"
-        except OSError as error:
+        except (OSError, StorageError) as error:
             size = self._snapshot.nbytes / 2**30
             urgent(
                 f"oncurve: there is no room for {size:.2f} GiB of weights ({error}); this process decodes all shards, "

@@ -14,6 +14,7 @@ from oncurve.cluster.engine import FleetEngine
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.learner import FleetLearner
 from oncurve.cluster.rank import Rank
+from oncurve.cluster.weights import InMemory, OnDisk
 from oncurve.cluster.worker import Worker
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel
@@ -40,8 +41,13 @@ class ProcessCluster(Component):
     """Step n trains what the weights after step n - 1 - `lag` wrote, so that other processes sample for the next steps
     while a step trains. Part of the result."""
 
-    weights: Literal["object"] = "object"
-    """"object": the weights are copied once per machine, into memory that its workers read."""
+    weights: Literal["object", "disk"] = "object"
+    """"object": the weights are copied once per machine, into memory that its workers read; "disk": they are written as
+    safetensors into `weights_folder`. It does not change any result."""
+
+    weights_folder: str = ""
+    """With weights = "disk": the folder, which all machines must see under the same name. It has one version at a time,
+    below a name of its own for each run. "": that of temporary files, for the workers of one machine."""
 
     learner_ranks: int = Field(default=1, ge=1, le=1024)
     """Processes that compute the gradient, this one included. Their number does not change any result."""
@@ -75,13 +81,18 @@ class ProcessCluster(Component):
             "cluster.learner_ranks: a rank without a shard would have nothing to do; lower it, or raise "
             "cluster.gradient_shards, which is part of the result",
         ),
+        Impossible(
+            lambda cluster: bool(cluster.weights_folder) and cluster.weights != "disk",
+            'cluster.weights_folder: only weights on the disk need a folder; set cluster.weights to "disk", or leave '
+            "the folder out",
+        ),
     )
 
     @field_validator("weights", mode="before")
     @classmethod
     def _sent(cls, value: Any) -> Any:
-        if value in ("nccl", "disk"):
-            raise ValueError('this way of sending weights is not built yet: set it to "object"')
+        if value == "nccl":
+            raise ValueError('this way of sending weights is not built yet: set it to "object" or "disk"')
         return value
 
     @abstractmethod
@@ -139,7 +150,8 @@ class ProcessCluster(Component):
             return self.fleet(partial(Worker, model, build, self.worker_threads), self.rollout_workers)
 
         workers = make_fleet if self.rollout_workers else None
-        return FleetEngine(local, sampling, workers, self.shard_groups, self.worker_threads, self.wait_seconds)
+        carrier = OnDisk(self.weights_folder) if self.weights == "disk" else InMemory()
+        return FleetEngine(local, sampling, workers, self.shard_groups, self.worker_threads, self.wait_seconds, carrier)
 
     def sentences(self) -> list[str]:
         """How rollouts and updates are shared."""

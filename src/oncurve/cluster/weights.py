@@ -1,8 +1,9 @@
 """The weights that a worker samples from: one whole version, checked by its digest.
 
     snapshot = Snapshot(model, version=3)           in the process that trains: nothing is copied
-    handle = fleet.put(snapshot.buckets())          one copy per host, whatever the number of workers
-    take(model, buckets)                            in the worker, with what the handle has become
+    handle = InMemory().put(fleet, snapshot)        one copy per machine, whatever the number of workers
+    handle = OnDisk(folder).put(fleet, snapshot)    one copy in a folder, whatever the number of machines
+    take(model, what)                               in the worker, with what the handle has become
     digest_of(model) == snapshot.digest             then the worker has the whole version
 
 The tensors have the module's own names and bits, not those of a Hugging Face file: an adapter merged into its base
@@ -12,34 +13,42 @@ the adapter is sent, because nothing else changes.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
+from oncurve.cluster.fleet import Fleet
+from oncurve.durable import read_tensors, write_directory
 from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, changing_tensors
 from oncurve.parallel import BUCKET_BYTES
+
+_FILE = "weights.safetensors"
 
 
 class Snapshot:
     """The weights of `model` as they are, under a version; valid until they change."""
 
     def __init__(self, model: CausalModel, version: int) -> None:
-        self._model, self.version = model, version
+        self.model, self.version = model, version
 
     @cached_property
     def digest(self) -> str:
         """`digest_of` the model."""
-        return digest_of(self._model)
+        return digest_of(self.model)
 
     @cached_property
     def nbytes(self) -> int:
         """The size of all tensors."""
-        return sum(tensor.nbytes for tensor in changing_tensors(self._model).values())
+        return sum(tensor.nbytes for tensor in changing_tensors(self.model).values())
 
     def buckets(self, nbytes: int = BUCKET_BYTES) -> Iterator[memoryview]:
         """The bytes of all tensors, one after another, in pieces of `nbytes` and a last one that may be shorter.
@@ -47,7 +56,7 @@ class Snapshot:
         A piece is overwritten when the next one is asked for.
         """
         bucket, filled = np.empty(min(nbytes, self.nbytes), dtype=np.uint8), 0
-        for tensor in changing_tensors(self._model).values():
+        for tensor in changing_tensors(self.model).values():
             data = _bytes_of(tensor)
             while data.size:
                 part = data[: bucket.size - filled]
@@ -60,11 +69,78 @@ class Snapshot:
             yield bucket[:filled].data
 
 
-def take(model: CausalModel, buckets: Sequence[memoryview]) -> None:
-    """Write the buckets of a snapshot into the model's tensors. Raises RuntimeError: they are more or less than that.
+class Carrier(Protocol):
+    """How weights get to workers."""
 
-    Then some tensors may be written.
+    def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
+        """A handle of the weights for `Worker.take`. That of an earlier version is not used any more.
+
+        Raises OSError or StorageError: there is no room for them.
+        """
+
+    def close(self) -> None:
+        """Remove what remains. Twice is allowed."""
+
+
+class InMemory:
+    """Buckets that the fleet keeps once per machine (`cluster.weights = "object"`)."""
+
+    def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
+        """What the fleet makes of the buckets."""
+        return fleet.put(snapshot.buckets())
+
+    def close(self) -> None:
+        """Nothing remains: the memory is freed with the handle."""
+
+
+class OnDisk:
+    """Safetensors with a manifest in a folder that all workers see (`cluster.weights = "disk"`).
+
+    It is below `folder`, or below that of temporary files where `folder` is "", has one version at a time, and is
+    removed by `close`.
     """
+
+    def __init__(self, folder: str) -> None:
+        self._parent = Path(folder) if folder else None
+        self._folder: Path | None = None
+
+    def put(self, fleet: Fleet, snapshot: Snapshot) -> Path:
+        """The folder of the version, written whole or not at all after the earlier one is removed."""
+        if self._folder is None:
+            if self._parent is not None:
+                self._parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="oncurve-weights-", dir=self._parent)).absolute()
+        for earlier in self._folder.iterdir():
+            shutil.rmtree(earlier, ignore_errors=True)
+        path = self._folder / f"version-{snapshot.version:06d}"
+        write_directory(path, {_FILE: changing_tensors(snapshot.model)})
+        return path
+
+    def close(self) -> None:
+        """Remove the folder."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+
+
+def take(model: CausalModel, what: Sequence[memoryview] | Path) -> None:
+    """Write what a carrier has brought into the model's tensors. Then some may be written where this raises
+    RuntimeError, because it is not of this model, or StorageError."""
+    if isinstance(what, Path):
+        _take_file(model, what / _FILE)
+    else:
+        _take_buckets(model, what)
+
+
+def _take_file(model: CausalModel, file: Path) -> None:
+    targets, found = changing_tensors(model), read_tensors(file)
+    if found.keys() != targets.keys() or any(found[name].shape != targets[name].shape for name in targets):
+        raise RuntimeError(f"{file} has not the tensors of this model")
+    for name, target in targets.items():
+        target.copy_(found[name])
+
+
+def _take_buckets(model: CausalModel, buckets: Sequence[memoryview]) -> None:
     targets = [_bytes_of(tensor) for tensor in changing_tensors(model).values()]
     need, have = sum(target.size for target in targets), sum(len(bucket) for bucket in buckets)
     if need != have:

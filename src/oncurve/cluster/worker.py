@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -31,11 +32,11 @@ class Worker:
         keep_freed_memory()
         torch.set_num_threads(self._threads)
 
-    def take(self, version: int, digest: str, buckets: Sequence[memoryview]) -> None:
-        """Sample from the weights in `buckets` from now on. Raises RuntimeError: they are not the version's, bit for
+    def take(self, version: int, digest: str, what: Sequence[memoryview] | Path) -> None:
+        """Sample from the weights that a carrier brought. Raises RuntimeError: they are not the version's, bit for
         bit; then there is no version that could be sampled from."""
         self._digest = None
-        take(self.model, buckets)
+        take(self.model, what)
         found = digest_of(self.model)
         if found != digest:
             raise RuntimeError(f"the weights of version {version} have digest {found}, and should have {digest}")

@@ -49,6 +49,7 @@ FREE = (
     "cluster.rollout_workers",
     "cluster.address",
     "cluster.weights",
+    "cluster.weights_folder",
     "cluster.learner_ranks",
     "cluster.silence_seconds",
     "cluster.wait_seconds",

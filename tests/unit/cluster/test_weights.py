@@ -2,15 +2,19 @@
 
 import gc
 import os
+from functools import partial
+from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
 
 from fakes.tiny_policy import tiny_model
-from oncurve.cluster import Snapshot
+from oncurve import durable
+from oncurve.cluster import HostCluster, Snapshot
 from oncurve.cluster.shared import SharedBytes
-from oncurve.cluster.weights import changing_tensors, digest_of, take
+from oncurve.cluster.weights import OnDisk, digest_of, take
+from oncurve.models import changing_tensors
 
 
 @pytest.mark.parametrize("nbytes", [7, 100, 1 << 20])
@@ -73,3 +77,28 @@ def test_another_process_reads_the_same_memory_as_long_as_the_handle_is_kept() -
     assert seen(message) == "[]"
     os.close(other)
     assert bytes(mine[1]) == b"weights"  # whoever has it, has it
+
+
+def test_the_disk_has_one_whole_version_and_a_flipped_bit_in_it_is_found(tmp_path: Path) -> None:
+    first, second = tiny_model(torch.bfloat16, seed=0, tied=True), tiny_model(torch.bfloat16, seed=1, tied=True)
+    carrier = OnDisk(str(tmp_path / "between"))
+    fleet = HostCluster(rollout_workers=1).fleet(partial(tiny_model, torch.bfloat16), 1)
+    try:
+        earlier = carrier.put(fleet, Snapshot(first, 3))
+        path = carrier.put(fleet, snapshot := Snapshot(first, 4))
+        assert not earlier.exists()
+        assert durable.verify(path) == []
+        take(second, path)
+        assert digest_of(second) == snapshot.digest
+        file = path / "weights.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 4
+        file.write_bytes(content)
+        take(second, path)
+        assert digest_of(second) != snapshot.digest
+        with pytest.raises(RuntimeError, match="has not the tensors of this model"):
+            take(tiny_model(torch.bfloat16), path)
+    finally:
+        fleet.close()
+        carrier.close()
+    assert list((tmp_path / "between").iterdir()) == []

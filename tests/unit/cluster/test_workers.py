@@ -18,9 +18,8 @@ from fakes.deadly_engine import DeadlyEngine, order
 from fakes.interrupted_worker import InterruptedWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
-from oncurve.cluster.weights import changing_tensors
 from oncurve.errors import DataError
-from oncurve.models import CausalModel, LocalWeights
+from oncurve.models import CausalModel, LocalWeights, changing_tensors
 from oncurve.randomness import permutation
 from oncurve.rollout import Sampling
 from oncurve.types import Group, Prompt
@@ -109,8 +108,9 @@ def test_weights_that_came_with_a_flipped_bit_are_not_sampled_from(
     assert "the weights of version 1 have digest" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("weights", ["object", "disk"])
 def test_without_room_for_the_weights_the_driver_decodes_all_shards(
-    orders: Path, capfd: pytest.CaptureFixture[str]
+    orders: Path, weights: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The limit of a file's size is the one that a process can set itself without harm to others."""
     right, _ = rollouts(orders, 0, 3)
@@ -120,13 +120,15 @@ def test_without_room_for_the_weights_the_driver_decodes_all_shards(
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]) if step == 1 else before)
 
     try:
-        found, measured = rollouts(orders, 1, 3, limit)
+        folder = {"weights_folder": str(tmp_path / "between")} if weights == "disk" else {}
+        found, measured = rollouts(orders, 1, 3, limit, weights=weights, **folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert found == right
     assert "cluster/weights_bytes" not in measured[1]
     assert measured[2]["cluster/weights_bytes"] > 0
     assert "there is no room for" in capfd.readouterr().err
+    assert list(tmp_path.glob("between/*")) == []
 
 
 def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
