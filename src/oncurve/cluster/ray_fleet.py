@@ -325,8 +325,8 @@ class RayCluster(ProcessCluster):
         Impossible(lambda cluster: find_spec("ray") is None, missing()),
         Impossible(
             lambda cluster: cluster.sharding == "fsdp",
-            'cluster.sharding: ranks that divide a model are connected on one machine so far; set it to "replicate", or '
-            'cluster.kind to "host"',
+            'cluster.sharding: ranks that divide a model are connected on one machine so far; set it to "replicate", '
+            'or cluster.kind to "host"',
         ),
     )
 

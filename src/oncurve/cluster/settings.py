@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from oncurve.capabilities import check_of
@@ -11,7 +11,7 @@ from oncurve.cluster.host_fleet import HostFleet
 from oncurve.cluster.processes import ProcessCluster
 from oncurve.cluster.ray_fleet import RayCluster
 from oncurve.learner import Learner
-from oncurve.rollout import RolloutEngine, Sampling
+from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 from oncurve.spec import Component
 
 
@@ -47,8 +47,25 @@ class Cluster(Protocol):
         """The run's learner, from `make(tokenizer=...)`, which builds the local one."""
         ...
 
-    def engine(self, local: RolloutEngine, build: Callable[[], RolloutEngine], sampling: Sampling) -> RolloutEngine:
-        """The run's rollout engine, from this process's own and `build()`, which builds the same in another."""
+    @property
+    def exact(self) -> bool:
+        """Whether other processes sample as this one does; see `RolloutEngine.exact`."""
+        ...
+
+    def check_machine(self) -> None:
+        """Raises ConfigError: this machine lacks a program that the run needs. Called before anything is loaded."""
+
+    def rollout_engine(
+        self,
+        local: RolloutEngine,
+        build: Callable[[], RolloutEngine],
+        sampling: Sampling,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> RolloutEngine:
+        """The run's rollout engine, from this process's own and `build()`, which builds the same in another; the rest
+        is for an engine of another kind, as in `EngineConfig.build`."""
         ...
 
     def sentences(self) -> list[str]:
@@ -61,6 +78,7 @@ class NoCluster(Component):
 
     alone: ClassVar[bool] = True
     divided: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
     processes: ClassVar[int] = 1
     workers: ClassVar[int] = 0
     lag: ClassVar[int] = 0
@@ -69,7 +87,18 @@ class NoCluster(Component):
         """The learner that `make()` builds."""
         return make()
 
-    def engine(self, local: RolloutEngine, build: Callable[[], RolloutEngine], sampling: Sampling) -> RolloutEngine:
+    def check_machine(self) -> None:
+        """Nothing is needed."""
+
+    def rollout_engine(
+        self,
+        local: RolloutEngine,
+        build: Callable[[], RolloutEngine],
+        sampling: Sampling,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> RolloutEngine:
         """The process's own."""
         return local
 
@@ -89,5 +118,18 @@ class HostCluster(ProcessCluster):
 CLUSTER_KINDS: dict[str, type[Component]] = {"none": NoCluster, "host": HostCluster, "ray": RayCluster}
 
 check_cluster = check_of(
-    "cluster", ("learner", "engine", "alone", "divided", "processes", "workers", "lag", "sentences"), ("alone",)
+    "cluster",
+    (
+        "learner",
+        "rollout_engine",
+        "check_machine",
+        "exact",
+        "alone",
+        "divided",
+        "processes",
+        "workers",
+        "lag",
+        "sentences",
+    ),
+    ("alone",),
 )

@@ -6,6 +6,15 @@ a function of the batch alone, and with them the result, whatever processes deco
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a worker answers in place of groups where it can do nothing more: it is ended because of `cause`."""
+
+    cause: str
+
 
 def rollout_shards(prompts: int, groups: int) -> list[range]:
     """Runs of `groups` adjacent prompts, by their indices; the last may be shorter. Raises ValueError: `groups` < 1.

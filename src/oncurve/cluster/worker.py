@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from oncurve.cluster.shards import Lost
 from oncurve.cluster.weights import digest_of, take
 from oncurve.errors import OncurveError
 from oncurve.models import CausalModel, LocalWeights
@@ -45,7 +46,7 @@ class Worker:
 
     def decode(
         self, digest: str, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None, firsts: Sequence[int]
-    ) -> list[Group] | OncurveError:
+    ) -> list[Group] | OncurveError | Lost:
         """The groups of a shard, or why they cannot be made. Raises RuntimeError: other weights are here."""
         if self._digest != digest:
             raise RuntimeError(f"a shard for the weights {digest} has come, and the weights here are {self._digest}")

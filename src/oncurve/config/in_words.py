@@ -64,9 +64,9 @@ def _updates(config: RunConfig) -> str:
         if config.old_logprobs == "recompute"
         else "those that the sampler recorded"
     )
-    if corrected or (config.engine.exact and not config.trains_older):
+    if corrected or (config.exact_rollout and not config.trains_older):
         return f"{head}, {updates}; clipping can bind from the 2nd update; the old log-probs are {old}."
-    why = "some groups are of the step before" if config.engine.exact else "the engine is not exact"
+    why = "some groups are of the step before" if config.exact_rollout else "the engine is not exact"
     why = "completions are by older weights (cluster.lag)" if config.cluster.lag else why
     return (
         f"{head}, {updates}; {why}, so clipping can bind from the 1st update; the old log-probs are "

@@ -31,7 +31,7 @@ INERT: tuple[Inert, ...] = (
 
 def sentences(config: RunConfig) -> list[str]:
     """What is corrected and what is left out, a sentence each; none where every token counts as it is."""
-    exact, filters = config.engine.exact, config.filter
+    exact, filters = config.exact_rollout, config.filter
     lines = []
     if corrects(config.correction):
         equation = described(config.correction)

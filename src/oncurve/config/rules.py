@@ -190,6 +190,15 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         lambda c: c.cluster.divided and "full_kl" in c.policy_term.needs | c.regularizer.needs,
         'kl.estimator: the exact KL is not built in shards; set it to "k3", or cluster.sharding to "replicate"',
     ),
+    Impossible(
+        lambda c: not c.cluster.exact and bool(c.rollout.stop),
+        'rollout.stop: vLLM workers get token ids and return token ids, without text; set cluster.engine to "own", or '
+        "stop by rollout.eos_ids",
+    ),
+    Impossible(
+        lambda c: not c.cluster.exact and 0 < c.rollout.temperature < 0.01,
+        'rollout.temperature: vLLM takes 0.01 for lower ones; raise it, or set cluster.engine to "own"',
+    ),
     *policy_term.IMPOSSIBLE,
 )
 

@@ -283,10 +283,15 @@ class RunConfig(Component):
         return self.filter.keeps_surplus or self.cluster.lag > 0
 
     @property
+    def exact_rollout(self) -> bool:
+        """Whether recorded log-probs are those of the weights that sampled, whatever process did."""
+        return self.engine.exact and self.cluster.exact
+
+    @property
     def stays_at_1(self) -> bool:
         """Whether the importance ratio is 1 in every update, so that clipping cannot bind: there is one per rollout,
         and it trains on what an exact engine has just sampled."""
-        return self.updates_per_step == 1 and self.engine.exact and not self.trains_older
+        return self.updates_per_step == 1 and self.exact_rollout and not self.trains_older
 
     @property
     def following(self) -> ReferenceSettings:

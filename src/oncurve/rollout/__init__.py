@@ -10,6 +10,7 @@ from oncurve.rollout.engine import (
     Limits as Limits,
     OnGroup as OnGroup,
     RolloutEngine as RolloutEngine,
+    check_lengths as check_lengths,
     check_token_ids as check_token_ids,
     count_samples as count_samples,
     measured as measured,
@@ -17,4 +18,4 @@ from oncurve.rollout.engine import (
 )
 from oncurve.rollout.kinds import ENGINE_KINDS as ENGINE_KINDS, EngineConfig as EngineConfig, LocalEngine as LocalEngine
 from oncurve.rollout.sampling import Sampling as Sampling
-from oncurve.rollout.stopping import Detokenizer as Detokenizer
+from oncurve.rollout.stopping import Detokenizer as Detokenizer, Tokenizer as Tokenizer

@@ -183,7 +183,7 @@ class InProcessEngine:
         sampling = sampling or self.sampling
         if self._model is None:
             raise RuntimeError("generate() before follow(): the engine has no weights yet")
-        _check_lengths(prompts, sampling, self._model)
+        check_lengths(prompts, sampling, self._model)
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         groups: dict[int, Group] = {}
         version = self._version
@@ -269,7 +269,8 @@ def check_token_ids(key: str, ids: Sequence[int], model: CausalModel) -> None:
         raise ConfigError(f"{key}: {outside[0]} is not a token of the model, whose ids are 0 to {size - 1}")
 
 
-def _check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalModel) -> None:
+def check_lengths(prompts: Sequence[Prompt], sampling: Sampling, model: CausalModel) -> None:
+    """Raises DataError: a prompt without tokens, or too long for the model together with `max_new_tokens`."""
     longest = model.longest_row
     for prompt in prompts:
         length = len(prompt.ids)

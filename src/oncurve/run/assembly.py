@@ -197,6 +197,7 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
     `[model]` would load. Nothing is written: see `Run.open_directory`. Raises UserError for what the user can fix.
     """
     given = given or Overrides()
+    config.cluster.check_machine()
     prepare_process(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
     if config.eval.every and not len(eval_rows):
@@ -249,7 +250,14 @@ def _build_run(
     eval_prompts = eval_prompts.first(config.eval.limit)
     learner = build_learner(config, loaded, given.reference, teacher)
     rewards.locate = step_locator(loaded.tokenizer)
-    engine = config.cluster.engine(build_engine(config, loaded), _engine_maker(config, loaded), config.rollout)
+    engine = config.cluster.rollout_engine(
+        build_engine(config, loaded),
+        _engine_maker(config, loaded),
+        config.rollout,
+        loaded.tokenizer,
+        loaded.eos_ids,
+        config.run.seed,
+    )
     trainer = Trainer(
         trainer_config(config),
         engine,

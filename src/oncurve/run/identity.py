@@ -48,6 +48,7 @@ FREE = (
     "model.trust_remote_code",
     "cluster.rollout_workers",
     "cluster.address",
+    "cluster.vllm_addresses",
     "cluster.weights",
     "cluster.weights_folder",
     "cluster.learner_ranks",

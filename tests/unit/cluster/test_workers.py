@@ -34,7 +34,7 @@ def workers(orders: Path, count: int, **settings: Any) -> Iterator[FleetEngine]:
     torch.set_num_threads(1)
     settings = {"shard_groups": 2, "silence_seconds": 3.0, "wait_seconds": 60.0, **settings}
     build = partial(DeadlyEngine, orders, os.getpid(), SAMPLING, 5)
-    engine = HostCluster(rollout_workers=count, **settings).engine(build(), build, SAMPLING)
+    engine = HostCluster(rollout_workers=count, **settings).rollout_engine(build(), build, SAMPLING)
     assert isinstance(engine, FleetEngine)
     try:
         yield engine

@@ -1,0 +1,303 @@
+"""Sampling by vLLM servers: a worker that has a server in place of an engine of its own.
+
+    FleetEngine --calls--> VllmWorker --HTTP--> vLLM server        one server per worker
+
+A worker has a copy of the policy, as every worker has. It writes a new version of it as a folder in Hugging Face form,
+has the server load that, and compares the server's log-probs of a few tokens with those of the copy. A server that
+fails in any of this, or in a shard, is lost with its worker: the cause is told, the shard is drawn again with the same
+seeds, and another worker starts a server with the weights of then.
+
+vLLM has kernels and a sampler of its own, so its tokens are not those of oncurve's engine, and its log-probs are not
+exact: the learner computes the old ones again, and `[correction]` applies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oncurve.cluster.shards import Lost
+from oncurve.cluster.vllm_server import ServerFaultError, VllmServer, start_server
+from oncurve.cluster.worker import Worker
+from oncurve.errors import OncurveError
+from oncurve.models import CausalModel, Weights, save
+from oncurve.randomness import row_keys
+from oncurve.rollout import Detokenizer, OnGroup, Sampling, Tokenizer, check_lengths, count_samples
+from oncurve.types import Completion, Ending, Group, Prompt
+
+ROUTE = "/inference/v1/generate"
+
+CHECK_PROMPT_TOKENS, CHECK_TOKENS = 300, 16
+"""The check of new weights: tokens of its prompt, more than a block of a prefix cache (16, and 128 on a CPU), so that
+values of earlier weights in it are found; and tokens that are sampled."""
+
+CHECK_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
+"""The mean absolute difference of log-probs, in nats, above which a server has other weights."""
+
+LOW_PRECISION_TOLERANCE = 0.1
+"""The same, where the weights have fewer bits than float32."""
+
+_MOST_REQUESTS = 64
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """How a worker comes by its server. `folder`: for weights and logs, one folder per worker in it; `addresses`: of
+    servers that run already, one per worker; `seconds`: the limit of a start, an update and a request."""
+
+    folder: Path
+    addresses: tuple[str, ...]
+    arguments: tuple[str, ...]
+    seconds: float
+
+
+class VllmEngine:
+    """A `RolloutEngine` over one server, which it starts with the first weights.
+
+    tokenizer, eos_ids, seed   as of `oncurve.rollout.InProcessEngine`
+
+    Raises ServerFaultError wherever the server fails; the engine is of no use after that.
+    """
+
+    exact = False
+    """The server has kernels of its own."""
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        sampling: Sampling,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> None:
+        self.sampling, self._settings = sampling, settings
+        self._tokenizer, self._eos_ids, self._seed = tokenizer, tuple(eos_ids), seed
+        self._server: VllmServer | None = None
+        self._model: CausalModel | None = None
+        self._version, self._lock, self._place = 0, -1, Path()
+        self._folder: Path | None = None
+
+    def follow(self, weights: Weights) -> None:
+        """Have the server sample from these weights from now on, and check that it does."""
+        model = weights.local()
+        assert model is not None
+        if self._server is None:
+            number = self._claim()
+        folder, before = self._place / f"version-{weights.version}", self._folder
+        save(model.module, None, folder, adapter=model.adapter)
+        if self._server is None and not self._settings.addresses:
+            dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
+            log = self._place / "server.log"
+            self._server = start_server(folder, log, dtype, ["--skip-tokenizer-init", *self._settings.arguments])
+            self._server.wait_until_ready(self._settings.seconds)
+            self._server.post("/update_weight_version", {"new_version": str(weights.version)})
+        else:
+            self._server = self._server or VllmServer(self._settings.addresses[number])
+            self._server.wait_until_ready(self._settings.seconds)
+            self._server.update(folder, str(weights.version), self._settings.seconds)
+        self._model, self._version, self._folder = model, weights.version, folder
+        if before not in (None, folder):
+            shutil.rmtree(before, ignore_errors=True)
+        self.check()
+
+    def check(self) -> float:
+        """The mean absolute difference between the server's log-probs of a few tokens and those of the weights.
+
+        It finds other weights only where they change log-probs by more than the tolerance. Raises ServerFaultError:
+        it is above the tolerance.
+        """
+        model = self._model
+        assert model is not None
+        one = torch.ones(1, dtype=torch.int64)
+        with torch.no_grad():
+            size = model.logits(model.completion_hidden([one - 1], one - 1, one[None] - 1, one)).shape[-1]
+            longest = CHECK_PROMPT_TOKENS if model.longest_row is None else model.longest_row - CHECK_TOKENS
+            prompt = [index % size for index in range(1, 1 + max(1, min(CHECK_PROMPT_TOKENS, longest)))]
+            sampling = Sampling(group_size=1, max_new_tokens=CHECK_TOKENS, temperature=1.0, max_concurrent=1)
+            ids, found = self._ask("check", prompt, sampling, 0, ())
+            hidden = model.completion_hidden(
+                [torch.tensor(prompt)], one - 1, torch.tensor(ids)[None], torch.tensor([len(ids)])
+            )
+            right = model.logits(hidden).double().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        difference = float((torch.tensor(found, dtype=torch.float64) - right).abs().mean())
+        tolerance = CHECK_TOLERANCE.get(next(model.module.parameters()).dtype, LOW_PRECISION_TOLERANCE)
+        if difference > tolerance:
+            raise ServerFaultError(
+                f"after an update its log-probs differ from those of version {self._version} by {difference:.3g} per "
+                f"token, more than {tolerance:g}: it does not sample from these weights"
+            )
+        return difference
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Sampling | None = None,
+        on_group: OnGroup | None = None,
+        first_samples: Sequence[int] | None = None,
+    ) -> list[Group]:
+        """One group per prompt, in the prompts' order, without scores. Each completion has a seed of its own, a
+        function of the run's seed, the draw, the prompt's id and the sample's index.
+
+        Raises DataError: a prompt without tokens, or too long for the model.
+        """
+        sampling = sampling or self.sampling
+        assert self._model is not None
+        check_lengths(prompts, sampling, self._model)
+        firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
+        ends = self._eos_ids + sampling.eos_ids
+        rows = [(prompt, first + i) for prompt, first in zip(prompts, firsts, strict=True) for i in _size(sampling)]
+        keys = row_keys(
+            self._seed, draw, torch.tensor([prompt.id for prompt, _ in rows]), torch.tensor([s for _, s in rows])
+        )
+        seeds = [key & (2**63 - 1) for key in keys.tolist()]
+
+        def ask(index: int) -> Completion:
+            prompt, number = rows[index]
+            name = f"{draw}-{prompt.id}-{number}"
+            return self._completion(
+                prompt, number, *self._ask(name, prompt.ids, sampling, seeds[index], ends), sampling, ends
+            )
+
+        with ThreadPoolExecutor(min(sampling.max_concurrent, _MOST_REQUESTS)) as threads:
+            found = list(threads.map(ask, range(len(rows))))
+        groups = []
+        for index, prompt in enumerate(prompts):
+            start = index * sampling.group_size
+            groups.append(Group(prompt, tuple(found[start : start + sampling.group_size]), draw=draw))
+            if on_group is not None:
+                on_group(index, groups[-1])
+        return groups
+
+    def close(self) -> None:
+        """End the server, if it was started here, and let go of the model."""
+        if self._server is not None:
+            self._server.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._server, self._model, self._folder, self._lock = None, None, None, -1
+
+    def _claim(self) -> int:
+        """The number of a place that no living worker has; its folder is emptied."""
+        number = 0
+        while True:
+            self._place = self._settings.folder / str(number)
+            self._place.mkdir(exist_ok=True)
+            self._lock = os.open(self._settings.folder / f"{number}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._lock)
+                number += 1
+                if self._settings.addresses and number == len(self._settings.addresses):
+                    raise ServerFaultError("every server of cluster.vllm_addresses has a worker") from None
+                continue
+            for old in self._place.iterdir():
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            return number
+
+    def _ask(
+        self, name: str, ids: Sequence[int], sampling: Sampling, seed: int, ends: Sequence[int]
+    ) -> tuple[list[int], list[float]]:
+        """The tokens that follow `ids`, and their log-probs."""
+        assert self._server is not None
+        body = {
+            "request_id": f"{self._version}-{name}",
+            "token_ids": list(ids),
+            "sampling_params": {**translated(sampling, ends), "seed": seed},
+        }
+        answer = self._server.post(ROUTE, body, self._settings.seconds)
+        return checked(answer, sampling, ends, str(self._version))
+
+    def _completion(
+        self,
+        prompt: Prompt,
+        number: int,
+        ids: list[int],
+        logprobs: list[float],
+        sampling: Sampling,
+        ends: Sequence[int],
+    ) -> Completion:
+        ended: Ending = "eos" if ids[-1] in ends else "length"
+        kept = ids[:-1] if ended == "eos" else ids
+        text = "" if self._tokenizer is None else Detokenizer(self._tokenizer).after(prompt.ids)(kept)
+        return Completion(tuple(ids), text, tuple(logprobs), ended, number, self._version)
+
+
+class VllmWorker(Worker):
+    """A worker whose engine is a `VllmEngine`: where the server fails the worker is `Lost`."""
+
+    _cause: str | None = None
+
+    def take(self, version: int, digest: str, what: Sequence[memoryview] | Path) -> None:
+        """Sample from the weights in `what` from now on; see `Worker.take`."""
+        try:
+            super().take(version, digest, what)
+        except ServerFaultError as fault:
+            self._cause = str(fault)
+
+    def decode(
+        self, digest: str, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None, firsts: Sequence[int]
+    ) -> list[Group] | OncurveError | Lost:
+        """The groups of a shard, why they cannot be made, or why this worker can do nothing more."""
+        try:
+            return Lost(self._cause) if self._cause else super().decode(digest, prompts, draw, sampling, firsts)
+        except ServerFaultError as fault:
+            self._cause = str(fault)
+            return Lost(self._cause)
+
+
+def _size(sampling: Sampling) -> range:
+    return range(sampling.group_size)
+
+
+def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
+    """`sampling` in the words of vLLM's `SamplingParams`, for one completion without its seed."""
+    return {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_tokens": sampling.max_new_tokens,
+        "logprobs": 0,  # of the sampled token alone
+        "stop_token_ids": sorted(set(ends)),
+        "ignore_eos": True,  # `ends` has all tokens that end a completion
+        "detokenize": False,
+    }
+
+
+def checked(answer: Any, sampling: Sampling, ends: Sequence[int], version: str) -> tuple[list[int], list[float]]:
+    """Tokens and log-probs of an answer. Raises ServerFaultError: it is not one completion by these settings and
+    weights."""
+    try:
+        (choice,) = answer["choices"]
+        ids = [int(token) for token in choice["token_ids"]]
+        found: list[Mapping[str, Any]] = choice["logprobs"]["content"]
+        logprobs = [float(token["logprob"]) for token in found]
+        versions = {str(span["version"]) for span in choice.get("weight_versions") or ()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ServerFaultError(
+            f"it answered no completion ({type(error).__name__}: {error}): {answer!r:.200}"
+        ) from error
+    if not 0 < len(ids) <= sampling.max_new_tokens or len(logprobs) != len(ids):
+        raise ServerFaultError(
+            f"it answered {len(ids)} tokens with {len(logprobs)} log-probs, and {sampling.max_new_tokens} at most were "
+            "asked for"
+        )
+    if not all(math.isfinite(value) and value <= 1e-3 for value in logprobs):
+        raise ServerFaultError("it answered log-probs that are not finite numbers, or above 0")
+    if versions - {version}:
+        raise ServerFaultError(f"it sampled from the weights {sorted(versions)}, and should have from {version}")
+    early = [token for token in ids[:-1] if token in ends]
+    if early or (ids[-1] not in ends and len(ids) < sampling.max_new_tokens):
+        raise ServerFaultError(f"a completion of {len(ids)} tokens does not end where the settings end one")
+    return ids, logprobs
