@@ -4,7 +4,6 @@ Both are started by the program `vllm` that is first on PATH.
 """
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -16,6 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fakes.vllm_server import server_program
 from oncurve.cluster import FleetEngine, HostCluster
 from oncurve.cluster.vllm import VllmEngine, VllmSettings
 from oncurve.cluster.vllm_server import ServerFaultError
@@ -51,20 +51,12 @@ def model(seed: int = 0) -> CausalModel:
         return loaded_from(LlamaForCausalLM(config).eval()).model
 
 
-def program(folder: Path) -> None:
-    folder.mkdir()
-    server = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
-    script = folder / "vllm"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{server}" "$@"\n')
-    script.chmod(0o755)
-
-
 @pytest.fixture
 def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = tmp_path / "orders"
     found.mkdir()
     if REAL is None:
-        program(tmp_path / "bin")
+        server_program(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{REAL or tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(found))
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -141,6 +141,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+def server_program(folder: Path) -> None:
+    """Write a program `vllm` that is this server to `folder`."""
+    folder.mkdir()
+    script = folder / "vllm"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).absolute()}" "$@"\n')
+    script.chmod(0o755)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     arguments = sys.argv[1:]

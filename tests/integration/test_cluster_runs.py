@@ -13,8 +13,10 @@ import pytest
 
 from fakes.killed_runs import TIMES, raw
 from fakes.project import lay_out, oncurve, refused
+from fakes.vllm_server import server_program
 from oncurve import durable
 
+VLLM = ["cluster.kind=host", "cluster.engine=vllm", "cluster.rollout_workers=1"]
 HOST = ["cluster.kind=host", "kl.coef=0.05", "learner.minibatches=2", "checkpoint.every=1", "checkpoint.keep=100"]
 
 
@@ -39,6 +41,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "not built yet", '"object"']),
         (["cluster.kind=host", "cluster.weights_folder=there"], ["cluster.weights_folder", '"disk"']),
         (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
+        ([*VLLM, "cluster.rollout_workers=0"], ["cluster.engine", "rollout_workers to 1"]),
+        (VLLM, ["cluster.engine", "not on PATH", "vllm_addresses"]),
+        ([*VLLM, 'rollout.stop=["x"]'], ["rollout.stop", "eos_ids"]),
+        ([*VLLM, "rollout.temperature=0.001"], ["rollout.temperature", "0.01"]),
+        ([*VLLM, "cluster.rollout_workers=2", 'cluster.vllm_addresses=["http://127.0.0.1:1"]'], ["name more"]),
+        (["cluster.kind=host", 'cluster.vllm_arguments=["-x"]'], ["cluster.vllm_arguments", "leave them out"]),
         (["cluster.kind=host", "cluster.lag=-1"], ["cluster.lag"]),
         (["cluster.lag=1"], ["cluster.lag", "unknown key"]),
     ],
@@ -267,3 +275,27 @@ def test_a_lag_has_the_same_bits_with_any_workers_and_through_kills_and_a_longer
     said = finish("resume", "two", "run.steps=8", "cluster.rollout_workers=0")
     assert "not exact" not in said
     compare(project / "one", out, 8)
+
+
+@pytest.mark.slow
+def test_a_run_by_vllm_servers_outlives_one_that_is_killed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old log-probs are the learner's, and close to those of the server; a killed server's shard is redone."""
+    orders = project / "orders"
+    orders.mkdir()
+    server_program(project / "bin")
+    monkeypatch.setenv("PATH", f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(orders))
+    (orders / "SIGKILL-0").touch()
+    settings = ["cluster.rollout_workers=1", "cluster.engine=vllm", "correction.kind=truncated"]
+    said = finish("train", "recipe.toml", *HOST, *settings, "--out", "out")
+    assert "Rollouts are sampled by a vLLM server" in said
+    assert "the old log-probs are recomputed before the first update" in said
+    assert said.count("a worker was lost") == 1
+    assert "same bits" not in said.partition("Rollouts are sampled")[2].partition("An update is made")[0]
+    metrics = [json.loads(line) for line in (project / "out" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in metrics if "cluster/shards_redone" in line]
+    assert len(steps) == 3
+    assert sum(line["cluster/shards_redone"] for line in steps) == 1
+    assert {line["cluster/workers_alive"] for line in steps} == {1.0}
+    for line in steps:
+        assert abs(line["correction/weight"] - 1) < 1e-3
