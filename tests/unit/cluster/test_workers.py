@@ -233,3 +233,10 @@ def test_a_worker_killed_every_second_changes_no_bit(orders: Path) -> None:
             thread.join()
     assert len(killed) >= 4
     assert steps > 10
+
+
+def test_a_rollout_whose_engine_is_closed_from_elsewhere_ends(tmp_path: Path) -> None:
+    with workers(tmp_path, 1) as engine:
+        engine.follow(LocalWeights(tiny_model(torch.float32), 0))
+        with pytest.raises(RuntimeError, match="closed during a rollout"):
+            engine.generate(PROMPTS, 0, None, lambda index, group: engine.close())

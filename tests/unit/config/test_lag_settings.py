@@ -1,0 +1,36 @@
+"""`cluster.lag`: what the plan says of it, and that it is a part of the result."""
+
+from fnmatch import fnmatchcase
+
+from oncurve.config.in_words import plan
+from oncurve.config.loading import load_config
+from oncurve.run.identity import FREE
+
+HOST = ("cluster.kind=host", "rewards=[{kind='task'}]")
+
+
+def said(*words: str) -> str:
+    return " ".join(plan(load_config(None, [*HOST, *words])[0]))
+
+
+def test_the_plan_says_what_a_step_trains_and_whether_that_saves_time() -> None:
+    text = said("cluster.lag=2", "cluster.rollout_workers=3")
+    assert "Step n trains what the weights after step n - 3 wrote, exactly; those of up to 2 steps ahead" in text
+    assert "without rollout_workers that saves no time" in said("cluster.lag=1")
+    assert "wrote, exactly" not in said()
+
+
+def test_a_lag_that_nothing_corrects_is_noted() -> None:
+    note = "note: cluster.lag = 1: nothing corrects for the older weights that sample"
+    text = said("cluster.lag=1")
+    assert f"{note}, but the clipped ratio to them" in text
+    assert "completions are by older weights (cluster.lag), so clipping can bind from the 1st update" in text
+    assert f"{note}; set correction.kind" in said("cluster.lag=1", "objective.kind=reinforce")
+    text = said("cluster.lag=1", "correction.kind=truncated")
+    assert note not in text
+    assert "the ratio is 1 and clipping cannot bind" in text
+    assert note not in said()
+
+
+def test_a_resume_does_not_change_it_without_saying_so() -> None:
+    assert not any(fnmatchcase("cluster.lag", pattern) for pattern in FREE)
