@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,18 @@ import pytest
 from fakes.killed_runs import TIMES, raw
 from fakes.loops import make_loop
 from oncurve.errors import RewardError
+from oncurve.losses import Truncated
 from oncurve.rollout import InProcessEngine
-from oncurve.trainer import Checkpoints, DynamicSampling, HeldOut, LaggedRollouts, Recorder, StepResult, Trainer
+from oncurve.trainer import (
+    Checkpoints,
+    DynamicSampling,
+    HeldOut,
+    LaggedRollouts,
+    OldPolicy,
+    Recorder,
+    StepResult,
+    Trainer,
+)
 from oracles.plain_lag import PlainLag
 
 STEPS = 8
@@ -180,3 +191,15 @@ def test_groups_of_the_next_step_are_sampled_while_a_step_trains() -> None:
         found = trained(loop)
     with lagging(1, False) as loop:
         same(found, trained(loop))
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_policy_learns_with_a_lag_and_a_correction(lag: int) -> None:
+    loop = make_loop(steps=40, prompts=8, parts={"rollouts": LaggedRollouts(lag, ahead=True)})
+    loop.config = replace(loop.config, old_policy=OldPolicy(single=True, correction=Truncated()))
+    try:
+        rewards = [result.metrics["reward/mean"] for result in trained(loop)]
+    finally:
+        loop.rollouts.close()
+    assert sum(rewards[:5]) / 5 < 0.5
+    assert sum(rewards[-10:]) / 10 > 0.9
