@@ -38,6 +38,10 @@ EXAMPLES = {
         "oncurve plan gsm8k.toml rollout.group_size=16",
         "oncurve plan --parameters 7B --machine h100 --completion-tokens 2048",
     ),
+    "launch": (
+        "oncurve launch gsm8k.toml cluster.kind=ray cluster.rollout_workers=8 --slurm --nodes 2 --out job.sh",
+        "oncurve launch gsm8k.toml cluster.kind=ray cluster.rollout_workers=8 --kuberay --image IMAGE --claim runs",
+    ),
     "config show": ("oncurve config show gsm8k", "oncurve config show dapo kl.coef=0.01"),
     "config from-verl": (
         "oncurve config from-verl run_qwen.sh trainer.total_epochs=1",

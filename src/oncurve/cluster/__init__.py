@@ -1,6 +1,7 @@
 """More processes than one: the ranks of a learner, the workers of a rollout, and the fleets that they run in.
 
 settings.py     the kinds of `[cluster]`, and what they share (processes.py)
+launch.py       jobs for Slurm and KubeRay, which start a Ray cluster and train on it
 fleet.py        the interface of a fleet, and the health of its processes as a state machine
 host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py) and shared memory
                 (shared.py)
@@ -31,6 +32,14 @@ from oncurve.cluster.fleet import (
     Start as Start,
 )
 from oncurve.cluster.host_fleet import HostFleet as HostFleet
+from oncurve.cluster.launch import (
+    Job as Job,
+    JobText as JobText,
+    KubeRay as KubeRay,
+    Slurm as Slurm,
+    kuberay_manifest as kuberay_manifest,
+    slurm_script as slurm_script,
+)
 from oncurve.cluster.learner import FleetLearner as FleetLearner
 from oncurve.cluster.processes import ProcessCluster as ProcessCluster
 from oncurve.cluster.rank import Rank as Rank

@@ -129,6 +129,11 @@ class ProcessCluster(Component):
         """`places` processes, each with the object that `make()` returns. `make` is pickled at once."""
 
     @property
+    def threads_per_process(self) -> int:
+        """Processors of a process beside this one: what a rank or a worker needs."""
+        return max(self.rank_threads, self.worker_threads)
+
+    @property
     def processes(self) -> int:
         """The ranks."""
         return self.learner_ranks

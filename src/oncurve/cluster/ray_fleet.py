@@ -339,5 +339,4 @@ class RayCluster(ProcessCluster):
 
     def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
         """`places` processes on the cluster's machines."""
-        threads = max(self.rank_threads, self.worker_threads)
-        return RayFleet(make, places, self.silence_seconds, self.address, threads)
+        return RayFleet(make, places, self.silence_seconds, self.address, self.threads_per_process)
