@@ -79,8 +79,8 @@ class ShardAdamW(MasterAdamW):
 
     def gradient_norm(self) -> float:
         """The Euclidean norm of the whole gradient, summed in float64: the same number on all ranks."""
-        own = sum((gradient.double().square().sum() for gradient in self.gradients().values()), torch.zeros(()))
-        return math.sqrt(sum(gathered(float(own))))
+        norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in self.gradients().values()]
+        return math.sqrt(sum(gathered(float(torch.stack(norms).square().sum()))))
 
 
 class ShardLearner(LocalLearner):

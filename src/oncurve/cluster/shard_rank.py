@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oncurve.cluster.shard_learner import Part, ShardLearner, join, leave
 from oncurve.learner import Accumulated
-from oncurve.process import keep_freed_memory
+from oncurve.process import return_freed_memory
 
 
 class ShardRank:
@@ -23,7 +23,7 @@ class ShardRank:
 
     def begin(self) -> None:
         """Called once in the rank's own process."""
-        keep_freed_memory()
+        return_freed_memory()
         torch.set_num_threads(self._threads)
 
     def join(self, rank: int, size: int, file: Path) -> None:

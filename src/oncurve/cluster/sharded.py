@@ -27,7 +27,7 @@ from oncurve.durable import LazyTensors
 from oncurve.errors import OncurveError, TrainingError
 from oncurve.learner import UpdateResult
 from oncurve.models import LocalWeights, save
-from oncurve.process import computing_threads
+from oncurve.process import computing_threads, return_freed_memory
 from oncurve.types import TrainBatch
 
 _CAUSE_SECONDS = 5.0
@@ -50,6 +50,7 @@ class ShardedLearner:
         self._members: list[int] = []
         self._cause = ""
         self._waited = 0.0
+        return_freed_memory()
         self._folder = Path(tempfile.mkdtemp(prefix="oncurve-shards-"))
         try:
             self.local = self._begin(make)
@@ -90,8 +91,9 @@ class ShardedLearner:
         if not result.skipped:
             found = dict(enumerate([own, *answers]))
             result.metrics.merge(self.local.joined(minibatch, found).metrics)
-        result.metrics.add("cluster/ranks", float(self._ranks))
-        result.metrics.add("cluster/wait_seconds", self._waited)
+        if self._members:
+            result.metrics.add("cluster/ranks", float(self._ranks))
+            result.metrics.add("cluster/wait_seconds", self._waited)
         self._waited = 0.0
         return result
 

@@ -9,7 +9,8 @@ from oncurve.metrics.metric import Metric
 CLUSTER_METRICS: tuple[Metric, ...] = (
     Metric("cluster/ranks", "last", "processes").described(
         "ranks that made the step's last update, rank 0 included",
-        "How many processes shared the work. The result does not depend on it.",
+        'How many processes shared the work. With cluster.sharding = "fsdp" results depend on it by rounding, and '
+        "otherwise not at all.",
         "Below cluster.learner_ranks: ranks were lost, and the output says why.",
     ),
     Metric("cluster/ranks_lost", "sum", "processes").described(
