@@ -231,6 +231,7 @@ def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Pa
         "def counted(self):\n"
         "    result = step(self)\n"
         "    assert psutil.Process().net_connections() == [], psutil.Process().net_connections()\n"
+        "    assert 'ray' not in sys.modules\n"
         "    for child in psutil.Process().children(recursive=True):\n"
         "        assert not any('nursery' in word for word in child.cmdline()), child\n"
         "    return result\n"

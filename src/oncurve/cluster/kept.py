@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +27,6 @@ import cloudpickle
 import numpy as np
 import torch
 
-import oncurve
 from oncurve.cluster.channel import Channel
 from oncurve.cluster.nursery import serve
 from oncurve.cluster.shared import Pieces, pieces_of
@@ -101,10 +101,10 @@ def _made() -> Any:
     recipe = cloudpickle.load(sys.stdin.buffer)
     sys.path += [entry for entry in recipe["path"] if entry not in sys.path and Path(entry).exists()]
     here = _versions()
-    for name, version in recipe["versions"].items():
-        if here[name] != version:
+    for name, expected in recipe["versions"].items():
+        if here[name] != expected:
             raise ConfigError(
-                f"{socket.gethostname()} has {name} {here[name]}, and the run has {version}: their bits may differ; "
+                f"{socket.gethostname()} has {name} {here[name]}, and the run has {expected}: their bits may differ; "
                 "install the same version there"
             )
     for name, file, source in recipe["files"]:
@@ -135,7 +135,7 @@ def _import_source(name: str, file: str, source: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {"torch": torch.__version__, "oncurve": oncurve.__version__}
+    return {"torch": torch.__version__, "oncurve": version("oncurve")}
 
 
 def _end_with(keeper: int) -> None:
