@@ -29,6 +29,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+_ADDRESS_SECONDS = 10.0
+
 BUCKET_BYTES = 64 * 2**20
 """What is sent at once: large enough that the number of messages costs nothing, small enough as scratch space."""
 
@@ -92,6 +94,7 @@ class NetworkMeeting:
     def address(self) -> str:
         """The address from which this machine reaches the server."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+            end.settimeout(_ADDRESS_SECONDS)
             end.connect((self.host, self.port))  # a datagram socket sends nothing by this
             return str(end.getsockname()[0])
 

@@ -3,8 +3,8 @@
 settings.py     the kinds of `[cluster]`, and what they share (processes.py)
 launch.py       jobs for Slurm and KubeRay, which start a Ray cluster and train on it
 fleet.py        the interface of a fleet, and the health of its processes as a state machine
-host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py), over sockets (channel.py) and shared memory
-                (shared.py)
+host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py, host_nursery.py), over sockets (channel.py)
+                and shared memory (shared.py)
 ray_fleet.py    a fleet on the machines of a Ray cluster (ray_session.py), where a keeper (keeper.py) starts the process
                 that computes (kept.py)
 learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in a fleet

@@ -12,7 +12,6 @@ import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,16 +20,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import cloudpickle
 
 from oncurve.closing import Closing
 from oncurve.cluster.channel import Channel, ClosedError, Sender
 from oncurve.cluster.fleet import Event, Health, Kill, Order, Start, act_on
+from oncurve.cluster.host_nursery import HostNursery
 from oncurve.cluster.shared import SharedBytes
 from oncurve.errors import ConfigError
-from oncurve.output import worker_stderr
+from oncurve.output import urgent
 from oncurve.parallel import FileMeeting
 from oncurve.spec import imported_files
 
@@ -41,7 +41,6 @@ _SEND_SECONDS = 600.0
 _TURN_SECONDS = 0.25
 _CAUSE_SECONDS = 2.0
 _END_SECONDS = 5.0
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.nursery import main; main(int(sys.argv[2]))"
 
 
 class _Process:
@@ -76,10 +75,10 @@ class HostFleet(Closing):
     """
 
     def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0) -> None:
-        recipe = cloudpickle.dumps(
-            {"path": _absolute(sys.path), "files": imported_files(), "make": cloudpickle.dumps(make)}
-        )
+        self._recipe = _recipe(make)
         self._health = Health(places, silence_seconds, START_SECONDS)
+        self._nurseries, self._nursery = Health(1, silence_seconds, START_SECONDS), list[HostNursery]()
+        self._which = -1
         self._processes: dict[int, _Process] = {}
         self._events: deque[Event] = deque()
         self._numbers = 0
@@ -88,24 +87,10 @@ class HostFleet(Closing):
         self._meetings = 0
         self._ready = self._closed = False
         self._changed = threading.Condition()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = str(Path(__file__).parents[2])
-        with theirs:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, source, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=worker_stderr(),
-                process_group=0,  # Ctrl-C in the terminal is for this process, which ends the others in order
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        threading.Thread(target=_feed, args=(self._nursery, recipe), daemon=True).start()
-        self._thread = threading.Thread(
-            target=_serve, args=(weakref.ref(self), self._control, self._processes), daemon=True
-        )
+        self._order_nursery()
+        self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._processes), daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, _end, self._nursery, self._control, os.getpid())
+        self._end = weakref.finalize(self, _end, self._nursery, self._recipe, os.getpid())
 
     def up(self) -> list[int]:
         """The processes that can be called, by their places."""
@@ -118,8 +103,8 @@ class HostFleet(Closing):
         Raises ConfigError: the nursery could not make the object.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or not self._health.starting, seconds)
-            if self._failure is not None and not self._ready:
+            self._changed.wait_for(lambda: self._failure is not None or not self._starting, seconds)
+            if self._failure is not None:
                 raise ConfigError(f"cluster.kind: the processes cannot start: {self._failure}")
             return self._health.up
 
@@ -127,7 +112,7 @@ class HostFleet(Closing):
     def quarantined(self) -> bool:
         """Whether every place is in quarantine: no process is up, and none will be soon."""
         with self._changed:
-            return self._health.quarantined
+            return self._nurseries.quarantined or self._health.quarantined
 
     def put(self, pieces: Iterable[memoryview]) -> SharedBytes:
         """A handle of these bytes in shared memory. Raises OSError: there is no room for them."""
@@ -165,7 +150,8 @@ class HostFleet(Closing):
 
     def close(self) -> None:
         """End all processes. Twice is allowed."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
         self._end()
         if self._folder is not None:
             self._remove()
@@ -173,51 +159,88 @@ class HostFleet(Closing):
         for process in self._processes.values():
             process.release()
         self._processes.clear()
-        self._control.close()
+
+    @property
+    def _starting(self) -> bool:
+        return self._nurseries.starting or (bool(self._nurseries.up) and self._health.starting)
 
     def turn(self) -> bool:
-        """One round of the thread: wait shortly for something to read, and act on it. False: the fleet is closed."""
+        """One round of the thread: wait shortly for something to read, and act on it. False: the fleet is closed.
+
+        What the processes have said is read before silence is judged: it may be this process that was stopped.
+        """
         with self._changed:
-            if self._ready:
-                self._obey(self._health.orders(time.monotonic()))
+            if not self._watching():
+                return False
             watched = {number: process.channel.end for number, process in self._open()}
+            control = self._nursery[0].control if self._nursery else None
         with selectors.DefaultSelector() as selector:
-            if self._failure is None:
-                selector.register(self._control, selectors.EVENT_READ, None)
+            if control is not None:
+                selector.register(control, selectors.EVENT_READ, None)
             for number, end in watched.items():
                 selector.register(end, selectors.EVENT_READ, number)
             ready = [key.data for key, _ in selector.select(_TURN_SECONDS)]
         with self._changed:
-            if self._closed:
+            if not self._watching():
                 return False
             for number in ready:
                 if number is None:
-                    self._hear_nursery()
+                    self._hear_nursery(self._nursery[0])
                 else:
                     self._hear(number, self._processes[number])
             self._bury()
+            self._order_nursery()
+            if self._nurseries.up:
+                self._obey(self._health.orders(time.monotonic()))
             self._changed.notify_all()
         return True
+
+    def _watching(self) -> bool:
+        return not self._closed
+
+    def _order_nursery(self) -> None:
+        for order in [] if self._failure is not None else self._nurseries.orders(time.monotonic()):
+            if isinstance(order, Start):
+                self._which = order.process
+                try:
+                    self._nursery.append(HostNursery(self._recipe))
+                except OSError as error:
+                    self._nurseries.has_ended(self._which, str(error), time.monotonic())
+            else:
+                self._nursery[0].kill()
 
     def _open(self) -> list[tuple[int, _Process]]:
         return [(number, process) for number, process in self._processes.items() if process.closed_at is None]
 
-    def _hear_nursery(self) -> None:
-        try:
-            words = self._control.recv(1 << 13).decode(errors="replace").split("\0")
-        except OSError:
-            words = [""]
+    def _hear_nursery(self, nursery: HostNursery) -> None:
+        now = time.monotonic()
+        words = nursery.heard()
+        self._nurseries.heard(self._which, now)
         match words:
             case ["ready"]:
                 self._ready = True
+                self._nurseries.is_up(self._which, now)
             case ["ended", number, how]:
                 if (process := self._processes.get(int(number))) is not None:
                     process.how = how
             case ["failed", why]:
-                self._failure = why
-            case _:
-                code = self._nursery.poll()
-                self._failure = self._failure or f"their nursery has ended (exit code {code})"
+                self._nurseries.condemn(self._which, why)
+                self._failure = None if self._ready else why
+            case []:
+                self._lost_nursery(nursery, now)
+
+    def _lost_nursery(self, nursery: HostNursery, now: float) -> None:
+        """Its processes have ended with it; another one is started."""
+        self._nursery.clear()
+        ended = self._nurseries.has_ended(self._which, nursery.bury(), now)
+        cause = ended.cause if ended is not None else ""
+        for process in self._processes.values():
+            process.how = process.how or f"the process that forks them was lost: {cause}"
+            process.closed_at = process.closed_at or now
+        if not self._ready:
+            self._failure = self._failure or f"their nursery has ended: {cause}"
+        elif ended is not None:
+            urgent(f"oncurve: the process that forks others was lost: {cause}; another is started{ended.consequence}")
 
     def _hear(self, number: int, process: _Process) -> None:
         now = time.monotonic()
@@ -236,12 +259,8 @@ class HostFleet(Closing):
         """Processes whose channel is closed have ended; the nursery says how, within a short time."""
         now = time.monotonic()
         for number, process in list(self._processes.items()):
-            if process.closed_at is not None and (
-                process.how or self._failure is not None or now - process.closed_at > _CAUSE_SECONDS
-            ):
-                ended = self._health.has_ended(
-                    number, process.how or self._failure or "it ended, and how is not known", now
-                )
+            if process.closed_at is not None and (process.how or now - process.closed_at > _CAUSE_SECONDS):
+                ended = self._health.has_ended(number, process.how or "it ended, and how is not known", now)
                 process.release()
                 del self._processes[number]
                 if ended is not None:
@@ -260,43 +279,44 @@ class HostFleet(Closing):
                 process.closed_at = time.monotonic()
 
     def _start(self, number: int) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._processes[number] = _Process(ours)
-            try:
-                socket.send_fds(self._control, [str(number).encode()], [theirs.fileno()])
-            except OSError:
-                self._processes[number].closed_at = time.monotonic()
+        with contextlib.suppress(OSError):
+            self._processes[number] = _Process(self._nursery[0].fork(number))
+            return
+        self._health.has_ended(number, "it could not be forked", time.monotonic())
+
+
+def _recipe(make: Callable[[], Any]) -> IO[bytes]:
+    """The object's recipe in a file without a name, which each nursery reads. Raises ConfigError: it has no room."""
+    recipe = {"path": _absolute(sys.path), "files": imported_files(), "make": cloudpickle.dumps(make)}
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile())
+        try:
+            cloudpickle.dump(recipe, file)
+            file.flush()
+        except OSError as error:
+            raise ConfigError(
+                f"cluster.kind: what its processes begin with cannot be written to {tempfile.gettempdir()}: "
+                f"{error.strerror}; make room there, or set TMPDIR to another folder"
+            ) from error
+        stack.pop_all()  # it is open until the fleet is closed
+        return file
 
 
 def _absolute(entries: list[str]) -> list[str]:
     return [str(Path(entry).absolute()) for entry in entries]
 
 
-def _feed(nursery: subprocess.Popen[bytes], recipe: bytes) -> None:
-    assert nursery.stdin is not None
-    with contextlib.suppress(OSError), nursery.stdin:  # it ended early: the control socket says so
-        nursery.stdin.write(recipe)
-
-
-def _serve(reference: weakref.ref[HostFleet], control: socket.socket, processes: dict[int, _Process]) -> None:
+def _serve(reference: weakref.ref[HostFleet], processes: dict[int, _Process]) -> None:
     """The thread: it holds the fleet for one turn at a time, so that it can be garbage-collected."""
     while (fleet := reference()) is not None and fleet.turn():
         del fleet
-    control.close()
     for process in processes.values():
         process.release()
 
 
-def _end(nursery: subprocess.Popen[bytes], control: socket.socket, owner: int) -> None:
+def _end(nurseries: list[HostNursery], recipe: IO[bytes], owner: int) -> None:
     """End the nursery, which ends its processes, the stopped ones too."""
-    if os.getpid() != owner:  # in a forked copy of this process they are not its own
-        return
-    with contextlib.suppress(OSError):
-        control.shutdown(socket.SHUT_RDWR)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        nursery.wait(_END_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(nursery.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        nursery.wait(_END_SECONDS)
+    if os.getpid() == owner:  # in a forked copy of this process they are not its own
+        for nursery in nurseries:
+            nursery.end()
+        recipe.close()

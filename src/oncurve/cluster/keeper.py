@@ -24,6 +24,7 @@ def keeper_class() -> type:
         def __init__(self, boot: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
             self.memory, self.token = -1, b""
             self.end, theirs = socket.socketpair()
+            self.end.settimeout(600.0)
             with theirs:
                 self.child = subprocess.Popen(
                     [sys.executable, "-P", "-c", boot, source, str(theirs.fileno())],
@@ -45,8 +46,11 @@ def keeper_class() -> type:
                 if token != self.token:
                     self.keep(token, pieces)
                 data = data.replace(token, b"%016d" % self.memory)
-            with contextlib.suppress(OSError):  # the process has ended: `listen` says so
+            try:
                 self.end.sendall(data)
+            except OSError:  # it has ended, or takes nothing and has perhaps half of it: `listen` says so
+                with contextlib.suppress(OSError):
+                    self.end.shutdown(socket.SHUT_RDWR)
 
         def keep(self, token: bytes, pieces: Any) -> None:
             if self.memory >= 0:

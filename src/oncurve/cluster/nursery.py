@@ -6,7 +6,8 @@
 
 Importing torch and transformers takes seconds, and a model may take minutes to load; a fork takes milliseconds. What
 the object holds and is never written to, such as a reference's weights or the base of an adapter, is in memory once for
-all forks. The nursery has one thread and makes no parallel computation, so that forking is safe.
+all forks. The nursery says every second that it lives, has one thread and makes no parallel computation, so that
+forking is safe.
 
 A process has two threads: one does the calls in order, the other says every second that the process lives. It ends when
 the fleet does. The nursery ends its processes when the fleet does, also those that are stopped; and the kernel ends
@@ -23,7 +24,7 @@ import signal
 import socket
 import sys
 import threading
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -36,6 +37,7 @@ from oncurve.workers import last_words
 BEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 _SEND_SECONDS = 600.0
+_TURN_SECONDS = 60.0
 _LONGEST_MESSAGE = 1 << 12
 
 
@@ -43,6 +45,7 @@ def main(control: int) -> NoReturn:
     """The nursery's life, over the control socket with this descriptor. The object's recipe comes on standard input."""
     end = socket.socket(fileno=control)
     end.set_inheritable(False)
+    end.settimeout(_SEND_SECONDS)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *ignored: None)
@@ -56,7 +59,8 @@ def main(control: int) -> NoReturn:
     running: dict[int, int] = {}
     try:
         while True:
-            readable, _, _ = select.select([control, woken], [], [], 60.0)
+            readable, _, _ = select.select([control, woken], [], [], BEAT_SECONDS)
+            _tell(end, "beat")
             if woken in readable:
                 os.read(woken, 1 << 12)
             _bury(end, running)
@@ -95,8 +99,12 @@ def _bury(end: socket.socket, running: dict[int, int]) -> None:
         if not child:
             return
         code = os.waitstatus_to_exitcode(status)
-        how = f"it ended with exit code {code}" if code >= 0 else f"it was killed by signal {_name(-code)}"
-        _tell(end, "ended", str(running.pop(child)), how)
+        _tell(end, "ended", str(running.pop(child)), how_it_ended(code))
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    return f"it ended with exit code {code}" if code >= 0 else f"it was killed by signal {_name(-code)}"
 
 
 def _name(number: int) -> str:
@@ -141,7 +149,10 @@ def serve(made: Any, end: socket.socket) -> NoReturn:
     made.begin()
     channel.send(("up", os.getpid()))
     while True:
-        number, method, arguments = calls.get()
+        try:
+            number, method, arguments = calls.get(timeout=_TURN_SECONDS)
+        except Empty:
+            continue
         answer: tuple[Any, ...]
         try:
             answer = ("replied", number, getattr(made, method)(*arguments))

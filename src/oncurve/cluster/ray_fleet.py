@@ -216,7 +216,7 @@ class RayFleet(Closing):
         if error is not None:
             self._has_ended(number, kept, cause_of(error), now)
             return
-        answer = future.result()
+        answer = future.result(timeout=0)  # it is done
         if answer is None:
             return  # of `send`
         said, how = answer

@@ -69,6 +69,31 @@ def test_sending_to_a_stopped_process_makes_no_caller_wait() -> None:
         assert events(fleet, lambda found: len(found) == 1) == [Ended(stopped, "enough")]
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [("SIGKILL", "killed by signal SIGKILL"), pytest.param("SIGSTOP", "silent for 3 seconds", marks=pytest.mark.slow)],
+)
+def test_a_nursery_that_is_killed_or_stopped_is_replaced(
+    number: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with HostFleet(Holder, 2, silence_seconds=3.0) as fleet:
+        before = fleet.settled(LIMIT)
+        nursery = psutil.Process(pid_of(fleet, before[0])).parent()
+        assert nursery is not None
+        nursery.send_signal(signal.Signals[number])
+        found = events(fleet, lambda found: len(found) == 2)
+        assert {event.process for event in found} == set(before)
+        assert all(isinstance(event, Ended) and words in event.cause for event in found)
+        after = fleet.settled(LIMIT)
+        assert len(after) == 2
+        assert not set(after) & set(before)
+        parent = psutil.Process(pid_of(fleet, after[1])).parent()
+        assert parent is not None
+        assert parent != nursery
+        assert not nursery.is_running()
+    assert "the process that forks others was lost: it" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
     me = psutil.Process()

@@ -1,0 +1,98 @@
+"""A nursery as its fleet sees it: the process, its control socket, and what it says.
+
+The nursery itself is nursery.py. When it ends, however it ends, its processes end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from oncurve.cluster.nursery import how_it_ended
+from oncurve.output import worker_stderr
+
+_SEND_SECONDS = 1.0
+_MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
+_BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.nursery import main; main(int(sys.argv[2]))"
+
+
+class HostNursery:
+    """A nursery that is started at once, with a `recipe` of its object: a file, which is read from its beginning."""
+
+    def __init__(self, recipe: IO[bytes]) -> None:
+        recipe.seek(0)
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(_SEND_SECONDS)
+        source = str(Path(__file__).parents[2])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, source, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=recipe,
+                stdout=subprocess.DEVNULL,
+                stderr=worker_stderr(),
+                process_group=0,  # Ctrl-C in the terminal is for this process, which ends the others in order
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def fork(self, number: int) -> socket.socket:
+        """This end of the connection to a process that is to be forked. Raises OSError: the nursery has ended."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self.control, [str(number).encode()], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    def heard(self) -> list[str]:
+        """The words of its next message; none: it has ended."""
+        try:
+            return [word for word in self.control.recv(1 << 13).decode(errors="replace").split("\0") if word]
+        except TimeoutError:
+            return ["beat"]
+        except OSError:
+            return []
+
+    def kill(self) -> None:
+        """End it and its processes at once, the stopped ones too."""
+        if self._process.returncode is None:  # until it is waited for, no other group can have its number
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def bury(self) -> str:
+        """End what is left of it, of which the control socket is closed; how it has ended."""
+        if self._process.returncode is None:
+            self._has_exited(_MOMENT_SECONDS)  # of itself, so that its exit code is its own
+        self.kill()  # its processes; it is not waited for yet
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        self.control.close()
+        code = self._process.returncode
+        return how_it_ended(code) if code is not None else "it cannot be ended"
+
+    def end(self) -> None:
+        """Have it end its processes and itself, and kill what has not ended within a few seconds."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+        if self._process.returncode is None:
+            self._has_exited(_END_SECONDS)
+        self.bury()
+
+    def _has_exited(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds. It stays a zombie, so that its group keeps its number."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(ChildProcessError):  # it is buried already
+            while not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.01)
+        return True

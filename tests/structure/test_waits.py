@@ -1,0 +1,124 @@
+"""No wait for a rank or a worker is without a limit: a process that never answers must not stop the run for good."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "oncurve"
+FILES = [*sorted((SOURCE / "cluster").glob("*.py")), SOURCE / "parallel.py", SOURCE / "trainer" / "rollouts.py"]
+"""Where a run waits for its ranks, its workers and the thread that samples ahead. Not covered: the processes that
+compute rewards."""
+
+LIMIT_AFTER = {"wait": 0, "join": 0, "get": 0, "result": 0, "acquire": 1, "select": 0, "communicate": 1, "wait_for": 1}
+"""Methods that wait, and how many positional arguments come before the limit."""
+
+BY_KEYWORD = {"run", "check_output", "check_call", "call"}
+"""Functions of `subprocess` that wait; their limit is a keyword."""
+
+ON_SOCKETS = {"recv", "recv_into", "recv_fds", "recvmsg", "accept", "connect", "sendall", "send_fds"}
+"""They wait as long as `settimeout` says, or are given to something that has a limit."""
+
+ON_CHILDREN = {"waitpid", "waitid"}
+
+
+def limitless(code: str) -> Iterator[str]:
+    """The calls of a module that may wait for ever."""
+    tree = ast.parse(code)
+    has_limit = "settimeout(" in code
+    bounded = {  # self._wait(work) has a limit of its own
+        id(argument)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("._wait")
+        for argument in call.args
+    }
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        name, owner = call.func.attr, ast.unparse(call.func.value)
+        limits = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg in ("timeout", "seconds")}
+        given = bool(limits) and "None" not in limits.values()
+        if owner == "select" and name == "select":
+            given = len(call.args) == 4
+        elif owner == "ray" and name in ("get", "wait"):
+            given = given and "timeout" in limits
+        elif owner == "subprocess" and name in BY_KEYWORD:
+            pass
+        elif name in LIMIT_AFTER and not is_no_wait(name, owner, call):
+            later = call.args[LIMIT_AFTER[name] :]
+            given = given or (bool(later) and ast.unparse(later[0]) not in ("None", "True"))
+        elif name in ON_SOCKETS:
+            given = has_limit or id(call) in bounded
+        elif name in ON_CHILDREN:
+            given = "WNOHANG" in ast.unparse(call)
+        else:
+            continue
+        if not given:
+            yield f"line {call.lineno}: {ast.unparse(call)}"
+
+
+def is_no_wait(name: str, owner: str, call: ast.Call) -> bool:
+    """Whether a method is another one of the same name: of a string, a path, a dictionary, a table of metrics."""
+    if name == "join":
+        return owner.startswith(("'", '"', "f'", 'f"', "os.path"))
+    return name == "result" and owner.rpartition(".")[2] == "metrics"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_wait_is_without_a_limit(path: Path) -> None:
+    assert list(limitless(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "event.wait()",
+        "event.wait(None)",
+        "condition.wait_for(lambda: True)",
+        "thread.join()",
+        "thread.join(timeout=None)",
+        "queue.get()",
+        "queue.get(True)",
+        "future.result()",
+        "lock.acquire()",
+        "lock.acquire(True)",
+        "select.select([a], [], [])",
+        "selector.select()",
+        "process.wait()",
+        "process.communicate(data)",
+        "subprocess.run(['true'])",
+        "ray.get(reference)",
+        "ray.wait([reference], num_returns=1)",
+        "end.recv(1)",
+        "socket.recv_fds(end, 1, 1)",
+        "listener.accept()",
+        "os.waitpid(-1, 0)",
+        "self._group.recv(tensors, 0, 0).wait()",
+    ],
+)
+def test_a_planted_wait_is_found(planted: str) -> None:
+    assert len(list(limitless(planted))) >= 1
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        "event.wait(1.0)",
+        "condition.wait_for(lambda: True, seconds)",
+        "thread.join(timeout=5)",
+        "', '.join(names)",
+        "queue.get(timeout=1)",
+        "names.get('a')",
+        "result.metrics.result()",
+        "select.select([a], [], [], 1.0)",
+        "process.communicate(timeout=3)",
+        "subprocess.run(['true'], timeout=3)",
+        "ray.get(reference, timeout=3)",
+        "end.settimeout(1)\nend.recv(1)",
+        "self._wait(group.recv(tensors, 0, 0))",
+        "os.waitpid(-1, os.WNOHANG)",
+    ],
+)
+def test_a_wait_with_a_limit_passes(sound: str) -> None:
+    assert list(limitless(sound)) == []
