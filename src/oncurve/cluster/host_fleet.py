@@ -167,7 +167,7 @@ class HostFleet(Closing):
     def turn(self) -> bool:
         """One round of the thread: wait shortly for something to read, and act on it. False: the fleet is closed.
 
-        What the processes have said is read before silence is judged: it may be this process that was stopped.
+        What the processes have said is read before their silence is measured: perhaps it was this one that was stopped.
         """
         with self._changed:
             if not self._watching():

@@ -15,8 +15,7 @@ from typing import Any
 
 
 def keeper_class() -> type:
-    """The class of a keeper. It is defined here so that Ray sends it by value: its process imports neither oncurve nor
-    torch, and starts in less than a second."""
+    """The class of a keeper, defined here so that Ray sends it by value: its process imports no torch and is quick."""
 
     class Keeper:
         """Starts a process, passes bytes on, and says how the process has ended."""
@@ -49,8 +48,7 @@ def keeper_class() -> type:
             try:
                 self.end.sendall(data)
             except OSError:  # it has ended, or takes nothing and has perhaps half of it: `listen` says so
-                with contextlib.suppress(OSError):
-                    self.end.shutdown(socket.SHUT_RDWR)
+                self.child.kill()
 
         def keep(self, token: bytes, pieces: Any) -> None:
             if self.memory >= 0:
