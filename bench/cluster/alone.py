@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from bench import machine
-from bench.models import CACHE
+from bench.models import CACHE, model_path
 from bench.timing import ratio_interval
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("bench/results/cluster_alone.json"))
     given = parser.parse_args()
+    model_path("6.5M")
     found: dict[str, list[float]] = {"before": [], "now": []}
     with tempfile.TemporaryDirectory(prefix="oncurve-alone-") as folder:
         trees = {"before": Path(folder).resolve() / "before", "now": Path(folder).resolve() / "now"}
@@ -67,9 +68,10 @@ def main() -> None:
                 commit = given.before if name == "before" else "HEAD"
                 command = ["git", "worktree", "add", "--detach", "--quiet", str(tree), commit]
                 subprocess.run(command, cwd=ROOT, check=True)
-                if CACHE.is_dir():
-                    shutil.copytree(CACHE, tree / "bench" / ".cache")
-                steps_of(tree)  # compiles, and makes the model where it is not in the cache
+                shutil.copytree(
+                    CACHE, tree / "bench" / ".cache"
+                )  # one tokenizer: it is trained on the code's own pages
+                steps_of(tree)  # compiles
             for number in range(given.repeats):
                 for name in list(trees) if number % 2 == 0 else reversed(list(trees)):
                     took = steps_of(trees[name])
