@@ -74,7 +74,7 @@ def make_llama(
 def sharded(ranks: int, make: Any = make_llama, silence: float = 20.0, **settings: Any) -> Iterator[ShardedLearner]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", silence_seconds=silence, wait_seconds=60.0)
+    cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", silence_seconds=silence, wait_seconds=300.0)
     learner = cluster.learner(partial(make, **settings))
     assert isinstance(learner, ShardedLearner)
     try:
@@ -117,7 +117,7 @@ def test_the_gradient_of_ranks_is_that_of_one_process(tmp_path: Path, ranks: int
     [
         (None, {}, 2e-6),
         (None, {"tied": True, "gradient_checkpointing": True, "max_grad_norm": 0.1}, 2e-6),
-        (torch.bfloat16, {}, 5e-3),
+        (torch.bfloat16, {}, 2e-2),
     ],
     ids=["float32", "tied and checkpointed", "bfloat16"],
 )
