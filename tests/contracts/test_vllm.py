@@ -64,7 +64,7 @@ def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def engine(folder: Path, seconds: float = 240.0) -> Iterator[VllmEngine]:
+def engine(folder: Path, seconds: float = 900.0) -> Iterator[VllmEngine]:
     found = VllmEngine(VllmSettings(folder, (), ARGUMENTS, seconds), SAMPLING, eos_ids=EOS, seed=5)
     try:
         yield found
@@ -110,7 +110,7 @@ def test_a_server_samples_from_the_weights_that_it_was_given_last(orders: Path, 
 @pytest.mark.slow
 @pytest.mark.skipif(REAL is not None, reason="a real server takes no orders")
 def test_answers_that_cannot_be_used_say_what_is_wrong(orders: Path, tmp_path: Path) -> None:
-    with engine(tmp_path, 20.0) as served:
+    with engine(tmp_path, 120.0) as served:
         served.follow(LocalWeights(model(), 0))
         for action, words in [
             ("500", "answered 500: ZeroDivisionError: a defect of the server"),
@@ -135,7 +135,7 @@ def test_answers_that_cannot_be_used_say_what_is_wrong(orders: Path, tmp_path: P
 def test_a_server_that_is_killed_in_a_shard_is_replaced_and_the_shard_has_the_same_tokens(
     orders: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings: dict[str, Any] = {"rollout_workers": 1, "shard_groups": 3, "engine": "vllm", "wait_seconds": 60.0}
+    settings: dict[str, Any] = {"rollout_workers": 1, "shard_groups": 3, "engine": "vllm", "wait_seconds": 120.0}
 
     def build() -> InProcessEngine:
         return InProcessEngine(SAMPLING, eos_ids=EOS, seed=5)

@@ -122,6 +122,7 @@ class FleetEngine(Closing):
         self._alive_at = 0.0
         self._measured: dict[str, float] = defaultdict(float)
         self._bits = " to the same bits" if exact else ""
+        self._patience, self._told = max(PATIENCE_SECONDS, start_seconds), exact
 
     @property
     def exact(self) -> bool:
@@ -192,7 +193,7 @@ class FleetEngine(Closing):
             self._measured[name] += 0.0
         self._alive_at = time.monotonic()
         if not fleet.up():
-            fleet.settled(PATIENCE_SECONDS)
+            fleet.settled(self._patience)
         while not rollout.done:
             if self._fleet is not fleet:
                 raise RuntimeError("the engine was closed during a rollout")
@@ -252,7 +253,7 @@ class FleetEngine(Closing):
         now = time.monotonic()
         if up:
             self._alive_at = now
-        return fleet.quarantined or now - self._alive_at > PATIENCE_SECONDS
+        return fleet.quarantined or now - self._alive_at > self._patience
 
     def _hear(self, fleet: Fleet, rollout: _Rollout, seconds: float) -> None:
         """Act on what has happened within so many `seconds`; a turn without waiting where the driver has work."""
@@ -318,6 +319,11 @@ class FleetEngine(Closing):
         return sampling.group_size, sampling.max_new_tokens
 
     def _decode_here(self, rollout: _Rollout, index: int) -> None:
+        if not self._told:
+            self._told = True
+            urgent(
+                "oncurve: no worker can sample; this process decodes with oncurve's own engine as long as that is so"
+            )
         shard = rollout.shards[index]
         prompts, firsts = [rollout.prompts[i] for i in shard], [rollout.firsts[i] for i in shard]
         with computing_threads(self._threads):
