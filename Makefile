@@ -13,11 +13,11 @@ BENCH_VENV ?= .venv-bench
 VLLM_VENV ?= .venv-vllm
 BENCH := $(BENCH_VENV)/bin/python -m bench
 
-.PHONY: demo test slow isa check format lint types layers inspect-check vllm-check ten-seeds bench bench-quick performance-doc science clean help
+.PHONY: demo test slow isa check format lint types layers inspect-check vllm-check ten-seeds bench bench-quick performance-doc science scaling-page clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
-	@echo "make demo | test | check | slow | isa | inspect-check | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | science | clean"
+	@echo "make demo | test | check | slow | isa | inspect-check | vllm-check | format | ten-seeds | bench | bench-quick | performance-doc | science | scaling-page | clean"
 
 $(VENV)/.installed: pyproject.toml constraints.txt scripts/setup.sh
 	@$(SETUP) run
@@ -103,6 +103,10 @@ performance-doc: $(BENCH_VENV)/.installed-bench
 science: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m bench.science.off_policy $(ARGS)
 	$(BENCH_VENV)/bin/python -m bench.science.page
+
+# The tables of docs/scaling.md: published step times next to simulated ones (half a minute).
+scaling-page: $(VENV)/.installed-dev
+	$(BIN)/python -m bench.scaling.page
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(INSPECT_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -37,6 +37,7 @@ EXAMPLES = {
     "plan": (
         "oncurve plan gsm8k.toml rollout.group_size=16",
         "oncurve plan --parameters 7B --machine h100 --completion-tokens 2048",
+        "oncurve plan gsm8k.toml --machines 8xh200",
     ),
     "launch": (
         "oncurve launch gsm8k.toml cluster.kind=ray cluster.rollout_workers=8 --slurm --nodes 2 --out job.sh",

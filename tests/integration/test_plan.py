@@ -201,3 +201,34 @@ def test_training_where_memory_is_tight_begins_with_a_warning(monkeypatch: pytes
     with_room(0.95 * needed, monkeypatch)
     (line,) = forecasting.check_memory(config)
     assert line.startswith("warning: ")
+
+
+def test_gpus_are_split_into_ranks_and_workers() -> None:
+    sizes = ("--prompts", "16", "--group-size", "4", "--completion-tokens", "256")
+    code, text, found = plan("--model", "qwen2.5-1.5b", "--machines", "8xh200", *sizes)
+    assert code == 0
+    assert found["learner_ranks"] + found["rollout_workers"] == found["gpus"] == 8
+    assert set(found["steps"]) == {"0", "1", "2"}
+    assert found["settings"] in text
+    assert "It fits" in text
+
+
+def test_gpus_that_are_too_small_are_said_with_what_makes_it_fit() -> None:
+    sizes = ("--prompts", "16", "--group-size", "4", "--completion-tokens", "256")
+    code, text, found = plan("--model", "qwen2.5-7b", "--machines", "8xh100", *sizes)
+    assert code == 1
+    assert "It does not fit" in text
+    assert found["suggestions"]
+    assert all(each["peak_bytes"] <= found["available_bytes"] for each in found["suggestions"])
+
+
+def test_processes_of_this_machine_are_planned_together() -> None:
+    code, text, found = plan(TASK, "--machines", "2xcpu", *SMALL_STEP)
+    assert code == 0
+    assert "all processes" in text
+    assert found["peak_bytes"] > max(role["peak"] for role in found["memory"].values())
+
+
+def test_machines_and_a_machine_are_not_given_together() -> None:
+    with pytest.raises(UserError, match="leave out --machine"):
+        plan("--model", "qwen2.5-7b", "--machines", "8xh100", "--machine", "h100")

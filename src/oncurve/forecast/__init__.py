@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING
 from oncurve.lazy import lazily
 
 if TYPE_CHECKING:
+    from oncurve.forecast.cluster import Layout as Layout, on_one_host as on_one_host, rank_memory as rank_memory
+    from oncurve.forecast.cluster_plan import (
+        ClusterPlan as ClusterPlan,
+        parse_machines as parse_machines,
+        plan_machines as plan_machines,
+    )
     from oncurve.forecast.command import check_memory as check_memory, forecast_command as forecast_command
     from oncurve.forecast.counting import floors as floors
     from oncurve.forecast.machines import (

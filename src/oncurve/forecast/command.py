@@ -17,9 +17,9 @@ from oncurve.advantages import needs_of
 from oncurve.config import RunConfig
 from oncurve.errors import ConfigError, ModelError, UserError
 from oncurve.forecast.adapters import rehearsed, with_adapter
+from oncurve.forecast.cluster import Layout, on_one_host
 from oncurve.forecast.counting import floors
 from oncurve.forecast.machines import AvailableMemory, Machine, machine, memory_here
-from oncurve.forecast.memory import Memory
 from oncurve.forecast.meter import MemoryMeter, measure_machine, tidy
 from oncurve.forecast.outlook import Forecast, Variant, suggestions
 from oncurve.forecast.rehearsal import Parts, some_advantage
@@ -99,6 +99,19 @@ def forecast(
     Raises UserError: no model, or one that cannot be read; data that cannot be read, where no lengths
     of prompts are given; sizes that cannot be.
     """
+    given, model, shape, work, notes = studied(config, base, asked)
+    if asked.machine is None and model is not None:
+        return _here(given, model, shape, work, title, notes, say)
+    return _by_formula(given, shape, work, asked.machine, title, notes)
+
+
+def studied(
+    config: RunConfig, base: Path | None, asked: ForecastRequest
+) -> tuple[RunConfig, Any, ModelShape, Work, list[str]]:
+    """The run with the command line's sizes, its model's configuration (None: a shape alone), shape and work; notes.
+
+    Raises what `forecast` raises.
+    """
     given = with_flags(config, asked)
     if asked.shape is None and not config.model.path:
         raise ConfigError(
@@ -112,10 +125,7 @@ def forecast(
     lengths, notes = prompt_lengths(given, base, asked.sizes.prompt_tokens, known_data=asked.shape is None, fits=fits)
     _check_positions(shape, max(lengths), given.rollout.max_new_tokens)
     notes = [*shortened, *notes, *_outside(given)]
-    work = _work(given, lengths)
-    if asked.machine is None and model is not None:
-        return _here(given, model, shape, work, title, notes, say)
-    return _by_formula(given, shape, work, asked.machine, title, notes)
+    return given, model, shape, _work(given, lengths), notes
 
 
 def _outside(config: RunConfig) -> list[str]:
@@ -181,7 +191,8 @@ def _work(config: RunConfig, lengths: tuple[int, ...]) -> Work:
     )
 
 
-def _variant(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cpu: bool, process: float) -> Variant:
+def variant_of(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cpu: bool, process: float) -> Variant:
+    """What of a run's settings determines its peak. `process`: bytes before the model is loaded."""
     return Variant(
         shape,
         work,
@@ -212,7 +223,7 @@ def _here(
     """On this machine: measured."""
     prepare_process(config.run.threads)
     dtype, _ = config.model.precision()
-    device = _device(config)
+    device = device_of(config)
     precision = torch.float32 if dtype == "float32" else torch.bfloat16
     room = _room(device)
     meter = MemoryMeter(device)
@@ -231,7 +242,7 @@ def _here(
         config.model.attention,
         rehearsed(config.lora, shape),
     )
-    variant = _variant(config, shape, work, dtype, device.type == "cpu", 0.0)
+    variant = variant_of(config, shape, work, dtype, device.type == "cpu", 0.0)
     try:
         machine = measure_machine(shape, precision, device, room.total)
         found = rehearse_and_scale(parts, shape, work, variant.footprint, machine, variant.checkpointing, say)
@@ -267,7 +278,7 @@ def _by_formula(
 ) -> Forecast:
     """On a machine that is named, or here where there is no configuration to rehearse: by formula."""
     if machine is None:
-        device = _device(config)
+        device = device_of(config)
         dtype, _ = config.model.precision()
         room = _room(device)
         precision = torch.float32 if dtype == "float32" else torch.bfloat16
@@ -278,7 +289,7 @@ def _by_formula(
         dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
         room = AvailableMemory(machine.memory, machine.memory, f"memory of {machine.name}")
         on_cpu, process = False, CONTEXT
-    variant = _variant(config, shape, work, dtype, on_cpu, process)
+    variant = variant_of(config, shape, work, dtype, on_cpu, process)
     seconds = floors(shape, work, machine, variant.footprint, reference=variant.reference)
     memory = variant.memory()
     plan = Forecast(title, shape, work, variant.footprint, memory, room, seconds, False, machine, (), tuple(notes))
@@ -289,7 +300,8 @@ def _fitting(variant: Variant, peak: float) -> tuple[Any, ...]:
     return tuple(suggestions(variant, peak / variant.memory().peak))
 
 
-def _device(config: RunConfig) -> torch.device:
+def device_of(config: RunConfig) -> torch.device:
+    """Where the run computes."""
     return torch.device("cuda" if torch.cuda.is_available() and config.model.device != "cpu" else "cpu")
 
 
@@ -311,7 +323,7 @@ def check_memory(config: RunConfig) -> list[str]:
         return [f"the memory of the run is not checked: the needs of {type(config.learner).__name__} are not known"]
     folder = Path(config.model.path).expanduser()
     try:
-        if _device(config).type != "cpu" or not folder.is_dir():
+        if device_of(config).type != "cpu" or not folder.is_dir():
             return []
         shape = shape_of(read_model_config(config.model.source(weights=False), config.model.trust_remote_code))
     except UserError:
@@ -319,8 +331,8 @@ def check_memory(config: RunConfig) -> list[str]:
     shape = with_adapter(shape, config.lora)
     work = _work(config, (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step)
     process = float(MemoryMeter(torch.device("cpu")).now()) + UNIMPORTED
-    variant = _variant(config, shape, work, config.model.precision()[0], True, process)
-    peak, room = variant.memory().peak + _of_cluster(config, variant.memory()), memory_here()
+    variant = variant_of(config, shape, work, config.model.precision()[0], True, process)
+    peak, room = on_one_host(variant, layout_of(config)), memory_here()
     if peak <= room.available:
         return []
     count = config.cluster.processes + config.cluster.workers
@@ -335,15 +347,7 @@ def check_memory(config: RunConfig) -> list[str]:
     raise ConfigError("\n".join([f"memory: {says}", *(["what makes it smaller:", *smaller] if smaller else [])]))
 
 
-def _of_cluster(config: RunConfig, memory: Memory) -> float:
-    """Bytes of a learner's ranks other than this process, of the workers that sample, of the copies of the model
-    that the two kinds are forked from, and of the earlier weights that `cluster.lag` keeps.
-
-    An adapter's base model is in memory once for all processes of a kind.
-    """
-    others, workers, whole = config.cluster.processes - 1, config.cluster.workers, memory.parts["parameters"]
-    shared = whole if config.lora.adapted else 0.0
-    ranks = others * (memory.phases["training"] - shared) + whole if others else 0.0
-    sampling = workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole if workers else 0.0
-    earlier = (config.cluster.lag + 2) * (whole - shared) if config.cluster.lag else 0.0
-    return ranks + sampling + earlier
+def layout_of(config: RunConfig) -> Layout:
+    """The processes that a run's `[cluster]` says."""
+    cluster = config.cluster
+    return Layout(cluster.processes, cluster.workers, "fsdp" if cluster.divided else "replicate", cluster.lag)

@@ -31,6 +31,8 @@ class Machine:
 MACHINES: dict[str, Machine] = {
     "h200": Machine("h200", 139 * GIB, 790e12, 4.3e12, "measured"),
     "h100": Machine("h100", 79 * GIB, 989e12, 3.35e12),
+    "h800": Machine("h800", 79 * GIB, 989e12, 3.35e12),
+    "h20": Machine("h20", 95 * GIB, 148e12, 4.0e12),
     "a100-80": Machine("a100-80", 79 * GIB, 312e12, 2.04e12),
     "a100-40": Machine("a100-40", 39 * GIB, 312e12, 1.56e12),
     "l40s": Machine("l40s", 44 * GIB, 362e12, 0.864e12),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from oncurve.forecast.machines import AvailableMemory, Machine
@@ -202,13 +202,8 @@ class Variant:
         return memory_of(self.shape, self.work, *state, gradients_stay=self.on_cpu)
 
 
-def suggestions(variant: Variant, factor: float = 1.0) -> list[Suggestion]:
-    """Settings that make the run smaller: one at a time, then all of those that help together.
-
-    `factor` is measurement over formula for the run as it is, and scales the peaks. A suggestion that saves less than
-    2 % is left out.
-    """
-    now = variant.memory().peak
+def changes(variant: Variant) -> list[tuple[str, Variant]]:
+    """Settings that can make the run smaller, and the run with each of them, those that cost least first."""
     tokens = max(256, int(variant.work.largest_micro[0]) // 4)
     smaller = replace(variant.work, micro_tokens=tokens)
     adapted = replace(variant.shape, adapter=variant.shape.low_rank(USUAL_RANK))
@@ -224,21 +219,36 @@ def suggestions(variant: Variant, factor: float = 1.0) -> list[Suggestion]:
         (f"lora.rank={USUAL_RANK}", {"shape": adapted}, not variant.shape.adapter),
         (f"rollout.max_concurrent={rows}", {"work": replace(variant.work, rows=rows)}, variant.work.rows > rows),
     ]
+    return [(settings, replace(variant, **changed)) for settings, changed, open_ in tried if open_]
+
+
+def suggestions(variant: Variant, factor: float = 1.0) -> list[Suggestion]:
+    """Settings that make the run smaller: one at a time, then all of those that help together.
+
+    `factor` is measurement over formula for the run as it is, and scales the peaks. A suggestion that saves less than
+    2 % is left out.
+    """
+    now = variant.memory().peak
     found: list[Suggestion] = []
     together = variant
     words: list[str] = []
-    for settings, changes, open_ in tried:
-        if not open_:
-            continue
-        peak = replace(variant, **changes).memory().peak
+    for settings, changed in changes(variant):
+        peak = changed.memory().peak
         if peak < 0.98 * now:
             found.append(Suggestion(settings, peak * factor))
-            if "work" in changes and together.work is not variant.work:
-                changes = {"work": replace(together.work, rows=rows)}
-            together, words = replace(together, **changes), [*words, settings]
+            together, words = _both(variant, together, changed), [*words, settings]
     if len(words) > 1:
         found.append(Suggestion(" ".join(words), together.memory().peak * factor))
     return found
+
+
+def _both(before: Variant, together: Variant, changed: Variant) -> Variant:
+    """`together` with what `changed` has changed of `before`."""
+    names = [item.name for item in fields(Variant) if getattr(changed, item.name) != getattr(before, item.name)]
+    new = {name: getattr(changed, name) for name in names}
+    if "work" in new and changed.work.rows != before.work.rows:
+        new["work"] = replace(together.work, rows=changed.work.rows)
+    return replace(together, **new)
 
 
 def size(value: float) -> str:

@@ -37,7 +37,7 @@ def test_a_machine_by_name_by_numbers_and_by_both() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("h20", None, None, None), "did you mean"),
+        (("h2000", None, None, None), "did you mean"),
         (("toaster", None, None, None), "there are: h200"),
         ((None, "80GiB", None, None), "--tflops"),
         (("h100", None, -1.0, None), "--tflops"),

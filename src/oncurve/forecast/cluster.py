@@ -1,0 +1,197 @@
+"""The memory of each process of a cluster, and the split of its GPUs into ranks that train and workers that sample.
+
+`sharding = "replicate"`: each rank holds what one process holds. `"fsdp"`, with N parameters, R ranks and weights of w
+bytes:
+
+    parameters      4·N / R, the float32 shard, which is the master
+    optimizer       moments·N / R                    gradients   4·N / R
+    reference       N / R·w (4 in float32)
+    gathered        w·(2 layers + what is outside the layers), whole while they compute, and one layer's gradient
+    bf16 copy       N·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
+                    versions that wait
+
+Activations, head and workspace are those of one process: each rank computes passes of as many tokens. A worker holds
+the weights, keys and values, and what sampling takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from oncurve.forecast.counting import prefill_flops, scoring_flops, training_flops
+from oncurve.forecast.machines import Machine
+from oncurve.forecast.memory import SAMPLED_LOGITS, Memory, cache_bytes
+from oncurve.forecast.outlook import Variant
+from oncurve.forecast.rates import DECODE_FLOPS, TRAIN_FLOPS, WEIGHTS_PER_SECOND, decode_seconds
+from oncurve.forecast.simulation import Lengths, Outcome, Setup, simulate
+
+SIGMA = 0.67
+"""σ of the logarithm of completions' lengths: as fitted to verl's step times (docs/scaling.md)."""
+
+MEAN_LENGTH = 0.5
+"""The mean length of completions, as a share of the longest. Assumed."""
+
+SIMULATED_ROWS = 2048
+"""Rows of a simulated step; more are taken together in bundles."""
+
+WORTH = 0.05
+"""A larger lag has to save this share of a step."""
+
+LAGS = (0, 1, 2)
+MOST_RANKS = 64
+USUAL_SHARDS = 8
+"""`cluster.gradient_shards` by default: there are as many ranks at most."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes of a run: `ranks` that train, `workers` that sample (0: rank 0 does), `sharding`, `lag`."""
+
+    ranks: int = 1
+    workers: int = 0
+    sharding: str = "replicate"
+    lag: int = 0
+
+    @property
+    def settings(self) -> str:
+        """As settings on a command line."""
+        shards = f" cluster.gradient_shards={self.ranks}" if self.ranks > USUAL_SHARDS else ""
+        return (
+            f"cluster.learner_ranks={self.ranks}{shards} cluster.rollout_workers={self.workers} "
+            f"cluster.sharding={self.sharding} cluster.lag={self.lag}"
+        )
+
+
+def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
+    """Of one rank; `first`: of rank 0, which has the copy that workers get, or samples itself."""
+    whole = variant.memory()
+    shape, width = variant.shape, variant.footprint.weight
+    samples = first and not layout.workers
+    parts = dict(whole.parts)
+    copy = float(shape.parameters * width)
+    parts["versions"] = versions_bytes(variant, layout) if first else 0.0
+    if layout.sharding == "fsdp":
+        layer = (shape.parameters - shape.outside_layers) / shape.layers
+        parts["parameters"] = 4.0 * shape.parameters / layout.ranks
+        parts["optimizer"] /= layout.ranks
+        parts["gradients"] /= layout.ranks
+        parts["reference"] /= layout.ranks
+        parts["gathered"] = width * (3 * layer + shape.outside_layers) if layout.ranks > 1 or width == 2 else 0.0
+        parts["copy"] = copy if first else 0.0
+    state = sum(
+        parts.get(name, 0.0)
+        for name in ("process", "parameters", "optimizer", "reference", "critic", "reward_models", "teacher")
+    )
+    state += parts["versions"] + parts.get("copy", 0.0)
+    staying = parts["gradients"] if variant.on_cpu else 0.0
+    sampler = whole.phases["rollout"] - whole.phases["export"] if samples else 0.0
+    training = whole.phases["training"] + parts["versions"]
+    if layout.sharding == "fsdp":
+        parts["activations"] = whole.parts["activations"]
+        working = parts["activations"] + parts["head_and_workspace"]
+        training = state + parts["gradients"] + parts.get("gathered", 0.0) + working
+    phases = {"training": training, "export": state + staying + 4.0 * shape.head}
+    if samples:
+        phases["rollout"] = phases["export"] + sampler
+    else:
+        parts["keys_and_values"] = 0.0
+    return Memory(parts, phases)
+
+
+def versions_bytes(variant: Variant, layout: Layout) -> float:
+    """Weights of the versions that wait with a lag, with the newest and the one that is being written."""
+    return (layout.lag + 2.0) * variant.footprint.weight * variant.shape.trained if layout.lag else 0.0
+
+
+def worker_memory(variant: Variant, workers: int = 1) -> Memory:
+    """Of a process that samples; `workers` divide the rows of a step among them."""
+    shape, work, width = variant.shape, variant.work, variant.footprint.weight
+    rows = max(work.group_size, min(work.rows, -(-work.completions // max(1, workers))))
+    cache = cache_bytes(shape, replace(work, rows=rows), width)
+    parts = {
+        "process": variant.process,
+        "parameters": float((shape.parameters + shape.adapter) * width),
+        "keys_and_values": cache,
+    }
+    sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows)
+    return Memory(parts, {"rollout": sum(parts.values()) + 0.25 * cache + sampler})
+
+
+def on_one_host(variant: Variant, layout: Layout) -> float:
+    """Bytes of all processes of a layout on one machine with a CPU, where copies are forked.
+
+    Ranks and workers are each forked from a process with the model, which stays; of an adapter's base model there is
+    one for all processes of a kind.
+    """
+    if layout.sharding == "fsdp":
+        others = rank_memory(variant, layout, first=False).peak * (layout.ranks - 1)
+        first = rank_memory(variant, layout).peak
+    else:
+        memory = variant.memory()
+        whole = memory.parts["parameters"]
+        shared = whole if variant.shape.adapter else 0.0
+        others = (layout.ranks - 1) * (memory.phases["training"] - shared) + whole if layout.ranks > 1 else 0.0
+        first = memory.peak + versions_bytes(variant, layout)
+    if not layout.workers:
+        return first + others
+    memory = variant.memory()
+    whole = memory.parts["parameters"]
+    shared = whole if variant.shape.adapter else 0.0
+    return first + others + layout.workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole
+
+
+def setup_of(variant: Variant, layout: Layout, machine: Machine) -> Setup:
+    """The simulation of a step of `variant` on GPUs of a kind, by formulas."""
+    shape, work, width = variant.shape, variant.work, variant.footprint.weight
+    mean = max(1.0, MEAN_LENGTH * work.completion_tokens)
+    lengths = Lengths(mean, SIGMA if work.completion_tokens > 1 else 0.0, work.completion_tokens)
+    each = shape.cache_bytes(width) * (work.mean_prompt + work.completion_tokens)
+    token, row = decode_seconds(shape.parameters, shape.cache_bytes(width), work.mean_prompt + mean / 2, machine, width)
+    copies = 1 if layout.workers else layout.ranks
+    room = 0.9 * machine.memory - width * shape.parameters * (1 if layout.workers else 7 / copies)
+    rows = int(max(1.0, min(room / each, float(work.rows))))
+    usual = replace(work, completion_tokens=max(1, round(mean)))
+    passes = work.ppo_epochs * training_flops(shape, usual)
+    scored = scoring_flops(shape, usual) * (int(variant.reference) + int(work.old_pass))
+    bundle = max(1, -(-work.completions // SIMULATED_ROWS))
+    group = max(1, work.group_size // bundle)
+    bundle = -(-work.group_size // group)
+    return Setup(
+        work.prompts,
+        group,
+        lengths,
+        max(1, layout.workers),
+        token,
+        row * bundle,
+        (passes + scored) / (TRAIN_FLOPS * machine.flops * layout.ranks),
+        rows=max(group, rows // bundle),
+        prefill_seconds=prefill_flops(shape, usual) / work.prompts / (DECODE_FLOPS * machine.flops),
+        handover_seconds=width * shape.trained / WEIGHTS_PER_SECOND if layout.workers else 0.0,
+        lag=float(layout.lag),
+    )
+
+
+def layouts(gpus: int, sharding: str, most: int = MOST_RANKS) -> list[Layout]:
+    """The splits of `gpus` into 1, 2, 4, ... ranks, `most` at most, and workers on the rest."""
+    ranks = [1 << power for power in range(most.bit_length()) if 1 << power <= min(gpus, most)]
+    return [Layout(count, gpus - count, sharding) for count in ranks if count < gpus or count == gpus == 1]
+
+
+def fits(variant: Variant, layout: Layout, memory: float) -> bool:
+    """Whether a rank and a worker each fit into `memory` bytes."""
+    worker = worker_memory(variant, layout.workers).peak if layout.workers else 0.0
+    return max(rank_memory(variant, layout).peak, worker) <= memory
+
+
+def best_layout(variant: Variant, choices: list[Layout], machine: Machine) -> tuple[Layout, dict[int, Outcome]]:
+    """The split with the shortest step, and its outcome by lag. The lag is the largest whose step is worth it."""
+    lagging = {layout: simulate(setup_of(variant, replace(layout, lag=1), machine), 3) for layout in choices}
+    best = min(choices, key=lambda layout: lagging[layout].step_seconds)
+    if not best.workers:
+        return best, {0: simulate(setup_of(variant, best, machine), 3)}
+    by_lag = {lag: simulate(setup_of(variant, replace(best, lag=lag), machine), 3) for lag in LAGS}
+    worth = 0
+    for lag in LAGS[1:]:
+        if by_lag[lag].step_seconds < (1 - WORTH) * by_lag[worth].step_seconds:
+            worth = lag
+    return replace(best, lag=worth), by_lag

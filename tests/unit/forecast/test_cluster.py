@@ -1,0 +1,141 @@
+"""The memory of a cluster's processes, and the split of its GPUs."""
+
+from dataclasses import replace
+
+import pytest
+
+from oncurve.errors import ConfigError
+from oncurve.forecast import MACHINES, MODELS, Variant, Work, parse_machines
+from oncurve.forecast.cluster import (
+    Layout,
+    best_layout,
+    fits,
+    layouts,
+    on_one_host,
+    rank_memory,
+    setup_of,
+    worker_memory,
+)
+from oncurve.forecast.cluster_plan import Machines, _fitting, peak_of
+from oncurve.forecast.simulation import simulate
+
+GIB = 2**30
+WORK = Work(32, 8, 512, (256,) * 32)
+SEVEN = Variant(MODELS["qwen2.5-7b"], WORK, "bfloat16", "float32", "float32", False, True, on_cpu=False, process=6e8)
+CARDS = Machines(1, 8, MACHINES["h200"])
+
+
+def test_a_replica_holds_what_one_process_holds() -> None:
+    one = SEVEN.memory()
+    assert rank_memory(SEVEN, Layout()).peak == one.peak
+    many = rank_memory(SEVEN, Layout(4, 4))
+    assert many.phases["training"] == one.phases["training"]
+    assert many.parts["keys_and_values"] == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_shards_are_parts_of_the_whole(ranks: int) -> None:
+    memory = rank_memory(SEVEN, Layout(ranks, 1, "fsdp"), first=False)
+    number = SEVEN.shape.parameters
+    assert memory.parts["parameters"] == 4 * number / ranks
+    assert memory.parts["optimizer"] == 8 * number / ranks
+    assert memory.parts["gradients"] == 4 * number / ranks
+    assert memory.parts["copy"] == 0
+    first = rank_memory(SEVEN, Layout(ranks, 1, "fsdp"))
+    assert first.parts["copy"] == 2 * number
+    assert first.peak == pytest.approx(memory.peak + 2 * number)
+
+
+def test_large_models_need_what_the_formula_worked_out_by_hand_says() -> None:
+    # 14.8B on 8 ranks: 16 bytes of 14.8e9 / 8 are 27.5 GiB; checkpointed activations of 48 layers of 5,120 in 2 bytes
+    # are 492 kB per token: 6 GiB of the 13,056 tokens that whole groups make of 16,384.
+    shape = MODELS["qwen2.5-14b"]
+    variant = replace(SEVEN, shape=shape, work=replace(WORK, micro_tokens=16384))
+    memory = rank_memory(variant, Layout(8, 0, "fsdp"), first=False)
+    states = sum(memory.parts[name] for name in ("parameters", "optimizer", "gradients"))
+    assert states / GIB == pytest.approx(16 * shape.parameters / 8 / GIB)
+    assert memory.parts["activations"] / GIB == pytest.approx(5.98, rel=0.01)
+    assert 36 <= memory.peak / GIB <= 46
+
+
+def test_versions_that_wait_are_on_rank_0() -> None:
+    plain, lagging = Layout(2, 2), Layout(2, 2, lag=2)
+    more = rank_memory(SEVEN, lagging).peak - rank_memory(SEVEN, plain).peak
+    assert more == pytest.approx(4 * 2 * SEVEN.shape.parameters)
+    assert rank_memory(SEVEN, lagging, first=False).peak == rank_memory(SEVEN, plain, first=False).peak
+
+
+def test_a_worker_has_weights_and_its_rows() -> None:
+    one, four = worker_memory(SEVEN, 1), worker_memory(SEVEN, 4)
+    assert one.parts["parameters"] == 2 * SEVEN.shape.parameters
+    assert four.parts["keys_and_values"] == pytest.approx(one.parts["keys_and_values"] / 4)
+
+
+def test_one_host_holds_all_processes() -> None:
+    variant = replace(SEVEN, on_cpu=True)
+    one = on_one_host(variant, Layout())
+    assert one == variant.memory().peak
+    assert on_one_host(variant, Layout(2)) > on_one_host(variant, Layout(2, sharding="fsdp")) > one
+    assert on_one_host(variant, Layout(1, 2)) > on_one_host(variant, Layout(1, 1)) > one
+
+
+def test_every_split_uses_all_gpus() -> None:
+    assert layouts(1, "replicate") == [Layout(1, 0)]
+    assert [(each.ranks, each.workers) for each in layouts(8, "fsdp")] == [(1, 7), (2, 6), (4, 4)]
+
+
+def test_the_best_split_is_the_one_with_the_shortest_step() -> None:
+    card, choices = MACHINES["h200"], layouts(8, "replicate")
+    best, by_lag = best_layout(SEVEN, choices, card)
+    steps = {each.ranks: simulate(setup_of(SEVEN, replace(each, lag=1), card), 3).step_seconds for each in choices}
+    assert steps[best.ranks] == min(steps.values())
+    assert by_lag[1].step_seconds < by_lag[0].step_seconds
+    assert by_lag[2].step_seconds <= 1.02 * by_lag[1].step_seconds
+    assert best.lag in (1, 2)
+    for found in by_lag.values():
+        assert 0 < found.trainer_busy <= 1 + 1e-9
+        assert 0 < found.rollout_busy <= 1 + 1e-9
+
+
+def test_what_is_said_to_make_it_fit_makes_it_fit() -> None:
+    room = 100.0 * GIB
+    large = replace(SEVEN, shape=MODELS["qwen2.5-14b"], checkpointing=False, reference=True)
+    layout = Layout(4, 4)
+    assert not fits(large, layout, room)
+    found = _fitting(large, layout, CARDS, room)
+    assert found
+    assert all(each.peak <= room for each in found)
+    split = Layout(4, 4, "fsdp")
+    together = next(each for each in found if "cluster.sharding=fsdp" in each.settings)
+    assert together.peak <= peak_of(large, split, CARDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "each", "name"),
+    [
+        ("8xh200", 1, 8, "8xh200"),
+        ("2x8xh200", 2, 8, "2x8xh200"),
+        ("4xH100", 1, 4, "4xh100"),
+        ("8xa100", 1, 8, "8xa100-80"),
+        ("rtx4090", 1, 1, "1xrtx4090"),
+        ("1xcpu", 1, 1, "1xcpu"),
+    ],
+)
+def test_machines_are_read(text: str, nodes: int, each: int, name: str) -> None:
+    found = parse_machines(text)
+    assert (found.nodes, found.each, found.name, found.gpus) == (nodes, each, name, nodes * each)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("8xh2000", "there are: h200, h100"),
+        ("8 h200", "expected GPUs and their name"),
+        ("0xh200", "1 to 4096 GPUs"),
+        ("2x8xcpu", "1 node"),
+        ("", "expected GPUs and their name"),
+    ],
+)
+def test_other_machines_are_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_machines(text)
