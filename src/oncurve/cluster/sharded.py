@@ -61,13 +61,23 @@ class ShardedLearner:
     def _begin(self, make: Callable[..., Any]) -> ShardLearner:
         file = self._folder / "world"
         if self._fleet is not None:
-            self._members = self._fleet.settled(self._wait)
+            self._members = self._started(self._fleet)
             if len(self._members) < self._ranks - 1:
                 raise TrainingError(f"only {1 + len(self._members)} of {self._ranks} ranks have started")
         with self._all("join", *((rank, self._ranks, file) for rank in range(1, self._ranks))):
             join(0, self._ranks, file, self._wait)
             local: ShardLearner = make(make=ShardLearner)
         return local
+
+    def _started(self, fleet: Fleet) -> list[int]:
+        """The processes that are up, as soon as there is one for each other rank; a place may need a second attempt."""
+        until = time.monotonic() + self._wait
+        while True:
+            left = until - time.monotonic()
+            members = fleet.settled(max(0.0, left))
+            if len(members) >= self._ranks - 1 or left <= 0:
+                return members
+            fleet.wait(_TURN_SECONDS)
 
     @property
     def version(self) -> int:
