@@ -42,6 +42,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "not built yet", '"object"']),
         (["cluster.kind=host", "cluster.weights_folder=there"], ["cluster.weights_folder", '"disk"']),
         (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
+        (
+            ["cluster.kind=ray", "cluster.engine=vllm", "cluster.rollout_workers=1"],
+            ["cluster.engine", "folder of this machine"],
+        ),
         ([*VLLM, "cluster.rollout_workers=0"], ["cluster.engine", "rollout_workers to 1"]),
         (VLLM, ["cluster.engine", "not on PATH", "vllm_addresses"]),
         ([*VLLM, 'rollout.stop=["x"]'], ["rollout.stop", "eos_ids"]),

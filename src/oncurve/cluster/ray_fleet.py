@@ -328,6 +328,11 @@ class RayCluster(ProcessCluster):
             'cluster.sharding: ranks that divide a model are connected on one machine so far; set it to "replicate", '
             'or cluster.kind to "host"',
         ),
+        Impossible(
+            lambda cluster: cluster.engine == "vllm",
+            'cluster.engine: vLLM servers read the weights from a folder of this machine; set it to "own", or '
+            'cluster.kind to "host"',
+        ),
     )
 
     @field_validator("address")
