@@ -70,7 +70,7 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
     parts = dict(whole.parts)
     copy = float(shape.parameters * width)
     parts["versions"] = versions_bytes(variant, layout) if first else 0.0
-    if layout.sharding == "fsdp":
+    if layout.sharding == "fsdp" and not variant.on_cpu:
         layer = (shape.parameters - shape.outside_layers) / shape.layers
         parts["parameters"] = 4.0 * shape.parameters / layout.ranks
         parts["optimizer"] /= layout.ranks
@@ -86,7 +86,7 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
     staying = parts["gradients"] if variant.on_cpu else 0.0
     sampler = whole.phases["rollout"] - whole.phases["export"] if samples else 0.0
     training = whole.phases["training"] + parts["versions"]
-    if layout.sharding == "fsdp":
+    if layout.sharding == "fsdp" and not variant.on_cpu:
         parts["activations"] = whole.parts["activations"]
         working = parts["activations"] + parts["head_and_workspace"]
         training = state + parts["gradients"] + parts.get("gathered", 0.0) + working
@@ -121,22 +121,17 @@ def on_one_host(variant: Variant, layout: Layout) -> float:
     """Bytes of all processes of a layout on one machine with a CPU, where copies are forked.
 
     Ranks and workers are each forked from a process with the model, which stays; of an adapter's base model there is
-    one for all processes of a kind.
+    one for all processes of a kind. Shards count as replicas, with rank 0's copy: on a CPU the peak of a rank does not
+    fall with them (`bench/results/cluster_fsdp_38M.json`).
     """
-    if layout.sharding == "fsdp":
-        others = rank_memory(variant, layout, first=False).peak * (layout.ranks - 1)
-        first = rank_memory(variant, layout).peak
-    else:
-        memory = variant.memory()
-        whole = memory.parts["parameters"]
-        shared = whole if variant.shape.adapter else 0.0
-        others = (layout.ranks - 1) * (memory.phases["training"] - shared) + whole if layout.ranks > 1 else 0.0
-        first = memory.peak + versions_bytes(variant, layout)
-    if not layout.workers:
-        return first + others
     memory = variant.memory()
     whole = memory.parts["parameters"]
     shared = whole if variant.shape.adapter else 0.0
+    others = (layout.ranks - 1) * (memory.phases["training"] - shared) + whole if layout.ranks > 1 else 0.0
+    copy = variant.footprint.weight * variant.shape.parameters if layout.sharding == "fsdp" else 0.0
+    first = memory.peak + versions_bytes(variant, layout) + copy
+    if not layout.workers:
+        return first + others
     return first + others + layout.workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole
 
 

@@ -1,11 +1,14 @@
 """The memory of a cluster's processes, and the split of its GPUs."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from bench.models import SIZES
 
 from oncurve.errors import ConfigError
-from oncurve.forecast import MACHINES, MODELS, Variant, Work, parse_machines
+from oncurve.forecast import MACHINES, MODELS, ModelShape, Variant, Work, parse_machines
 from oncurve.forecast.cluster import (
     Layout,
     best_layout,
@@ -75,7 +78,7 @@ def test_one_host_holds_all_processes() -> None:
     variant = replace(SEVEN, on_cpu=True)
     one = on_one_host(variant, Layout())
     assert one == variant.memory().peak
-    assert on_one_host(variant, Layout(2)) > on_one_host(variant, Layout(2, sharding="fsdp")) > one
+    assert on_one_host(variant, Layout(2)) > one
     assert on_one_host(variant, Layout(1, 2)) > on_one_host(variant, Layout(1, 1)) > one
 
 
@@ -139,3 +142,16 @@ def test_machines_are_read(text: str, nodes: int, each: int, name: str) -> None:
 def test_other_machines_are_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_machines(text)
+
+
+def test_ranks_in_shards_on_one_host_take_what_was_measured() -> None:
+    found = json.loads((Path(__file__).parents[3] / "bench/results/cluster_fsdp_38M.json").read_text(encoding="utf-8"))
+    size = SIZES[found["size"]]
+    wide = (size.hidden // size.heads, size.intermediate, size.vocabulary, True)
+    shape = ModelShape(size.layers, size.hidden, size.heads, size.kv_heads, *wide)
+    work = Work(2, found["rows"] // 2, found["tokens_per_row"] - 16, (16, 16), micro_tokens=512)
+    variant = Variant(shape, work, found["dtype"], "float32", "float32", True, True, process=5e8)
+    for ranks, phases in found["phases_by_ranks"].items():
+        peaks = [max(phase["ranks"][rank]["peak"] for phase in phases) for rank in range(int(ranks))]
+        planned = on_one_host(variant, Layout(int(ranks), sharding="fsdp"))
+        assert planned == pytest.approx(sum(peaks), rel=0.15), ranks
