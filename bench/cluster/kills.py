@@ -74,7 +74,7 @@ def rollouts(model: CausalModel, workers: int, seconds: float, count: int) -> tu
     found: list[list[Group]] = []
     bias = next(iter(model.module.parameters()))
     original = bias.detach().clone()
-    with cluster.engine(build(), build, SAMPLING) as engine:  # type: ignore[attr-defined]
+    with cluster.rollout_engine(build(), build, SAMPLING) as engine:  # type: ignore[attr-defined]
         engine.follow(LocalWeights(model, -1))
         engine.generate(PROMPTS, 0)
         began = time.perf_counter()
