@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oncurve.cluster import Job, JobText, ProcessCluster
+from oncurve.cluster import Job, JobText, RayCluster
 from oncurve.config import RunConfig, check_complete
 from oncurve.errors import ConfigError
 from oncurve.paths import usable_path
@@ -33,7 +33,7 @@ def job_of(
     """
     check_complete(config)
     cluster = config.cluster
-    if not isinstance(cluster, ProcessCluster) or not hasattr(cluster, "address"):
+    if not isinstance(cluster, RayCluster):
         raise ConfigError(
             'cluster.kind: a job starts a Ray cluster, and the run has to use it; set cluster.kind to "ray", and '
             "cluster.rollout_workers or cluster.learner_ranks to what it should have"
