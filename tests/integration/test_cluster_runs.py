@@ -14,6 +14,7 @@ import pytest
 
 from fakes.killed_runs import TIMES, raw
 from fakes.project import lay_out, oncurve, refused
+from fakes.tolerance import about
 from fakes.vllm_server import server_program
 from oncurve import durable
 
@@ -222,7 +223,7 @@ def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path,
     finish("train", "recipe.toml", *FSDP, "run.steps=1", f"cluster.learner_ranks={ranks}", "--out", "two")
     one, two = (json.loads((project / out / "metrics.jsonl").read_text().splitlines()[0]) for out in ("one", "two"))
     for key in ("optim/grad_norm", "policy/entropy", "policy/loss", "policy/mismatch"):
-        assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-6), key
+        assert two[key] == about(one[key]), key
 
 
 def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Path) -> None:

@@ -42,7 +42,7 @@ class Job:
     folder     the run's, which has to be the same each time that the job starts
     nodes      machines, the one of the command included
     cpus       processors of each
-    processes  how many the run has beside its own
+    processes  how many the run has in addition to its own
     threads    processors of each process
     memory     of each node, as the scheduler writes it; None: its default
     """
@@ -102,7 +102,8 @@ def kuberay_manifest(job: Job, kuberay: KubeRay) -> str:
     _check({"--name": (job.name, _LABEL), "--image": (kuberay.image, _IMAGE), "--claim": (kuberay.claim, _CLAIM)})
     _check({"--memory": (job.memory, _POD_MEMORY)})
     command = shlex.join([*job.words, "--out", str(job.folder), "--resume-if-there"])
-    entry = f'cd {MOUNT} && exec {command} cluster.address="$RAY_ADDRESS"'  # Ray sets it for the commands of its jobs
+    address = '"$RAY_ADDRESS"'  # Ray sets it for the commands of its jobs
+    entry = f"cd {MOUNT} && exec {command} cluster.address={address}"
     return _rendered("rayjob.yaml.j2", {**asdict(job), **asdict(kuberay), "entrypoint": entry, "mount": MOUNT})
 
 

@@ -130,7 +130,7 @@ class ProcessCluster(Component):
 
     @property
     def threads_per_process(self) -> int:
-        """Processors of a process beside this one: what a rank or a worker needs."""
+        """Processors that another process needs, be it a rank or a worker."""
         return max(self.rank_threads, self.worker_threads)
 
     @property

@@ -34,9 +34,15 @@ from torch.distributed.fsdp import (
 from oncurve.batching import micro_batches
 from oncurve.cluster.sharded_files import load_part, save_part
 from oncurve.errors import CheckpointError, ConfigError, ModelError
-from oncurve.learner import Accumulated, LocalLearner, MasterAdamW, Reference, UpdateResult
-from oncurve.learner.masters import cast_parameter
-from oncurve.learner.scoring import of_the_whole
+from oncurve.learner import (
+    Accumulated,
+    LocalLearner,
+    MasterAdamW,
+    Reference,
+    UpdateResult,
+    cast_parameter,
+    of_the_whole,
+)
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, token_stats
 from oncurve.types import TokenStats, TrainBatch
@@ -46,7 +52,7 @@ library: Any = distributed
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's rows of a batch and the number of passes that all ranks make. `counts`: False where it has no rows."""
+    """A batch's rows of one rank, and the number of passes that all ranks make. `counts`: False where it has none."""
 
     rows: TrainBatch
     passes: int

@@ -70,7 +70,7 @@ class ShardRank:
 
 
 def process_memory() -> dict[str, int]:
-    """`peak` and `now`, bytes of this process in memory; the peak is begun anew.
+    """`peak` and `now`, bytes of this process in memory; the peak begins again.
 
     0 where the system does not say.
     """

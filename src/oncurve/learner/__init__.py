@@ -17,6 +17,7 @@ from oncurve.learner.kinds import (
     check_learner as check_learner,
     check_learner_settings as check_learner_settings,
 )
+from oncurve.learner.masters import cast_parameter as cast_parameter
 from oncurve.learner.optim import MasterAdamW as MasterAdamW, Schedule as Schedule, scheduled_rate as scheduled_rate
 from oncurve.learner.policy import (
     Accumulated as Accumulated,
@@ -37,5 +38,6 @@ from oncurve.learner.reward_model import (
     RewardLearner as RewardLearner,
     RewardModelSettings as RewardModelSettings,
 )
+from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
 from oncurve.learner.stored_once import FROZEN as FROZEN
