@@ -61,7 +61,7 @@ class Job:
         if room < self.processes:
             raise ConfigError(
                 f"--nodes {self.nodes} --cpus {self.cpus}: they have room for {room} processes of {self.threads} "
-                f"thread{'s' * (self.threads > 1)}, and the run has {self.processes} beside its own (learner_ranks - 1 "
+                f"thread{'s' * (self.threads > 1)}, and the run has {self.processes} other ones (learner_ranks - 1 "
                 "and rollout_workers); raise --nodes or --cpus, or lower them in [cluster]"
             )
 

@@ -51,7 +51,7 @@ library: Any = distributed
 
 
 @dataclass(frozen=True)
-class Part:
+class RankRows:
     """A batch's rows of one rank, and the number of passes that all ranks make. `counts`: False where it has none."""
 
     rows: TrainBatch
@@ -152,7 +152,7 @@ class ShardLearner(LocalLearner):
         own, self._reference_within = self._sharded(model, None)
         return Reference(own)
 
-    def accumulate_part(self, part: Part) -> Accumulated:
+    def accumulate_part(self, part: RankRows) -> Accumulated:
         """The gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's part."""
         metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64)
         self.optimizer.zero_grad()
@@ -173,7 +173,7 @@ class ShardLearner(LocalLearner):
         found: Tensor = loss.detach()
         return found
 
-    def update_part(self, part: Part) -> tuple[UpdateResult, Accumulated]:
+    def update_part(self, part: RankRows) -> tuple[UpdateResult, Accumulated]:
         """One update of all ranks, and loss and statistics of this rank's rows."""
         accumulated = self.accumulate_part(part)
         loss = sum(gathered(float(accumulated.loss)))
@@ -195,7 +195,7 @@ class ShardLearner(LocalLearner):
             unit.reshard()
 
     @torch.no_grad()
-    def score_part(self, part: Part, want: frozenset[str]) -> dict[str, Tensor]:
+    def score_part(self, part: RankRows, want: frozenset[str]) -> dict[str, Tensor]:
         """What `LocalLearner.score` adds, for this rank's part."""
         found: dict[str, Tensor] = {}
         if "reference" in want and self.reference is not None:
@@ -207,7 +207,7 @@ class ShardLearner(LocalLearner):
             found |= {"entropy": seen.entropy} if seen.entropy is not None else {}
         return found
 
-    def _stats(self, model: CausalModel, within: _Within, part: Part, want: frozenset[str]) -> TokenStats:
+    def _stats(self, model: CausalModel, within: _Within, part: RankRows, want: frozenset[str]) -> TokenStats:
         seen, pieces = want & {"entropy"}, []
 
         def stats(micro: TrainBatch) -> TokenStats:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.cluster.shard_learner import Part, ShardLearner, join, leave
+from oncurve.cluster.shard_learner import RankRows, ShardLearner, join, leave
 from oncurve.learner import Accumulated
 from oncurve.process import return_freed_memory
 
@@ -31,12 +31,12 @@ class ShardRank:
         join(rank, size, file, self._wait)
         self._learner = self._do(lambda: self._make(make=ShardLearner, tokenizer=None))
 
-    def update(self, part: Part) -> Accumulated:
+    def update(self, part: RankRows) -> Accumulated:
         """One update; loss and statistics of this rank's rows."""
         found: Accumulated = self._do(self._here().update_part, part)[1]
         return found
 
-    def score(self, part: Part, want: frozenset[str]) -> dict[str, Tensor]:
+    def score(self, part: RankRows, want: frozenset[str]) -> dict[str, Tensor]:
         """The scores of this rank's rows."""
         found: dict[str, Tensor] = self._do(self._here().score_part, part, want)
         return found

@@ -22,7 +22,7 @@ import torch
 from oncurve.batching import micro_batches, select_rows, shards
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
 from oncurve.cluster.learner import joined
-from oncurve.cluster.shard_learner import Part, ShardLearner, join, leave
+from oncurve.cluster.shard_learner import RankRows, ShardLearner, join, leave
 from oncurve.durable import LazyTensors
 from oncurve.errors import OncurveError, TrainingError
 from oncurve.learner import UpdateResult
@@ -107,12 +107,12 @@ class ShardedLearner:
         self._waited = 0.0
         return result
 
-    def _parts(self, batch: TrainBatch, runs: Sequence[TrainBatch | None]) -> list[Part]:
+    def _parts(self, batch: TrainBatch, runs: Sequence[TrainBatch | None]) -> list[RankRows]:
         """The runs of a batch's rows, one per rank, and the most passes; an empty one gets a row at weight 0."""
         shortest = select_rows(batch, batch.lengths.argmin()[None])
         tokens = self.local.budget.tokens
         passes = max([1, *(len(list(micro_batches(run, tokens))) for run in runs if run is not None)])
-        return [Part(shortest if run is None else run, passes, run is not None) for run in runs]
+        return [RankRows(shortest if run is None else run, passes, run is not None) for run in runs]
 
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
         """The batch with what `want` names, without a gradient, computed by all ranks."""

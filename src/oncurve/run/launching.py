@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
-from oncurve.cluster import Job, JobText, RayCluster
+from oncurve.cluster import Job, JobText, ProcessCluster
 from oncurve.config import RunConfig, check_complete
 from oncurve.errors import ConfigError
 from oncurve.paths import usable_path
@@ -32,13 +33,13 @@ def job_of(
     Raises ConfigError: the settings are not those of a run on a Ray cluster, or the nodes are too small for it.
     """
     check_complete(config)
-    cluster = config.cluster
-    if not isinstance(cluster, RayCluster):
+    cluster, address = cast("ProcessCluster", config.cluster), getattr(config.cluster, "address", None)
+    if address is None:
         raise ConfigError(
             'cluster.kind: a job starts a Ray cluster, and the run has to use it; set cluster.kind to "ray", and '
             "cluster.rollout_workers or cluster.learner_ranks to what it should have"
         )
-    if cluster.address:
+    if address:
         raise ConfigError('cluster.address: the job starts a Ray and fills its address in; set it to ""')
     if cluster.learner_ranks == 1 and not cluster.rollout_workers:
         raise ConfigError(
