@@ -186,7 +186,7 @@ def test_a_rank_that_is_lost_ends_the_run_with_its_cause_and_a_resume_goes_on(
             learner.update(batch)
         for name, parameter in learner.weights().model.module.named_parameters():
             right = one.optimizer.masters[name].detach()
-            assert float((parameter - right).abs().max()) <= 2e-6 * float(right.abs().max().clamp(min=1))
+            assert float((parameter.detach() - right).abs().max()) <= 2e-6 * float(right.abs().max().clamp(min=1))
 
 
 class Mortal(ShardLearner):
