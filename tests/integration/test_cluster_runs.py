@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from fakes.killed_runs import TIMES, raw
 from fakes.project import lay_out, oncurve, refused
@@ -312,4 +313,4 @@ def test_a_run_by_vllm_servers_outlives_one_that_is_killed(project: Path, monkey
     assert sum(line["cluster/shards_redone"] for line in steps) == 1
     assert {line["cluster/workers_alive"] for line in steps} == {1.0}
     for line in steps:
-        assert abs(line["correction/weight"] - 1) < 1e-3
+        assert line["correction/weight"] == about(1.0, torch.bfloat16)  # the policy computes in it, the server does not
