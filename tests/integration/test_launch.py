@@ -61,7 +61,7 @@ def test_a_file_is_written_and_never_over_another(command: Command) -> None:
         (["cluster.kind=host", "cluster.rollout_workers=2", "--slurm"], 'set cluster.kind to "ray"'),
         (["cluster.kind=ray", "--slurm"], "the run has one process and needs no cluster"),
         ([*ON_RAY, "cluster.address=10.0.0.1:6379", "--slurm"], "cluster.address: the job starts a Ray"),
-        ([*ON_RAY, "--slurm", "--cpus", "2"], "room for 2 processes of 1 thread, and the run has 3 beside its own"),
+        ([*ON_RAY, "--slurm", "--cpus", "2"], "room for 2 processes of 1 thread, and the run has 3 other ones"),
         ([*ON_RAY, "--slurm", "--image", "x"], "--image: it has no meaning with --slurm"),
         ([*ON_RAY, "--slurm", "--retries", "0"], "--retries: it has no meaning with --slurm"),
         ([*ON_RAY, *PODS, "--partition", "x"], "--partition: it has no meaning with --kuberay"),

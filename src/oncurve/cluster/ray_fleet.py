@@ -329,6 +329,11 @@ class RayCluster(ProcessCluster):
             'or cluster.kind to "host"',
         ),
         Impossible(
+            lambda cluster: bool(cluster.address) and cluster.learner_ranks == 1 and not cluster.rollout_workers,
+            "cluster.address: the run has one process, and would use no Ray; raise cluster.rollout_workers or "
+            "cluster.learner_ranks, or leave the address out",
+        ),
+        Impossible(
             lambda cluster: cluster.engine == "vllm",
             'cluster.engine: vLLM servers read the weights from a folder of this machine; set it to "own", or '
             'cluster.kind to "host"',
