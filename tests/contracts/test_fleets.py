@@ -119,7 +119,7 @@ def test_calls_are_done_in_order_and_answered_by_their_numbers_and_close_ends_al
 
 def test_the_first_cause_of_each_end_is_said_and_another_process_takes_the_place(make: Make) -> None:
     with fleet_of(make, 1) as fleet:
-        (process,) = fleet.settled(START_SECONDS)
+        (process,) = all_up(fleet, 1)
         os.kill(value_of(fleet, process, "pid"), signal.SIGSEGV)
         (event,) = until(fleet, 1)
         assert event == Ended(process, "it was killed by signal SIGSEGV")
@@ -135,7 +135,7 @@ def test_the_first_cause_of_each_end_is_said_and_another_process_takes_the_place
 @pytest.mark.slow
 def test_a_process_that_is_stopped_or_killed_is_replaced_while_another_works(make: Make) -> None:
     with fleet_of(make, 2) as fleet:
-        stopped, killed = fleet.settled(START_SECONDS)
+        stopped, killed = all_up(fleet, 2)
         pids = [value_of(fleet, process, "pid") for process in (stopped, killed)]
         fleet.call(killed, "sleep", 8)
         assert isinstance(until(fleet, 1, 20.0)[0], Replied), "a process that works lives"
@@ -196,7 +196,7 @@ def test_the_processes_and_this_one_meet(make: Make) -> None:
 @pytest.mark.slow
 def test_a_fleet_that_is_garbage_collected_ends_its_processes(make: Make) -> None:
     fleet = make(Counted, 1, silence_seconds=5.0)
-    (process,) = fleet.settled(START_SECONDS)
+    (process,) = all_up(fleet, 1)
     pid = value_of(fleet, process, "pid")
     del fleet
     assert gone(pid)
