@@ -44,8 +44,8 @@ def ray() -> Iterator[Any]:
 
 
 @contextmanager
-def fleet_of(make: Make, places: int, recipe: Callable[[], Any] = Counted) -> Iterator[Any]:
-    fleet = make(recipe, places, silence_seconds=5.0)
+def fleet_of(make: Make, places: int, recipe: Callable[[], Any] = Counted, silence: float = 30.0) -> Iterator[Any]:
+    fleet = make(recipe, places, silence_seconds=silence)
     try:
         yield fleet
     finally:
@@ -134,7 +134,7 @@ def test_the_first_cause_of_each_end_is_said_and_another_process_takes_the_place
 
 @pytest.mark.slow
 def test_a_process_that_is_stopped_or_killed_is_replaced_while_another_works(make: Make) -> None:
-    with fleet_of(make, 2) as fleet:
+    with fleet_of(make, 2, silence=5.0) as fleet:
         stopped, killed = all_up(fleet, 2)
         pids = [value_of(fleet, process, "pid") for process in (stopped, killed)]
         fleet.call(killed, "sleep", 8)
