@@ -115,7 +115,7 @@ def decode(size: str, repeats: int) -> dict[str, Any]:
     model, prompts = random_model(size), prompts_of()
     engines = {}
     for count in (1, 2):
-        engines[str(count)] = HostCluster(rollout_workers=count, shard_groups=2).engine(build(), build, SAMPLING)
+        engines[str(count)] = HostCluster(rollout_workers=count, shard_groups=2).rollout_engine(build(), build, SAMPLING)
         engines[str(count)].follow(LocalWeights(model, 0))
     try:
         ways = {f"{count} workers": partial(engine.generate, prompts, 0) for count, engine in engines.items()}
