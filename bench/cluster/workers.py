@@ -115,7 +115,8 @@ def decode(size: str, repeats: int) -> dict[str, Any]:
     model, prompts = random_model(size), prompts_of()
     engines = {}
     for count in (1, 2):
-        engines[str(count)] = HostCluster(rollout_workers=count, shard_groups=2).rollout_engine(build(), build, SAMPLING)
+        cluster = HostCluster(rollout_workers=count, shard_groups=2)
+        engines[str(count)] = cluster.rollout_engine(build(), build, SAMPLING)
         engines[str(count)].follow(LocalWeights(model, 0))
     try:
         ways = {f"{count} workers": partial(engine.generate, prompts, 0) for count, engine in engines.items()}
@@ -129,7 +130,7 @@ def rollout(size: str, repeats: int) -> dict[str, Any]:
     """Shards of so many groups."""
     model, prompts, ways = random_model(size), prompts_of(), {}
     for groups in (1, 2, 4, 8):
-        engine = HostCluster(shard_groups=groups).engine(build(), build, SAMPLING)
+        engine = HostCluster(shard_groups=groups).rollout_engine(build(), build, SAMPLING)
         engine.follow(LocalWeights(model, 0))
         ways[f"shards of {groups}"] = partial(engine.generate, prompts, 0)
     return in_turn(ways, repeats)
