@@ -2,8 +2,9 @@
 sources; `bench.scaling.fit` finds those that are fitted, each to calibration rows alone.
 
 VERL_ASYNC: verl's documentation, docs/advance/fully_async.md (May 2026); VERL_ONE_STEP: docs/advance/one_step_off.md
-(July 2025); AREAL: arXiv:2505.24298, its table of training hours, and the benchmark command in issue 119 of its
-repository (three GPUs of four decode, staleness at most 4, four minibatches).
+(July 2025); AREAL: the hours of arXiv:2505.24298 with its 250 steps and its GPUs, taken over without seeing
+the table, and the benchmark command in issue 119 of its repository (three GPUs of four decode, staleness at most 4,
+four minibatches).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from oncurve.forecast import MACHINES, Machine
-from oncurve.forecast.rates import decode_seconds
+from oncurve.forecast.rates import SIGMA, decode_seconds
 from oncurve.forecast.shapes import MODELS
 from oncurve.forecast.simulation import Lengths, Outcome, Setup, simulate
 
@@ -60,9 +61,6 @@ AREAL_TOKENS = 9000.0
 """Mean length of AReaL's completions. Assumed; the ratios of half and twice of it are in docs/scaling.md."""
 
 # Fitted, see `bench.scaling.fit`.
-SIGMA = 0.745
-"""σ of the logarithm of lengths, for all tables; with STALENESS_TOKENS to rows 0 and 0.5 of `staleness`."""
-
 STALENESS_TOKENS = 1573.0
 ONE_STEP_FSDP_TOKENS = 1314.4
 """To generate_sequences of the synchronous row with FSDP2, 247 s."""

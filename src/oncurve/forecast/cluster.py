@@ -22,11 +22,8 @@ from oncurve.forecast.counting import prefill_flops, scoring_flops, training_flo
 from oncurve.forecast.machines import Machine
 from oncurve.forecast.memory import SAMPLED_LOGITS, Memory, cache_bytes
 from oncurve.forecast.outlook import Variant
-from oncurve.forecast.rates import DECODE_FLOPS, TRAIN_FLOPS, WEIGHTS_PER_SECOND, decode_seconds
+from oncurve.forecast.rates import DECODE_FLOPS, SIGMA, TRAIN_FLOPS, WEIGHTS_PER_SECOND, decode_seconds
 from oncurve.forecast.simulation import Lengths, Outcome, Setup, simulate
-
-SIGMA = 0.67
-"""σ of the logarithm of completions' lengths: as fitted to verl's step times (docs/scaling.md)."""
 
 MEAN_LENGTH = 0.5
 """The mean length of completions, as a share of the longest. Assumed."""

@@ -23,6 +23,9 @@ DECODE_BANDWIDTH = 0.8
 LAUNCH_SECONDS = 0.002
 """Of a decode step whatever its size: scheduling, sampling, launches. Assumed."""
 
+SIGMA = 0.745
+"""σ of the logarithm of completions' lengths: fitted to two of verl's step times (`bench.scaling.fit`)."""
+
 WEIGHTS_PER_SECOND = 3e9
 """Bytes of bf16 weights per second from trainers to engines, by NCCL in buckets: published are 5.5 to 6 s for 7B (2.7
 GB/s), 17.9 s for 32B (3.6), 28.8 s for 72B (5.0)."""
