@@ -17,11 +17,14 @@ cases can be tested without a process and without a clock, and every kind of fle
 
 from __future__ import annotations
 
+import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from oncurve.closing import Closing
 from oncurve.parallel import Meeting
 
 PAUSES = (0.0, 0.0, 2.0)
@@ -251,6 +254,38 @@ class Health:
 
     def _of(self, process: int, *phases: Phase) -> Sequence[_Place]:
         return [place for place in self._places if place.process == process >= 0 and place.phase in phases]
+
+
+class WatchedFleet(Closing):
+    """The part of a fleet that is the same wherever its processes are. `Health` decides, and a thread of the fleet
+    tells it what happens; all of it is guarded by `_changed`."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._events: deque[Event] = deque()
+        self._changed = threading.Condition()
+
+    def up(self) -> list[int]:
+        """The processes that can be called, by their places."""
+        with self._changed:
+            return self._health.up
+
+    def wait(self, seconds: float) -> list[Event]:
+        """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events, seconds)
+            found = list(self._events)
+            self._events.clear()
+            return found
+
+    def kill(self, process: int, cause: str) -> None:
+        """End a process because of `cause`; another takes its place."""
+        with self._changed:
+            self._obey(self._health.condemn(process, cause))
+
+    @abstractmethod
+    def _obey(self, orders: list[Order]) -> None:
+        """Start and end processes."""
 
 
 def act_on(message: Sequence[Any], process: int, health: Health, events: deque[Event], now: float) -> list[Order]:

@@ -17,16 +17,14 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import cloudpickle
 
-from oncurve.closing import Closing
 from oncurve.cluster.channel import Channel, ClosedError, Sender
-from oncurve.cluster.fleet import Event, Health, Kill, Order, Start, act_on
+from oncurve.cluster.fleet import Health, Kill, Order, Start, WatchedFleet, act_on
 from oncurve.cluster.host_nursery import HostNursery
 from oncurve.cluster.shared import SharedBytes
 from oncurve.errors import ConfigError
@@ -64,7 +62,7 @@ class _Process:
             self.handle = None
 
 
-class HostFleet(Closing):
+class HostFleet(WatchedFleet):
     """`places` processes of this machine, each with the object that `make()` returns in the nursery.
 
     make             is pickled at once, with all that it holds; the object's `begin()` is called in every process
@@ -76,26 +74,19 @@ class HostFleet(Closing):
 
     def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0) -> None:
         self._recipe = _recipe(make)
-        self._health = Health(places, silence_seconds, START_SECONDS)
+        super().__init__(Health(places, silence_seconds, START_SECONDS))
         self._nurseries, self._nursery = Health(1, silence_seconds, START_SECONDS), list[HostNursery]()
         self._which = -1
         self._processes: dict[int, _Process] = {}
-        self._events: deque[Event] = deque()
         self._numbers = 0
         self._failure: str | None = None
         self._folder: Path | None = None
         self._meetings = 0
         self._ready = self._closed = False
-        self._changed = threading.Condition()
         self._order_nursery()
         self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._processes), daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._nursery, self._recipe, os.getpid())
-
-    def up(self) -> list[int]:
-        """The processes that can be called, by their places."""
-        with self._changed:
-            return self._health.up
 
     def settled(self, seconds: float) -> list[int]:
         """`up()`, as soon as no process is starting; after so many `seconds` in any case.
@@ -126,19 +117,6 @@ class HostFleet(Closing):
         if found is not None:
             found.sender.send((number, method, arguments))
         return number
-
-    def wait(self, seconds: float) -> list[Event]:
-        """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._events, seconds)
-            found = list(self._events)
-            self._events.clear()
-            return found
-
-    def kill(self, process: int, cause: str) -> None:
-        """End a process because of `cause`; another takes its place."""
-        with self._changed:
-            self._obey(self._health.condemn(process, cause))
 
     def meeting(self) -> FileMeeting:
         """A file of this machine, in a folder that `close` removes."""

@@ -19,7 +19,6 @@ import re
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -30,9 +29,8 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from oncurve.capabilities import Impossible
-from oncurve.closing import Closing
 from oncurve.cluster.channel import Frames, framed
-from oncurve.cluster.fleet import Event, Fleet, Health, Kill, Order, Start, act_on
+from oncurve.cluster.fleet import Fleet, Health, Kill, Order, Start, WatchedFleet, act_on
 from oncurve.cluster.keeper import cause_of, keeper_class
 from oncurve.cluster.kept import BOOT, StoredBytes, recipe_of
 from oncurve.cluster.processes import ProcessCluster
@@ -64,7 +62,7 @@ class _Kept:
     killed_at: float | None = None
 
 
-class RayFleet(Closing):
+class RayFleet(WatchedFleet):
     """`places` processes on the machines of a Ray cluster, each with the object that `make()` returns there.
 
     make             is pickled at once, with all that it holds; the object's `begin()` is called in every process
@@ -84,15 +82,13 @@ class RayFleet(Closing):
         recipe = recipe_of(make)
         ray = SESSION.use(address, len(recipe))
         self._ray, self._own = ray, not address
-        self._health = Health(places, silence_seconds, math.inf)  # of the start, `_late` decides
+        super().__init__(Health(places, silence_seconds, math.inf))  # of the start, `_late` decides
         self._processes: dict[int, _Kept] = {}
-        self._events: deque[Event] = deque()
         self._inbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._numbers = self._meetings = 0
         self._failure: str | None = None
         self._server: Any = None
         self._begun = self._any_up = self._said_full = self._closed = False
-        self._changed = threading.Condition()
         self._end = weakref.finalize(self, _end, ray, self._processes)
         environment = {key: value for key, value in os.environ.items() if key.startswith(_ENVIRONMENT)}
         stored = ray.put(recipe)
@@ -106,11 +102,6 @@ class RayFleet(Closing):
         self._hire = functools.partial(actor.remote, BOOT, str(Path(__file__).parents[2]), stored, environment)
         self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._inbox), daemon=True)
         self._thread.start()
-
-    def up(self) -> list[int]:
-        """The processes that can be called, by their places."""
-        with self._changed:
-            return self._health.up
 
     def settled(self, seconds: float) -> list[int]:
         """`up()`, as soon as no process is starting for which there is a machine; after so many `seconds` in any case.
@@ -155,19 +146,6 @@ class RayFleet(Closing):
             if found is not None and found.killed_at is None:
                 self._watch(process, lambda: found.keeper.send.remote(data, *more))
         return number
-
-    def wait(self, seconds: float) -> list[Event]:
-        """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._events, seconds)
-            found = list(self._events)
-            self._events.clear()
-            return found
-
-    def kill(self, process: int, cause: str) -> None:
-        """End a process because of `cause`; another takes its place."""
-        with self._changed:
-            self._obey(self._health.condemn(process, cause))
 
     def meeting(self) -> NetworkMeeting:
         """A number at a server of this process, which listens at the address that Ray has for this machine; for a Ray
