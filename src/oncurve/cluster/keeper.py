@@ -80,6 +80,7 @@ def _ended() -> Any:
     """How a process has ended: a function that is sent by value, too."""
 
     def ended(child: subprocess.Popen[bytes]) -> str:
+        """How it has ended, in words; after five seconds it is ended."""
         try:
             code = child.wait(5.0)
         except subprocess.TimeoutExpired:

@@ -105,7 +105,7 @@ def _made() -> Any:
         if here[name] != expected:
             raise ConfigError(
                 f"{socket.gethostname()} has {name} {here[name]}, and the run has {expected}: their bits may differ; "
-                "install the same version there"
+                "use the same version there, or, for kernels, the same ATEN_CPU_CAPABILITY for the run"
             )
     for name, file, source in recipe["files"]:
         if Path(file).is_file():
@@ -135,7 +135,12 @@ def _import_source(name: str, file: str, source: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {"torch": torch.__version__, "oncurve": version("oncurve")}
+    """What bits depend on in a process, in addition to its threads: versions, and the instructions that torch uses."""
+    return {
+        "torch": torch.__version__,
+        "oncurve": version("oncurve"),
+        "kernels for": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def _end_with(keeper: int) -> None:
