@@ -23,13 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from oncurve.batching import micro_batches
 from oncurve.cluster.sharded_files import load_part, save_part
@@ -95,8 +89,6 @@ class ShardLearner(LocalLearner):
     Its methods are called on all ranks at the same time. Raises ConfigError, ModelError: what shards cannot do.
     """
 
-    offload = False
-
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
         self.rank, self.size = library.get_rank(), library.get_world_size()
         self._mesh = DeviceMesh("cpu", torch.arange(self.size))
@@ -136,9 +128,8 @@ class ShardLearner(LocalLearner):
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None, cast_forward_inputs=False)
         if dtype in (torch.bfloat16, torch.float16):
             policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        offload = CPUOffloadPolicy(pin_memory=False) if self.offload else OffloadPolicy()
         for layer in [*_layers(own.module), root]:
-            fully_shard(layer, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
+            fully_shard(layer, mesh=self._mesh, mp_policy=policy)
         for layer in _units(root):
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
