@@ -1,7 +1,6 @@
 """`cluster.kind = "ray"` from the command line: the bits of `host`, whatever is killed, and what is refused."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fakes.killed_runs import TIMES, raw
+from fakes.cluster_runs import compare, finish, start
 from fakes.project import lay_out, oncurve, refused
 from fakes.toy_cluster import toy_cluster
 from oncurve import durable
@@ -37,43 +36,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def start(*arguments: str) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "oncurve", *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(*arguments: str) -> str:
-    process = start(*arguments)
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
-    return said
-
-
-def compare(first: Path, second: Path, steps: int) -> None:
-    """Bit for bit: the checkpoints, the samples, the model, and the metrics but for times and the cluster's."""
-    for step in range(1, steps + 1):
-        path = Path("checkpoints") / f"step-{step:06d}" / "learner.safetensors"
-        one, two = (durable.read_tensors(out / path) for out in (first, second))
-        assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, step
-    assert (first / "model/model.safetensors").read_bytes() == (second / "model/model.safetensors").read_bytes()
-    lines = [
-        [
-            {key: value for key, value in json.loads(line).items() if key not in TIMES and "cluster/" not in key}
-            for line in (out / "metrics.jsonl").read_text().splitlines()
-        ]
-        for out in (first, second)
-    ]
-    assert lines[0] == lines[1]
-    for path in sorted((first / "rollouts").iterdir()):
-        assert path.read_bytes() == (second / "rollouts" / path.name).read_bytes(), path.name
 
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:
