@@ -67,11 +67,13 @@ class ProcessCluster(Component):
     """Further arguments of `vllm serve`, like `["--gpu-memory-utilization", "0.4"]`."""
 
     learner_ranks: int = Field(default=1, ge=1, le=1024)
-    """Processes that compute the gradient, this one included. Their number does not change any result."""
+    """Processes that compute the gradient, this one included. Their number does not change any result, unless
+    `sharding` divides the model among them."""
 
     gradient_shards: int = Field(default=8, ge=1, le=1024)
     """Shards of an update, a power of two and not less than `learner_ranks`: the gradient of each is computed by
-    itself, and they are added in a fixed tree. Part of the result, like a seed."""
+    itself, and they are added in a fixed tree. Part of the result, like a seed. Without effect where `sharding` divides
+    the model."""
 
     sharding: Literal["replicate", "fsdp"] = "replicate"
     """"replicate": every rank has the whole model with its optimizer. "fsdp": every rank has its part of the
