@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import threading
 import time
@@ -24,6 +23,7 @@ import psutil
 import torch
 
 from bench.cluster.fsdp import make_learner
+from bench.machine import describe
 from oncurve.cluster import HostCluster
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling
@@ -99,7 +99,7 @@ def measured(size: str, workers: int, every: float, seconds: float) -> dict[str,
     with kills(every, killed):
         disturbed, found = rollouts(model, workers, seconds, len(right))
     return {
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": before},
+        "machine": {**describe(), "load": before},
         "model": size,
         "workers": workers,
         "kill_every_seconds": every,
