@@ -7,7 +7,9 @@ escapes is a defect of oncurve and keeps its traceback.
 
 from __future__ import annotations
 
+import difflib
 import shlex
+from collections.abc import Iterable
 from typing import TypeVar
 
 Raised = TypeVar("Raised", bound=BaseException)
@@ -74,3 +76,17 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= 200 and text.isprintable() else f"{text[:120]}... ({len(text):,} characters)"
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option most like `word`, if one is similar enough."""
+    names = list(options)
+    word = word[:100]
+    close = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1, cutoff=0.6)
+    return next((name for name in names if close and name.lower() == close[0]), None)
+
+
+def suggest(word: str, options: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the option most like `word`, or `""`."""
+    near = nearest(word, options)
+    return f"; did you mean {near!r}?" if near is not None else ""

@@ -26,8 +26,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.capabilities import Equation, check_per_token
-from oncurve.errors import ConfigError
-from oncurve.spec import locate, misstated, suggest
+from oncurve.errors import ConfigError, suggest
+from oncurve.imports import locate
+from oncurve.spec import misstated
 from oncurve.words import kind_for
 
 _FAR = 20.0

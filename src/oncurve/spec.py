@@ -1,26 +1,21 @@
 """The base of all settings, and the functions that build objects from them.
 
 A *component* is its settings: a frozen pydantic model whose fields are the configuration's keys. `build` turns
-a table such as `{"kind": "clipped", "clip_high": 0.28}` into one, `locate` imports code by its path, and
-`explain_validation` turns validation errors into messages for the user.
+a table such as `{"kind": "clipped", "clip_high": 0.28}` into one, and `explain_validation` turns validation errors
+into messages for the user.
 
-Covered: strict keys, near names, no silent coercion (`true` is not 1, `"5"` is not 5), paths to code.
+Covered: strict keys, near names, no silent coercion (`true` is not 1, `"5"` is not 5).
 Not covered: files, layers and presets (`oncurve.config.loading`).
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import importlib
-import importlib.util
 import json
 import math
-import os
 import re
 import shlex
 import sys
-import traceback
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +24,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from oncurve.errors import ConfigError, shown
-from oncurve.paths import not_a_file, usable_path, working_directory
+from oncurve.errors import ConfigError, shown, suggest
+from oncurve.imports import FILE_MODULE, locate
 from oncurve.words import kind_for, word_for
 
 Settings = TypeVar("Settings", bound="Component")
@@ -147,7 +142,26 @@ def build(
     for key in (key for key in cls.nested if values.get(key) is not None):
         inner = {"kind": values[key]} if isinstance(values[key], str) else values[key]
         values[key] = build(inner, kinds, f"{where}.{key}", base=base)
-    return validated(cls, values, where)
+    problems = _of_other_kinds(values.keys() - cls.model_fields.keys(), kinds, where, kind)
+    try:
+        component = validated(cls, {key: value for key, value in values.items() if key not in problems}, where)
+    except ConfigError as error:
+        problems[""] = str(error)
+    if problems:
+        raise ConfigError("\n".join(problems.values()))
+    return component
+
+
+def _of_other_kinds(
+    unknown: Iterable[str], kinds: Mapping[str, type[Component]], where: str, kind: Any
+) -> dict[str, str]:
+    """The error for each of the unknown keys that other kinds have."""
+    found = {}
+    for key in sorted(unknown):
+        if owners := [name for name, cls in kinds.items() if key in cls.model_fields]:
+            meant = f"set {where}.kind to {' or '.join(owners)}, or leave the key out"
+            found[key] = f"{where}.{key}: unknown key of the kind {shown(kind)}; {meant}"
+    return found
 
 
 def _key_meant(where: str, value: Any, kinds: Mapping[str, type[Component]]) -> str:
@@ -206,98 +220,9 @@ def kind_of(component: object, kinds: Mapping[str, type[Component]]) -> str:
         if kind is cls:
             return name
     module = sys.modules.get(cls.__module__)
-    if cls.__module__.startswith(_FILE_MODULE) and module is not None:
+    if cls.__module__.startswith(FILE_MODULE) and module is not None:
         return f"{module.__file__}:{cls.__qualname__}"
     return f"{cls.__module__}:{cls.__qualname__}"
-
-
-_FILE_MODULE = "oncurve_file_"
-
-
-def locate(path: str, base: Path | None = None) -> Any:
-    """The object at `"package.module:Name"` or `"file.py:name"`. A relative file is found in `base` (else here).
-
-    A file is imported once in a process, whatever the spelling of its path; its folder is importable while it
-    loads. Raises ConfigError: no such module, file or attribute (with the nearest name), or the import failed.
-    """
-    source, colon, name = path.rpartition(":")
-    if not colon or not source or not name:
-        raise ConfigError(f"{shown(path)} is not a path to code; write 'package.module:name' or 'file.py:name'")
-    module = import_file(source, base) if source.endswith(".py") else _import_module(source)
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            public = [key for key in vars(found) if not key.startswith("_")]
-            raise ConfigError(f"{source} has no {name!r}{suggest(part, public)}")
-        found = getattr(found, part)
-    return found
-
-
-def _import_module(name: str) -> types.ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            fix = "for a file write 'path/to/file.py:name'; a package must be installed where oncurve runs"
-            raise ConfigError(f"there is no module {name!r}; {fix}") from error
-        raise ConfigError(f"importing {name} failed: {_reason(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"importing {name} failed: {_reason(error)}") from error
-
-
-def imported_files() -> list[str]:
-    """The files that `import_file` has imported, in order: another process that imports them finds the same names."""
-    found = [module for name, module in sys.modules.items() if name.startswith(_FILE_MODULE)]
-    return [str(module.__file__) for module in found]
-
-
-def import_file(source: str, base: Path | None = None) -> types.ModuleType:
-    """The module of a file, relative to `base`. Raises ConfigError: there is none, or the import failed."""
-    file = ((base or working_directory()) / usable_path(source, "a path to code", base)).resolve()
-    name = f"{_FILE_MODULE}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    special = not_a_file(file)
-    if special is not None:
-        raise ConfigError(f"{file} is {special}, and code is read from files; name a file")
-    if not file.is_file():
-        raise ConfigError(f"there is no file {file}")
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{file} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.append(str(file.parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise ConfigError(f"importing {file} failed: {_reason(error)}") from error
-    finally:
-        sys.path.remove(str(file.parent))
-    return module
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    line = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{line}"
-
-
-def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option most like `word`, if one is similar enough."""
-    names = list(options)
-    word = word[:100]
-    close = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1, cutoff=0.6)
-    return next((name for name in names if close and name.lower() == close[0]), None)
-
-
-def suggest(word: str, options: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the option most like `word`, or `""`."""
-    near = nearest(word, options)
-    return f"; did you mean {near!r}?" if near is not None else ""
 
 
 def misstated(what: str, stated: object, known: frozenset[str]) -> str | None:

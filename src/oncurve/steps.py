@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.errors import ConfigError
-from oncurve.spec import locate
+from oncurve.imports import locate
 
 _CONTEXT_TOKENS = 6  # context that decides the text of the next token, as for a prompt and its completion
 

@@ -17,10 +17,11 @@ from oncurve.config.schema import Section
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.config.without_effect import inert
 from oncurve.data import InMemory, load_rows
+from oncurve.imports import locate
 from oncurve.losses import KLPenalty
 from oncurve.rewards import REWARD_KINDS
 from oncurve.run.reward_models import REWARD_MODEL
-from oncurve.spec import Component, locate
+from oncurve.spec import Component
 
 ROOT = Path(__file__).parents[2]
 ALL_KINDS = [

@@ -6,8 +6,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from oncurve.errors import ConfigError
-from oncurve.spec import Component, build, kind_of, locate, suggest, validated
+from oncurve.errors import ConfigError, suggest
+from oncurve.imports import locate
+from oncurve.spec import Component, build, kind_of, validated
 
 
 class Clip(Component):

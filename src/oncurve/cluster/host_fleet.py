@@ -28,9 +28,9 @@ from oncurve.cluster.fleet import Health, Kill, Order, Start, WatchedFleet, act_
 from oncurve.cluster.host_nursery import HostNursery
 from oncurve.cluster.shared import SharedBytes
 from oncurve.errors import ConfigError
+from oncurve.imports import imported_files
 from oncurve.output import urgent
 from oncurve.parallel import FileMeeting
-from oncurve.spec import imported_files
 
 START_SECONDS = 600.0
 """For importing everything and making the object; a fork of it takes milliseconds."""

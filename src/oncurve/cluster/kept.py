@@ -31,7 +31,7 @@ from oncurve.cluster.channel import Channel
 from oncurve.cluster.nursery import serve
 from oncurve.cluster.shared import Pieces, pieces_of
 from oncurve.errors import ConfigError
-from oncurve.spec import import_file, imported_files
+from oncurve.imports import import_file, imported_files
 from oncurve.workers import last_words
 
 _PR_SET_PDEATHSIG = 1

@@ -85,7 +85,7 @@ def _made() -> Any:
     torch.set_num_threads(1)  # threads do not survive a fork
     recipe = cloudpickle.load(sys.stdin.buffer)
     sys.path[:] = recipe["path"]
-    from oncurve.spec import import_file
+    from oncurve.imports import import_file
 
     for file in recipe["files"]:
         import_file(file)

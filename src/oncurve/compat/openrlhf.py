@@ -12,8 +12,7 @@ from typing import Any
 from oncurve.compat.dialect import Dialect, Key, Values
 from oncurve.compat.openrlhf_names import FLAG, LIST, NUMBER, PAIR, REFUSED, RENAMED, TEXT, WHOLE, WITHOUT_MEANING
 from oncurve.compat.shell import SCRIPTS
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, shown, suggest
 
 ABOUT = f"""
 `oncurve config from-openrlhf run.sh`, or the flags themselves (`--actor.model_name_or_path M ...`), print the recipe.

@@ -13,8 +13,7 @@ from oncurve.compat.dialect import Key, Said, Translation
 from oncurve.compat.openrlhf import DIALECT
 from oncurve.compat.openrlhf_names import RENAMED
 from oncurve.compat.shell import Program, Word, find_call
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, shown, suggest
 
 PROGRAM = Program(
     re.compile(r"\S* (\S*/)?(openrlhf\.cli\.train_ppo(_ray)?|train_ppo(_ray)?\.py)"),

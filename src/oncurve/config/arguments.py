@@ -13,8 +13,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from oncurve.config.sections import RUN
-from oncurve.errors import ConfigError
-from oncurve.spec import Component, suggest
+from oncurve.errors import ConfigError, suggest
+from oncurve.spec import Component
 from oncurve.words import word_for
 
 P = ParamSpec("P")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from oncurve.config.sections import RunConfig
+from oncurve.errors import suggest
 from oncurve.rewards import verifier_of
-from oncurve.spec import suggest
 
 
 def measured(config: RunConfig) -> list[str]:

@@ -18,10 +18,9 @@ from typing import Any
 
 import yaml
 
-from oncurve.errors import ConfigError, command, shown
+from oncurve.errors import ConfigError, command, shown, suggest
 from oncurve.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
 from oncurve.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
-from oncurve.spec import suggest
 
 DATA_KEYS = {("data", "path"), ("data", "eval_path")}
 FILE_KEYS = {*DATA_KEYS, ("iterative", "history")}

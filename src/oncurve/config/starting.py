@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from oncurve.config.layers import CODE_PATH
-from oncurve.errors import ConfigError, command, shown
+from oncurve.errors import ConfigError, command, shown, suggest
 from oncurve.paths import usable_path
 from oncurve.shipped import RECIPES, SUFFIXES, shipped
-from oncurve.spec import suggest
 
 _QUOTED = re.compile(r'"([^"\n]+)"')
 

@@ -7,9 +7,8 @@ from array import array
 from pathlib import Path
 from typing import Any, NoReturn
 
-from oncurve.errors import DataError
+from oncurve.errors import DataError, suggest
 from oncurve.paths import not_a_file
-from oncurve.spec import suggest
 
 OTHER_FORMATS = {".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".zip", ".xlsx"}
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from oncurve.data.containers import DEEPEST
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.data.template import fill, template_columns
-from oncurve.errors import DataError, ModelError
+from oncurve.errors import DataError, ModelError, suggest
 from oncurve.models.loading import check_variables, has_template, render
-from oncurve.spec import suggest
 from oncurve.types import Prompt
 
 GENERATED_SAMPLE = 64  # generated prompts that are checked; all hundred thousand would take half a minute

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from oncurve.data.jsonl import read_jsonl
-from oncurve.errors import DataError
+from oncurve.errors import DataError, suggest
 from oncurve.randomness import permutation
-from oncurve.spec import Component, suggest
+from oncurve.spec import Component
 from oncurve.types import LabelledSteps, Messages, PreferencePair
 
 Example = PreferencePair | LabelledSteps

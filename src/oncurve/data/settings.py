@@ -11,8 +11,9 @@ from pydantic import Field, JsonValue, field_validator
 
 from oncurve.capabilities import unflagged
 from oncurve.data.template import template_columns
+from oncurve.errors import suggest
 from oncurve.models.loading import RENDERING
-from oncurve.spec import Component, suggest
+from oncurve.spec import Component
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError, shown
+from oncurve.errors import ConfigError, shown, suggest
 from oncurve.forecast.cluster import (
     MEAN_LENGTH,
     USUAL_SHARDS,
@@ -32,7 +32,6 @@ from oncurve.forecast.meter import MemoryMeter, measure_machine
 from oncurve.forecast.outlook import PART_NAMES, Suggestion, Variant, changes, duration, size
 from oncurve.forecast.request import ForecastRequest, Sizes
 from oncurve.forecast.simulation import Outcome
-from oncurve.spec import suggest
 
 ALIASES = {"a100": "a100-80"}
 HERE = "cpu"

@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, shown, suggest
 
 GIB = 2**30
 MOST = 1e24  # of bytes, or of FLOP/s: no machine has more

@@ -9,8 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, shown, suggest
 
 LEAST_PARAMETERS, MOST_PARAMETERS = 1e6, 1e13
 

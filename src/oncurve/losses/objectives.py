@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 
 from oncurve.capabilities import check_per_token, lacking, stated, unflagged
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, suggest
 from oncurve.metrics import METRICS
-from oncurve.spec import misstated, suggest
+from oncurve.spec import misstated
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 OBJECTIVE_NEEDS = frozenset({"entropy", "full_kl"})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from oncurve.errors import suggest
 from oncurve.metrics.metric import Metric
 from oncurve.metrics.of_cluster import CLUSTER_METRICS
 from oncurve.metrics.of_correction import CORRECTION_METRICS
 from oncurve.metrics.of_reward_model import REWARD_MODEL_METRICS
 from oncurve.metrics.of_rollout import ROLLOUT_METRICS
 from oncurve.metrics.of_update import UPDATE_METRICS
-from oncurve.spec import suggest
 
 METRICS: dict[str, Metric] = {
     metric.name: metric

@@ -25,9 +25,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, suggest
+from oncurve.imports import locate
 from oncurve.rewards.settings import Accepts
-from oncurve.spec import locate, suggest
 from oncurve.steps import Splitter, lines, pieces, splitter_of
 
 OFFERED = ("completion", "prompt", "completion_ids")

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from oncurve.errors import DataError, RewardError
+from oncurve.errors import DataError, RewardError, suggest
 from oncurve.output import make_visible
 from oncurve.rewards.callables import OFFERED, TRL_NAMES, VERL_TRUTH
 from oncurve.rewards.settings import Accepts, RewardSettings, Runner
-from oncurve.spec import suggest
 from oncurve.types import Completion, Group, Prompt
 from oncurve.workers import Reply
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oncurve.config import Argument, RunConfig, names_recipe
-from oncurve.errors import ConfigError, command, shown
+from oncurve.errors import ConfigError, command, shown, suggest
 from oncurve.paths import usable_path
 from oncurve.run.arguments import configured, data_arguments, reward_arguments
 from oncurve.shipped import PRESETS, RECIPES, SUFFIXES, shipped
-from oncurve.spec import suggest
 
 
 def command_config(

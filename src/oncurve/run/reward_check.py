@@ -23,7 +23,7 @@ from oncurve.data import (
     value_at,
 )
 from oncurve.display import one_line
-from oncurve.errors import ConfigError, DataError
+from oncurve.errors import ConfigError, DataError, suggest
 from oncurve.models import LocalWeights
 from oncurve.output import visible
 from oncurve.process import prepare_process
@@ -33,7 +33,6 @@ from oncurve.run.assembly import build_engine
 from oncurve.run.evaluation import give_own_model
 from oncurve.run.iterations import step_locator
 from oncurve.run.row_lengths import fix_reach, read_tokenizer, room_for_prompts
-from oncurve.spec import suggest
 from oncurve.types import Completion, Group, Prompt
 
 WIDTH = 72

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import locate, suggest
+from oncurve.errors import ConfigError, shown, suggest
+from oncurve.imports import locate
 from oncurve.tracking.protocol import Tracker
 from oncurve.tracking.settings import TrackingSettings
 from oncurve.tracking.tensorboard import TensorBoard

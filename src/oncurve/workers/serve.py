@@ -142,7 +142,7 @@ def _read_requests(request: int, requests: SimpleQueue[Any]) -> None:
 def _load(start: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
     """The callable `factory(**settings)`, and its attribute `about`."""
     sys.path[:] = start["sys_path"]
-    from oncurve.spec import locate  # here: only now is the parent's import path in place
+    from oncurve.imports import locate  # here: only now is the parent's import path in place
 
     function = locate(start["factory"], None)(**start["settings"])
     return function, getattr(function, "about", None)

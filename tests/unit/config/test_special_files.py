@@ -14,11 +14,11 @@ from oncurve.config.layers import _absolute_value, read_layers
 from oncurve.data.jsonl import read_jsonl
 from oncurve.data.reward_examples import _rows
 from oncurve.errors import UserError
+from oncurve.imports import locate
 from oncurve.paths import not_a_file
 from oncurve.rewards import RewardSet
 from oncurve.run.directory import RunDirectory
 from oncurve.run.evaluation import evaluate_target
-from oncurve.spec import locate
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oncurve.batching import collate
-from oncurve.spec import locate
+from oncurve.imports import locate
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from oncurve.imports import locate
 from oncurve.rewards import path_of
-from oncurve.spec import locate
 
 SOURCE = """
 import functools

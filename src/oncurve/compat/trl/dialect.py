@@ -115,7 +115,7 @@ DIALECT = Dialect("TRL", "1.16", (*CONFIG_KEYS, *OLDER_KEYS, *TRAINER_KEYS))
 
 def check_argument(name: str) -> None:
     """Raises ConfigError: `GRPOTrainer` has no such argument."""
-    from oncurve.spec import suggest
+    from oncurve.errors import suggest
 
     known = [key.theirs.removeprefix(TRAINER) for key in TRAINER_KEYS]
     if name not in known:

@@ -6,8 +6,7 @@ from typing import Any
 
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.trl.sizes import in_steps, updates_per_step
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, shown, suggest
 
 AGGREGATIONS = {
     "grpo": "seq-mean-token-mean",

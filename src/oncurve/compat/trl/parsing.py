@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, shown, suggest
 
 
 class TrlParser(HfArgumentParser):  # type: ignore[misc]

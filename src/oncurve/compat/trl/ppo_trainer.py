@@ -19,8 +19,7 @@ from oncurve.compat.trl.ppo_keys import PPO_TRAINER_KEYS
 from oncurve.compat.trl.ppo_logs import ppo_logs
 from oncurve.compat.trl.run_trainer import RunTrainer
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, suggest
 from oncurve.trainer import StepResult
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from oncurve.compat.dialect import Key, Make, Values
 from oncurve.compat.trl.sizes import in_steps, prompts_and_minibatches, sizes
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, shown, suggest
 
 ALL = 10**9
 """Checkpoints to keep where TRL keeps all."""

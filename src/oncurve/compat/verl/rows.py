@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oncurve.compat.dialect import Key, Values
-from oncurve.errors import ConfigError, shown
-from oncurve.spec import suggest
+from oncurve.errors import ConfigError, shown, suggest
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"

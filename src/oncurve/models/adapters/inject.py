@@ -15,14 +15,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from oncurve.errors import ModelError
+from oncurve.errors import ModelError, suggest
 from oncurve.models.adapters.adapter import Adapter
 from oncurve.models.adapters.files import StoredAdapter
 from oncurve.models.adapters.layer import NAME, Switch, adopt
 from oncurve.models.adapters.settings import LoraSettings
 from oncurve.ops import at_least_float32
 from oncurve.randomness import weight_uniforms
-from oncurve.spec import suggest
 
 
 def put_adapter(module: nn.Module, settings: LoraSettings, seed: int, stored: StoredAdapter | None = None) -> Adapter:

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncurve.errors import ModelError
-from oncurve.spec import suggest
+from oncurve.errors import ModelError, suggest
 
 TEMPLATE_SECONDS = 10.0
 """For one prompt, which takes less than a millisecond: a template that takes longer loops."""

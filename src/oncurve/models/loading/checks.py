@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from oncurve.errors import ModelError, UserError, shown
+from oncurve.errors import ModelError, UserError, shown, suggest
 from oncurve.models.loading.hub import offline, online
 from oncurve.models.loading.silence import quiet
-from oncurve.spec import suggest
 
 _CHOSEN_HERE = {"transformers_weights", "fusion_config", "distributed_config", "kernel_config"}
 """Keys of a configuration by which its network would be loaded from other files, or changed."""
