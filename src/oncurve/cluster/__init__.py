@@ -50,6 +50,7 @@ from oncurve.cluster.settings import (
     HostCluster as HostCluster,
     NoCluster as NoCluster,
     check_cluster as check_cluster,
+    cluster_meant as cluster_meant,
 )
 from oncurve.cluster.shards import rollout_shards as rollout_shards
 from oncurve.cluster.weights import Snapshot as Snapshot

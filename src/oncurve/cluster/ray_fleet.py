@@ -290,7 +290,8 @@ def _end(ray: Any, processes: dict[int, _Kept]) -> None:
 
 
 class RayCluster(ProcessCluster):
-    """Processes on the machines of a Ray cluster (`kind = "ray"`)."""
+    """Processes on the machines of a Ray cluster (`kind = "ray"`). This is the kind of a section with an `address` and
+    without a `kind`."""
 
     where: ClassVar[str] = "a Ray cluster"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from oncurve.capabilities import check_of
@@ -108,7 +108,8 @@ class NoCluster(Component):
 
 
 class HostCluster(ProcessCluster):
-    """Processes of this machine (`kind = "host"`), forked from one that has loaded everything."""
+    """Processes of this machine (`kind = "host"`), forked from one that has loaded everything. This is the kind of a
+    section with other keys and without a `kind`."""
 
     def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
         """`places` forked processes of this machine."""
@@ -116,6 +117,12 @@ class HostCluster(ProcessCluster):
 
 
 CLUSTER_KINDS: dict[str, type[Component]] = {"none": NoCluster, "host": HostCluster, "ray": RayCluster}
+
+
+def cluster_meant(table: Mapping[str, Any]) -> str | None:
+    """The kind of a `[cluster]` with keys and without a `kind`: that whose `address` is given, or this machine."""
+    return "ray" if "address" in table else "host" if table else None
+
 
 check_cluster = check_of(
     "cluster",

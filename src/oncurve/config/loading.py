@@ -187,10 +187,10 @@ def _kept(known: Section | None, section: str, table: Mapping[str, Any], kind: A
 
     A class of the user's may have a field that is called like one of the replaced kind and is something else.
     """
-    if known is None or known.default is None or table.get("kind", known.default) == kind:
+    if known is None or known.default is None or known.kind_in(table) == kind:
         return dict(table)
     fields = component_class(kind, known.kinds, section).model_fields
-    replaced = known.kinds.get(table.get("kind", known.default))
+    replaced = known.kinds.get(known.kind_in(table))
     before = replaced.model_fields if replaced is not None else {}
     return {
         key: value

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, suggest
 from oncurve.rewards import REWARD_KINDS, check_reward, kind_meant
-from oncurve.spec import Component, build, suggest, validated
+from oncurve.spec import Component, build, validated
 from oncurve.words import word_for
 
 IN_MEMORY = "in-memory:"
@@ -23,12 +23,20 @@ class Section:
     """The components that a section of the file may be, by kind. `default` is the kind meant when `kind` is left out.
 
     Without a `default` there is one component and nothing to choose: `kind` is no key of the section. `check` says what
-    is wrong with a component, which may be a class of the user's; None: nothing.
+    is wrong with a component, which may be a class of the user's; None: nothing. `meant` is the kind of a table that
+    has keys and no `kind`; None: the default.
     """
 
     kinds: Mapping[str, type[Component]]
     default: str | None = None
     check: Callable[[object], str | None] = lambda component: None
+    meant: Callable[[Mapping[str, Any]], str | None] = lambda table: None
+
+    def kind_in(self, table: Any) -> Any:
+        """The kind of a table: as it says, or else as its keys mean, or else the default."""
+        if not isinstance(table, Mapping):
+            return self.default
+        return table.get("kind", self.meant(table) or self.default)
 
 
 def fixed(cls: type[Component]) -> Section:
@@ -78,7 +86,7 @@ class Schema(Generic[Config]):
         section = self.sections[name]
         if isinstance(table, Mapping) and "kind" in table and section.default is None:
             raise ConfigError(f"{name}.kind: unknown key; there is only one kind of [{name}]")
-        component = build(table, section.kinds, name, section.default, base)
+        component = build(table, section.kinds, name, section.kind_in(table), base)
         _refuse(section.check(component), name)
         return component
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, check_advantage
 from oncurve.capabilities import Inert, check_of
-from oncurve.cluster import CLUSTER_KINDS, Cluster, NoCluster, check_cluster
+from oncurve.cluster import CLUSTER_KINDS, Cluster, NoCluster, check_cluster, cluster_meant
 from oncurve.config.schema import Schema, Section, fixed
 from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
 from oncurve.learner import (
@@ -327,7 +327,7 @@ SECTIONS: dict[str, Section] = {
     "correction": Section(CORRECTION_KINDS, "none", check_correction),
     "learner": Section(LEARNER_KINDS, "local", check_learner_settings),
     "critic": Section(CRITIC_KINDS, "none", check_critic),
-    "cluster": Section(CLUSTER_KINDS, "none", check_cluster),
+    "cluster": Section(CLUSTER_KINDS, "none", check_cluster, cluster_meant),
     "reward_model": Section(REWARD_MODEL_KINDS, "none"),
     "iterative": fixed(IterativeSettings),
     "checkpoint": fixed(RunCheckpointSettings),

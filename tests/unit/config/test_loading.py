@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from oncurve.advantages import GroupAdvantage
+from oncurve.cluster import CLUSTER_KINDS
 from oncurve.config.loading import load_config, to_tables, to_toml
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.data import Files, InMemory, Task
 from oncurve.errors import ConfigError
 from oncurve.losses import Clipped, Reinforce, SeqMeanTokenSumNorm, SequenceProduct
 from oncurve.rewards import REWARD_KINDS, Python
+from oncurve.spec import kind_of
 
 
 def config(*overrides: str, recipe: str | Path | None = None, **settings: Any) -> RunConfig:
@@ -59,6 +61,25 @@ def test_a_changed_kind_keeps_what_it_has_a_key_for():
     data = config("data.kind=task", data={"path": "a.jsonl", "prompts_per_step": 4}).data
     assert data == Task(prompts_per_step=4)
     assert "objective.clip_high: unknown key" in complaint("objective.kind=reinforce", "objective.clip_high=0.3")
+
+
+def test_a_key_that_only_other_kinds_have_names_them():
+    said = complaint("critic.warmup_steps=3", "critic.warmup_stpes=3")
+    assert "critic.warmup_steps: unknown key of the kind 'none'; set critic.kind to own or shared, or leave" in said
+    assert "critic.warmup_stpes: unknown key;" in said
+
+
+def test_a_cluster_with_keys_and_without_a_kind_is_this_machine_or_the_ray_whose_address_it_has():
+    two = {"cluster": {"rollout_workers": 2}}
+    assert kind_of(config("cluster.rollout_workers=2", "cluster.learner_ranks=2").cluster, CLUSTER_KINDS) == "host"
+    assert kind_of(config("cluster.address=10.0.0.1:6379", **two).cluster, CLUSTER_KINDS) == "ray"
+    assert kind_of(config("cluster.kind=ray", **two).cluster, CLUSTER_KINDS) == "ray"
+    assert config("cluster.kind=ray", **two).cluster.workers == 2
+    assert config("cluster.kind=none", **two).cluster.alone
+    assert config().cluster.alone
+    assert "cluster.learner_ranks: unknown key of the kind 'none'; set cluster.kind to host or ray" in complaint(
+        "cluster.kind=none", "cluster.learner_ranks=2"
+    )
 
 
 def test_a_key_of_ones_own_class_that_only_shares_its_name_with_a_presets_does_not_get_its_value(tmp_path: Path):
