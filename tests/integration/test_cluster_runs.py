@@ -93,6 +93,8 @@ def test_a_run_whose_rollouts_have_one_two_and_four_workers_is_the_run_of_one_pr
         metrics = json.loads((project / name / "metrics.jsonl").read_text().splitlines()[-1])
         assert metrics["cluster/workers_alive"] == count
         assert metrics["cluster/weights_bytes"] > 0
+        assert 0 < metrics["cluster/rollout_busy"] <= 1
+        assert 0 < metrics["cluster/learner_busy"] <= 1
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncurve.closing import Closing
+from oncurve.cluster.busy import Busy
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
 from oncurve.cluster.shards import Lost, rollout_shards
 from oncurve.cluster.weights import Carrier, Snapshot
@@ -96,6 +97,7 @@ class FleetEngine(Closing):
     carrier       how weights get to workers
     start_seconds the time that a worker has in addition for its first shard, in which it starts a server
     exact         whether the workers' log-probs are those of the weights, as the driver's are
+    workers       how many workers the fleet has when none is lost
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class FleetEngine(Closing):
         carrier: Carrier,
         start_seconds: float = 0.0,
         exact: bool = True,
+        workers: int = 1,
     ) -> None:
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
         self._shard_groups, self._threads, self._wait = shard_groups, threads, wait_seconds
@@ -120,6 +123,7 @@ class FleetEngine(Closing):
         self._calls, self._has = dict[int, _Call](), dict[int, str]()
         self._seconds: dict[Lengths, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._alive_at = 0.0
+        self._busy, self._workers = Busy(), workers
         self._measured: dict[str, float] = defaultdict(float)
         self._bits = " to the same bits" if exact else ""
         self._patience, self._told = max(PATIENCE_SECONDS, start_seconds), exact
@@ -150,6 +154,8 @@ class FleetEngine(Closing):
             self._fleet.close()
         self._fleet = self._snapshot = self._handle = None
         self._carrier.close()
+        for worker in self._calls:
+            self._busy.ends(worker)
         self._calls.clear()
         self._has.clear()
         self.local.close()
@@ -159,6 +165,13 @@ class FleetEngine(Closing):
         found = dict(self._measured)
         self._measured.clear()
         return found
+
+    def worked(self) -> float | None:
+        """Seconds for which a worker had a shard so far, or copied weights for it: the mean over all workers.
+
+        None: no worker samples for this engine.
+        """
+        return None if self._make_fleet is None else self._busy.seconds() / self._workers
 
     def generate(
         self,
@@ -189,7 +202,7 @@ class FleetEngine(Closing):
 
     def _share(self, fleet: Fleet, rollout: _Rollout) -> None:
         """Have all shards decoded, by workers as far as there are any."""
-        for name in ("cluster/workers_restarted", "cluster/shards_redone"):
+        for name in ("cluster/workers_restarted", "cluster/shards_redone", "cluster/tokens_redone"):
             self._measured[name] += 0.0
         self._alive_at = time.monotonic()
         if not fleet.up():
@@ -218,6 +231,7 @@ class FleetEngine(Closing):
                 number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
                 now = time.monotonic()
                 self._calls[worker] = _Call(number, index, now, now + limit)
+                self._busy.begins(worker)
         return up
 
     def _publish(self, fleet: Fleet) -> bool:
@@ -262,6 +276,7 @@ class FleetEngine(Closing):
             if isinstance(event, Ended):
                 self._has.pop(event.process, None)
                 self._calls.pop(event.process, None)
+                self._busy.ends(event.process)
                 self._lost(event)
                 if call is not None and call.index is not None and call.index not in rollout.own:
                     self._again(rollout, call.index)
@@ -275,6 +290,7 @@ class FleetEngine(Closing):
                 fleet.kill(event.process, event.value.cause)
             else:
                 del self._calls[event.process]
+                self._busy.ends(event.process)
                 self._arrived(rollout, call, event)
 
     def _arrived(self, rollout: _Rollout, call: _Call, event: Replied) -> None:
@@ -284,7 +300,13 @@ class FleetEngine(Closing):
             rollout.own.append(call.index)
             return
         self._seconds[self._lengths(rollout)].append(time.monotonic() - call.began)
-        rollout.keep(call.index, event.value)
+        self._keep(rollout, call.index, event.value)
+
+    def _keep(self, rollout: _Rollout, index: int, groups: Sequence[Group]) -> None:
+        if index in rollout.losses:
+            tokens = sum(len(completion.ids) for group in groups for completion in group.completions)
+            self._measured["cluster/tokens_redone"] += tokens
+        rollout.keep(index, groups)
 
     def _again(self, rollout: _Rollout, index: int) -> None:
         """A worker was lost with a shard."""
@@ -328,4 +350,4 @@ class FleetEngine(Closing):
         prompts, firsts = [rollout.prompts[i] for i in shard], [rollout.firsts[i] for i in shard]
         with computing_threads(self._threads):
             groups = self.local.generate(prompts, rollout.draw, rollout.sampling, None, firsts)
-        rollout.keep(index, groups)
+        self._keep(rollout, index, groups)

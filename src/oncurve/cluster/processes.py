@@ -207,7 +207,9 @@ class ProcessCluster(Component):
 
         workers = make_fleet if self.rollout_workers else None
         shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
-        return FleetEngine(local, sampling, workers, shards, threads, wait, self._carrier())
+        return FleetEngine(
+            local, sampling, workers, shards, threads, wait, self._carrier(), workers=self.rollout_workers
+        )
 
     def _carrier(self) -> Carrier:
         return OnDisk(self.weights_folder) if self.weights == "disk" else InMemory()
@@ -229,7 +231,10 @@ class ProcessCluster(Component):
             )
 
         shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
-        engine = FleetEngine(local, sampling, make_fleet, shards, threads, wait, self._carrier(), wait, exact=False)
+        workers = self.rollout_workers
+        engine = FleetEngine(
+            local, sampling, make_fleet, shards, threads, wait, self._carrier(), wait, exact=False, workers=workers
+        )
         weakref.finalize(engine, folder.cleanup)
         return engine
 

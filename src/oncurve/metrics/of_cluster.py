@@ -47,6 +47,20 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
         "The part of the rollout that no update hid; with cluster.rollout_workers = 0 all of it.",
         "A large share of time/step: more cluster.rollout_workers. Near 0 at all times: fewer are enough.",
     ),
+    Metric("cluster/rollout_busy", "last", "fraction").described(
+        "seconds of the step in which a worker had a shard, or copied weights for it; the mean over "
+        "cluster.rollout_workers; / time/step",
+        "How much of the workers is used; the rest of the time they wait for new weights or for the last shard of a "
+        "rollout, or their place is empty.",
+        "Low, with cluster/wait_rollout_seconds high: there are fewer shards than workers, or one shard takes much "
+        "longer than the others; lower cluster.shard_groups. Low without that wait: fewer workers are enough, or set "
+        "cluster.lag.",
+    ),
+    Metric("cluster/learner_busy", "last", "fraction").described(
+        "(time/score + time/update) / time/step",
+        "How much of the step the learner works.",
+        "Low: it waits for groups; see cluster/wait_rollout_seconds.",
+    ),
     Metric("cluster/workers_alive", "last", "processes").described(
         "workers that could be given a shard at the end of the step's last rollout",
         "How many processes sampled. The result does not depend on it.",
@@ -61,6 +75,11 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
     Metric("cluster/shards_redone", "sum", "shards").described(
         "shards of the step's rollouts that were lost with a worker",
         "How often the work of a rollout was done again.",
+        "As for cluster/workers_restarted.",
+    ),
+    Metric("cluster/tokens_redone", "sum", "tokens").described(
+        "tokens of the shards that were decoded again after they were lost with a worker",
+        "The cost of losses of workers: at most so many tokens had been decoded before.",
         "As for cluster/workers_restarted.",
     ),
     Metric("cluster/weights_seconds", "sum", "seconds").described(

@@ -15,6 +15,7 @@ from oncurve.rollout.engine import (
     count_samples as count_samples,
     measured as measured,
     sample as sample,
+    worked as worked,
 )
 from oncurve.rollout.kinds import ENGINE_KINDS as ENGINE_KINDS, EngineConfig as EngineConfig, LocalEngine as LocalEngine
 from oncurve.rollout.sampling import Sampling as Sampling

@@ -81,6 +81,16 @@ def measured(engine: RolloutEngine) -> Mapping[str, float]:
     return {} if found is None else found()
 
 
+def worked(engine: RolloutEngine, since: float = 0.0) -> float | None:
+    """Seconds for which other processes have sampled for the engine, the mean over them: its own `worked()` - `since`.
+
+    None: it has no such method, or there are no other processes.
+    """
+    found: Callable[[], float | None] | None = getattr(engine, "worked", None)
+    seconds = None if found is None else found()
+    return None if seconds is None else seconds - since
+
+
 def count_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
     """The sample index that each prompt's group begins at: 0, or the end of the same prompt's previous group."""
     seen: Counter[int] = Counter()

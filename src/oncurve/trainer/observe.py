@@ -128,8 +128,15 @@ def observe_processors(metrics: Metrics) -> None:
         metrics.add("time/processor_wait", waiting)
 
 
-def summarized(metrics: Metrics, state: TrainerState, source: PromptSource, seconds: float) -> dict[str, float]:
-    """The metrics by declared key of a step that took so many seconds, and after which the state is `state`."""
+def summarized(
+    metrics: Metrics, state: TrainerState, source: PromptSource, started: float, worked: float | None
+) -> dict[str, float]:
+    """The metrics by declared key of a step, after which the state is `state`.
+
+    started  when it began, by `time.perf_counter`
+    worked   seconds of it for which other processes sampled, the mean over them; None: there are none
+    """
+    seconds = time.perf_counter() - started
     metrics.add("step", float(state.step))
     metrics.add("progress/prompts_seen", float(state.cursor))
     metrics.add("progress/epoch", source.epoch(state.cursor))
@@ -137,4 +144,7 @@ def summarized(metrics: Metrics, state: TrainerState, source: PromptSource, seco
     observe_processors(metrics)
     result = metrics.result()
     result["tokens/per_second"] = result.get("tokens/sampled", 0.0) / seconds
+    if worked is not None:
+        result["cluster/rollout_busy"] = worked / seconds
+        result["cluster/learner_busy"] = (result["time/score"] + result["time/update"]) / seconds
     return result

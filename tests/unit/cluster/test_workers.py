@@ -18,10 +18,11 @@ from fakes.deadly_engine import DeadlyEngine, order
 from fakes.interrupted_worker import InterruptedWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
+from oncurve.cluster.busy import Busy
 from oncurve.errors import DataError
 from oncurve.models import CausalModel, LocalWeights, changing_tensors
 from oncurve.randomness import permutation
-from oncurve.rollout import Sampling
+from oncurve.rollout import Sampling, worked
 from oncurve.types import Group, Prompt
 
 SAMPLING = Sampling(group_size=3, max_new_tokens=8)
@@ -147,12 +148,52 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
     assert found == right
     assert len({tuple(row.ids for group in groups for row in group.completions) for groups in right}) == 5
     assert [one["cluster/shards_redone"] for one in measured] == [0, 1, 0, 0, 0]
+    again = [one["cluster/tokens_redone"] for one in measured]
+    assert again == [0, again[1], 0, 0, 0]
+    assert again[1] in {
+        sum(len(row.ids) for index in shard for row in right[1][index].completions)
+        for shard in rollout_shards(len(PROMPTS), 2)
+    }
     assert sum(one["cluster/workers_restarted"] for one in measured) == 2
     whole = sum(tensor.nbytes for tensor in changing_tensors(tiny_model(torch.float32)).values())
     assert measured[0]["cluster/weights_bytes"] in (whole, 2 * whole)
     told = capfd.readouterr().err
     assert told.count("a worker was lost: it was killed by signal SIGKILL; the run goes on") == 1
     assert told.count("ZeroDivisionError: a defect") == 1
+
+
+def test_workers_are_busy_while_they_have_a_shard(orders: Path) -> None:
+    with workers(orders, 0) as alone:
+        assert worked(alone) is None
+    with workers(orders, 2) as engine:
+        assert worked(engine) == 0
+        engine.follow(LocalWeights(tiny_model(torch.float32), 0))
+        began = time.perf_counter()
+        engine.generate(PROMPTS, 0)
+        after = worked(engine)
+        assert after is not None
+        assert 0 < after < time.perf_counter() - began
+        time.sleep(0.05)
+        assert worked(engine) == after  # no worker has a shard any more
+
+
+def test_busy_time_is_that_of_all_processes_up_to_now() -> None:
+    now = 0.0
+    busy = Busy(lambda: now)
+    busy.begins(1)
+    now = 2.0
+    busy.begins(2)
+    busy.begins(1)
+    assert busy.seconds() == 2
+    now = 3.0
+    busy.ends(1)
+    assert busy.seconds() == 4
+    now = 10.0
+    busy.ends(1)
+    assert busy.seconds() == 11
+    busy.ends(2)
+    now = 99.0
+    assert busy.seconds() == 11
 
 
 def test_an_error_of_the_input_is_the_one_that_one_process_gives(orders: Path) -> None:
