@@ -26,8 +26,8 @@ def step(setup: Setup) -> float:
 
 def stale(tokens: float, sigma: float, staleness: float) -> float:
     """A step of the table `staleness` with these lengths, and the training that its row has."""
-    seconds, updates = published.UPDATES[f"staleness {staleness}"]
-    setup = streamed(decoded(tokens, 28672), 64, seconds - updates * published.UPDATE_SECONDS, staleness)
+    seconds, batches = published.UPDATES[f"staleness {staleness}"]
+    setup = streamed(decoded(tokens, 28672), 64, seconds - batches * published.BATCH_SECONDS, staleness)
     return step(replace(setup, lengths=Lengths(tokens, sigma, 28672)))
 
 
@@ -46,7 +46,7 @@ def main() -> None:
         print(f"ONE_STEP_{name}_TOKENS = {bisected(decode, seconds, 50, limit):.0f}", flush=True)
     for name, gpus, limit, prompts, seconds in (
         ("MIXTURE", 128, 8192, 512, 348.05),
-        ("TOOLS", 32, 28672, 64, 228.03),
+        ("TOOLS", 32, published.TOOLS_LIMIT, 64, 228.03),
     ):
 
         def slower(slow: float, limit: int = limit, gpus: int = gpus, prompts: int = prompts) -> float:
@@ -54,7 +54,7 @@ def main() -> None:
             return step(replace(setup, engines=gpus, prompts=prompts))
 
         print(f"{name}_SLOWNESS = {bisected(slower, seconds, 0.2, 20):.2f}", flush=True)
-    for name in ("1.5B", "7B"):
+    for name in published.AREAL:
         target = areal(name)[0].train_seconds / (1 - published.GENERATION_SHARE)
         for tokens in (4500.0, 9000.0, 18000.0):
 

@@ -1,21 +1,28 @@
 """Published step times of asynchronous training, and the setups that simulate them. All constants are here, with their
 sources; `bench.scaling.fit` finds those that are fitted, each to calibration rows alone.
 
-VERL_ASYNC: verl's documentation, docs/advance/fully_async.md (May 2026); VERL_ONE_STEP: docs/advance/one_step_off.md
-(July 2025); AREAL: the hours of arXiv:2505.24298 with its 250 steps and its GPUs, taken over without seeing
-the table, and the benchmark command in issue 119 of its repository (three GPUs of four decode, staleness at most 4,
-four minibatches).
+VERL_ASYNC: verl's documentation, docs/advance/fully_async.md. Its newer versions have `update_actor` of two rows of
+`sizes` exchanged, 269.80 and 313.81; the columns here are those of an early recipe/fully_async_policy/README_zh.md,
+with which the columns of each row add up to its step less 4 (asynchronous) or 11 seconds (by turns).
+VERL_ONE_STEP: docs/advance/one_step_off.md (July 2025).
+Group sizes and mini-batches: the scripts next to both, recipe/one_step_off_policy/dapo_7b_math_*.sh (16 completions per
+prompt by turns, 12 one step off, because the 12 GPUs that train have to divide them evenly),
+recipe/fully_async_policy/shell/*.sh.
+AREAL: hours, nodes and steps of table 1 of arXiv:2505.24298, three GPUs of four for decoding (section 7.1), batches of
+512 prompts with 16 completions in four minibatches (table 3). The hours of 1.5B and 7B are in the project's own
+blog/AReaL_v0_3.md too; the others were read in notes on the paper, not in the paper.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, replace
 from functools import cache
 
 from oncurve.forecast import MACHINES, Machine
 from oncurve.forecast.rates import SIGMA, decode_seconds
-from oncurve.forecast.shapes import MODELS
+from oncurve.forecast.shapes import MODELS, ModelShape
 from oncurve.forecast.simulation import Lengths, Outcome, Setup, simulate
 
 __all__ = ["ROWS", "TABLES", "Row", "step_of"]
@@ -27,13 +34,15 @@ TABLES = {
     "minibatches": "verl, fully async: require_batches, 64 GPUs decode and 64 train, staleness 0.5",
     "mixture": "verl, fully async: Qwen3-30B-A3B, GRPO, H20, 8K tokens",
     "tools": "verl, fully async: Qwen2.5-7B-Instruct with tools, several turns, H20",
-    "areal": "AReaL: R1-distilled Qwen on H800, 27,648 tokens, seconds per step of 250",
+    "areal": "AReaL, mathematics: R1-distilled Qwen on H800, 27,648 tokens, seconds per step of 250",
+    "areal_code": "AReaL, code: the same with 14B (80 steps) and 32B (60 steps)",
 }
 
 # Published columns of calibration rows, in seconds.
-UPDATE_SECONDS = 7.168
-"""Per optimizer update, however many groups it has: from `minibatches`, rows 1 and 4, which differ in nothing but 16 or
-4 updates per step: (181.08 - 95.06) / 12."""
+BATCH_SECONDS = 7.168
+"""Per batch that the trainer takes, however many groups it has: from `minibatches`, rows 1 and 4, which differ in
+nothing but 16 or 4 batches per step: (181.08 - 95.06) / 12. Each makes 16 optimizer updates: `update_actor` splits what
+it gets by `ppo_mini_batch_size`."""
 
 UPDATES = {
     "staleness 0": (98.77, 4),
@@ -41,14 +50,21 @@ UPDATES = {
     "minibatches 1": (181.08, 16),
     "minibatches 4": (95.06, 4),
 }
-"""update_actor and the updates per step of all calibration rows with a 7B model on 64 + 64 GPUs."""
+"""update_actor and the batches per step of all calibration rows with a 7B model on 64 + 64 GPUs."""
 
-WORK = statistics.fmean(64 * (seconds - updates * UPDATE_SECONDS) for seconds, updates in UPDATES.values())
-"""GPU-seconds of a step's training without UPDATE_SECONDS: the mean of these rows, for all rows of that system."""
+TRAIN_SECONDS = statistics.fmean(seconds - batches * BATCH_SECONDS for seconds, batches in UPDATES.values())
+"""Of a step on 64 GPUs without BATCH_SECONDS: the mean of these rows, for all rows of that system."""
+
+TURNS_UPDATE = {32: 313.81, 128: 113.81}
+"""update_actor of the rows by turns of `sizes`, by GPUs."""
+
+SCALING = math.log(TURNS_UPDATE[32] / TURNS_UPDATE[128]) / math.log(128 / 32)
+"""Training takes (rows per GPU)^SCALING: from TURNS_UPDATE. Below 1 because each optimizer update waits for its slowest
+rank and moves all gradients, however few rows it has."""
 
 HANDOVER_SECONDS = 25.98
-"""Per step, what is neither training nor waiting for a batch: the step less update_actor in rows 1 and 4 of
-`minibatches`, the mean of 22.39 and 29.58."""
+"""Per step, what is not update_actor in rows 1 and 4 of `minibatches`, the mean of 22.39 and 29.58. verl counts it as
+`gen`: the trainer fetches groups one by one, unpickles them and puts them together. Engines are taken to stop too."""
 
 ONE_STEP_HANDOVER = 0.3
 """Published: under 300 ms (one_step_off.md, "Parameter Synchronization")."""
@@ -58,7 +74,9 @@ GENERATION_SHARE = 0.9
 arXiv:2405.11143)."""
 
 AREAL_TOKENS = 9000.0
-"""Mean length of AReaL's completions. Assumed; the ratios of half and twice of it are in docs/scaling.md."""
+"""Mean length of AReaL's completions. Assumed; the ratios of half and twice of it are in docs/scaling.md. Less than 5 %
+reach the limit (blog/AReaL_v0_2.md), which with SIGMA is a mean below 10,700; and 356,600 tokens per second at η = 4
+(figure 5c, read in notes on the paper) in steps of 213 s are 9,300 per completion."""
 
 # Fitted, see `bench.scaling.fit`.
 STALENESS_TOKENS = 1573.0
@@ -68,13 +86,15 @@ ONE_STEP_MEGATRON_TOKENS = 1075.7
 """To the same with Megatron, 162 s."""
 MIXTURE_SLOWNESS = 4.39
 """Decode seconds over those of a 7B model by its data sheet, to gen of the synchronous row, 348.05 s."""
+TOOLS_LIMIT = 16384
+"""`max_response_length` of recipe/fully_async_policy/shell/dapo_7b_async_retool.sh."""
 TOOLS_SLOWNESS = 2.3
 """The same, with turns and tools, to gen of the synchronous row, 228.03 s."""
-AREAL_SLOWNESS = {"1.5B": 4.28, "7B": 2.66}
+AREAL_SLOWNESS = {"1.5B": 4.28, "7B": 2.66, "14B": 3.82, "32B": 2.89}
 """Decode seconds over those of the data sheet, to GENERATION_SHARE of the synchronous row."""
 
 H20, H800 = MACHINES["h20"], MACHINES["h800"]
-SEVEN, SMALL = MODELS["qwen2.5-7b"], MODELS["qwen2.5-1.5b"]
+SEVEN = MODELS["qwen2.5-7b"]
 
 
 @dataclass(frozen=True)
@@ -89,11 +109,32 @@ class Row:
     ratio_to: str = ""
 
 
-def decoded(tokens: float, limit: int, machine: Machine = H20, small: bool = False, slow: float = 1.0) -> Setup:
-    """A step of 512 prompts, 16 completions each, on one engine, without training."""
-    shape = SMALL if small else SEVEN
+@dataclass(frozen=True)
+class Published:
+    """A model of AReaL's table: `gpus`, `steps`, and hours by turns and apart."""
+
+    table: str
+    model: str
+    gpus: int
+    steps: int
+    by_turns: float
+    apart: float
+
+
+AREAL = {
+    "1.5B": Published("areal", "qwen2.5-1.5b", 128, 250, 41.0, 14.8),
+    "7B": Published("areal", "qwen2.5-7b", 192, 250, 57.7, 25.4),
+    "14B": Published("areal_code", "qwen2.5-14b", 256, 80, 48.8, 21.9),
+    "32B": Published("areal_code", "qwen2.5-32b", 384, 60, 51.1, 31.1),
+}
+
+
+def decoded(
+    tokens: float, limit: int, machine: Machine = H20, shape: ModelShape = SEVEN, slow: float = 1.0, group: int = 16
+) -> Setup:
+    """A step of 512 prompts on one engine, without training."""
     token, row = decode_seconds(shape.parameters, shape.cache_bytes(), tokens / 2, machine)
-    return Setup(512, 16, Lengths(tokens, SIGMA, limit), 1, slow * token, slow * row, 0.0)
+    return Setup(512, group, Lengths(tokens, SIGMA, limit), 1, slow * token, slow * row, 0.0)
 
 
 def turns(setup: Setup, gpus: int, seconds: float) -> Setup:
@@ -102,79 +143,83 @@ def turns(setup: Setup, gpus: int, seconds: float) -> Setup:
 
 
 def streamed(setup: Setup, engines: int, seconds: float, staleness: float, chunks: int = 4) -> Setup:
-    """verl's fully asynchronous trainer: batches by arrival, `seconds` of training and UPDATE_SECONDS per batch."""
-    train = replace(setup, train_seconds=seconds, chunks=chunks, chunk_seconds=UPDATE_SECONDS)
+    """verl's fully asynchronous trainer: batches by arrival, `seconds` of training and BATCH_SECONDS per batch."""
+    train = replace(setup, train_seconds=seconds, chunks=chunks, chunk_seconds=BATCH_SECONDS)
     return replace(train, engines=engines, handover_seconds=HANDOVER_SECONDS, lag=staleness, windowed=True)
 
 
-def scaled(update: float, updates: int, by: float) -> float:
-    """Seconds of an update phase on 1/`by` of the GPUs: UPDATE_SECONDS stay as they are."""
-    return (update - updates * UPDATE_SECONDS) * by + updates * UPDATE_SECONDS
+def moved(seconds: float, gpus: int, to: int, rows: float = 1.0) -> float:
+    """Seconds of training on `to` GPUs where `gpus` take `seconds`, with `rows` times as many rows."""
+    return seconds * (rows * gpus / to) ** SCALING
 
 
 def _one_step_off() -> list[Row]:
     fsdp, megatron = decoded(ONE_STEP_FSDP_TOKENS, 20480), decoded(ONE_STEP_MEGATRON_TOKENS, 8192)
 
-    def apart(setup: Setup, update: float, old: float, other: float) -> Setup:
-        train = scaled(update, 16, 16 / 12) + old * 16 / 12 + other
-        return replace(setup, engines=4, train_seconds=train, lag=1.0, handover_seconds=ONE_STEP_HANDOVER)
+    def apart(setup: Setup, training: float, other: float) -> Setup:
+        train = moved(training, 16, 12, rows=12 / 16) + other
+        setup = replace(setup, group_size=12, engines=4, train_seconds=train)
+        return replace(setup, lag=1.0, handover_seconds=ONE_STEP_HANDOVER)
 
     table = "one_step_off"
     return [
         Row(table, "by turns, FSDP2", 749, turns(fsdp, 16, 749 - 247), "lengths, training, the rest"),
-        Row(table, "one step off, FSDP2", 520, apart(fsdp, 286, 88, 749 - 321 - 88 - 286)),
+        Row(table, "one step off, FSDP2", 520, apart(fsdp, 286 + 88, 749 - 321 - 88 - 286)),
         Row(table, "by turns, Megatron", 699, turns(megatron, 16, 699 - 162), "lengths, training, the rest"),
-        Row(table, "one step off, Megatron", 566, apart(megatron, 344, 119, 699 - 207 - 119 - 344)),
+        Row(table, "one step off, Megatron", 566, apart(megatron, 344 + 119, 699 - 207 - 119 - 344)),
     ]
 
 
 def _fully_async() -> list[Row]:
     seven = decoded(STALENESS_TOKENS, 28672)
     rows = []
-    for gpus, step, other in ((32, 790.10, "old log-probs, the rest"), (64, 365.28, ""), (128, 356.30, "")):
-        train = WORK / gpus + 16 * UPDATE_SECONDS + 107.71 * 32 / gpus + (790.10 - 357.41 - 107.71 - 269.80)
-        rows.append(Row("sizes", f"by turns, {gpus}", step, turns(seven, gpus, train), other))
+    given = {32: "scaling of training, old log-probs, the rest", 128: "scaling of training"}
+    for gpus, step in ((32, 790.10), (64, 365.28), (128, 356.30)):
+        train = moved(TURNS_UPDATE[32] + 107.71, 32, gpus) + 790.10 - 357.41 - 107.71 - TURNS_UPDATE[32]
+        rows.append(Row("sizes", f"by turns, {gpus}", step, turns(seven, gpus, train), given.get(gpus, "")))
     for gpus, step in ((16, 294.77), (32, 189.26)):
-        rows.append(Row("sizes", f"{gpus} + {gpus}", step, streamed(seven, gpus, WORK / gpus, 0.5)))
+        setup = streamed(seven, gpus, moved(TRAIN_SECONDS, 64, gpus), 0.5)
+        rows.append(Row("sizes", f"{gpus} + {gpus}", step, setup))
     given = {0: "training, lengths", 0.5: "lengths"}
     for staleness, step in ((0, 231.34), (0.1, 171.30), (0.3, 146.11), (0.5, 150.63)):
-        setup = streamed(seven, 64, WORK / 64, staleness)
+        setup = streamed(seven, 64, TRAIN_SECONDS, staleness)
         rows.append(Row("staleness", str(staleness), step, setup, given.get(staleness, "")))
     for batches, step in ((1, 203.47), (2, 158.72), (4, 124.64)):
-        setup = streamed(seven, 64, WORK / 64, 0.5, 16 // batches)
-        says = "" if batches == 2 else "training, updates, handover"
+        setup = streamed(seven, 64, TRAIN_SECONDS, 0.5, 16 // batches)
+        says = "" if batches == 2 else "training, batches, handover"
         rows.append(Row("minibatches", str(batches), step, setup, says))
     return rows
 
 
 def _others() -> list[Row]:
     mixture = decoded(STALENESS_TOKENS, 8192, slow=MIXTURE_SLOWNESS)
-    tools = replace(decoded(STALENESS_TOKENS, 28672, slow=TOOLS_SLOWNESS), prompts=64)
-    training = (86.27 - 4 * UPDATE_SECONDS + 20.86) * 4  # 20.86: the reference's log-probs
+    tools = replace(decoded(STALENESS_TOKENS, TOOLS_LIMIT, slow=TOOLS_SLOWNESS), prompts=64)
+    training = moved(86.27 - BATCH_SECONDS + 20.86, 128, 32)  # 20.86: the reference's log-probs
     return [
         Row("mixture", "by turns, 128", 497.89, turns(mixture, 128, 497.89 - 348.05), "lengths, training"),
         Row("mixture", "96 + 32", 282.75, streamed(mixture, 96, training, 0.5)),
         Row("tools", "by turns, 32", 375.47, turns(tools, 32, 375.47 - 228.03), "lengths, training"),
-        Row("tools", "16 + 16", 221.36, streamed(tools, 16, (111.84 - 4 * UPDATE_SECONDS) * 2, 1.0)),
+        Row("tools", "16 + 16", 221.36, streamed(tools, 16, moved(111.84 - BATCH_SECONDS, 32, 16), 1.0)),
     ]
 
 
 def areal(name: str, tokens: float = AREAL_TOKENS, slow: float | None = None) -> tuple[Setup, Setup]:
-    """AReaL's synchronous and asynchronous setups for a model. A step is a 250th of the published hours."""
-    gpus, hours = {"1.5B": (128, 41.0), "7B": (192, 57.7)}[name]
-    step = hours * 3600 / 250
-    setup = decoded(tokens, 27648, H800, name == "1.5B", AREAL_SLOWNESS[name] if slow is None else slow)
-    train = (1 - GENERATION_SHARE) * step
-    apart = replace(setup, engines=gpus * 3 // 4, train_seconds=4 * train, chunks=4, lag=4.0, windowed=True)
-    return turns(setup, gpus, train), apart
+    """AReaL's synchronous and asynchronous setups for a model."""
+    found = AREAL[name]
+    slow = AREAL_SLOWNESS[name] if slow is None else slow
+    setup = decoded(tokens, 27648, H800, MODELS[found.model], slow)
+    train = (1 - GENERATION_SHARE) * found.by_turns * 3600 / found.steps
+    apart = replace(setup, engines=found.gpus * 3 // 4, train_seconds=4 * train, chunks=4, lag=4.0, windowed=True)
+    return turns(setup, found.gpus, train), apart
 
 
 def _areal() -> list[Row]:
     rows = []
-    for name, hours, without in (("1.5B", 41.0, 14.8), ("7B", 57.7, 25.4)):
+    for name, found in AREAL.items():
         by_turns, apart = areal(name)
-        rows.append(Row("areal", f"{name}, by turns", hours * 14.4, by_turns, "decode seconds"))
-        rows.append(Row("areal", f"{name}, apart", without * 14.4, apart, ratio_to=f"{name}, by turns"))
+        first, seconds = f"{name}, by turns", 3600 / found.steps
+        rows.append(Row(found.table, first, found.by_turns * seconds, by_turns, "decode seconds"))
+        rows.append(Row(found.table, f"{name}, apart", found.apart * seconds, apart, ratio_to=first))
     return rows
 
 
