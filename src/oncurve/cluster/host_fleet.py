@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +25,7 @@ from typing import IO, Any
 import cloudpickle
 
 from oncurve.cluster.channel import Channel, ClosedError, Sender
-from oncurve.cluster.fleet import Health, Kill, Order, Start, WatchedFleet, act_on
+from oncurve.cluster.fleet import Health, Order, Start, WatchedFleet, act_on
 from oncurve.cluster.host_nursery import HostNursery
 from oncurve.cluster.shared import SharedBytes
 from oncurve.errors import ConfigError
@@ -78,6 +79,7 @@ class HostFleet(WatchedFleet):
         self._nurseries, self._nursery = Health(1, silence_seconds, START_SECONDS), list[HostNursery]()
         self._which = -1
         self._processes: dict[int, _Process] = {}
+        self._asked: deque[int] = deque()  # processes to be forked as soon as the nursery takes another order
         self._numbers = 0
         self._failure: str | None = None
         self._folder: Path | None = None
@@ -163,13 +165,15 @@ class HostFleet(WatchedFleet):
                 return False
             for number in ready:
                 if number is None:
-                    self._hear_nursery(self._nursery[0])
+                    for words in (nursery := self._nursery[0]).heard():
+                        self._hear_nursery(nursery, words)
                 else:
                     self._hear(number, self._processes[number])
             self._bury()
             self._order_nursery()
             if self._nurseries.up:
                 self._obey(self._health.orders(time.monotonic()))
+                self._fork()
             self._changed.notify_all()
         return True
 
@@ -190,9 +194,8 @@ class HostFleet(WatchedFleet):
     def _open(self) -> list[tuple[int, _Process]]:
         return [(number, process) for number, process in self._processes.items() if process.closed_at is None]
 
-    def _hear_nursery(self, nursery: HostNursery) -> None:
+    def _hear_nursery(self, nursery: HostNursery, words: list[str]) -> None:
         now = time.monotonic()
-        words = nursery.heard()
         self._nurseries.heard(self._which, now)
         match words:
             case ["ready"]:
@@ -247,8 +250,11 @@ class HostFleet(WatchedFleet):
     def _obey(self, orders: list[Order]) -> None:
         for order in orders:
             if isinstance(order, Start):
-                self._start(order.process)
-            elif isinstance(order, Kill) and (process := self._processes.get(order.process)) is not None:
+                self._asked.append(order.process)
+            elif order.process in self._asked:
+                self._asked.remove(order.process)
+                self._health.has_ended(order.process, "it was not forked", time.monotonic())
+            elif (process := self._processes.get(order.process)) is not None:
                 if process.handle is not None:
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(process.handle, signal.SIGKILL)
@@ -256,11 +262,17 @@ class HostFleet(WatchedFleet):
                     process.channel.end.shutdown(socket.SHUT_RDWR)  # both sides see the end
                 process.closed_at = time.monotonic()
 
-    def _start(self, number: int) -> None:
-        with contextlib.suppress(OSError):
-            self._processes[number] = _Process(self._nursery[0].fork(number))
-            return
-        self._health.has_ended(number, "it could not be forked", time.monotonic())
+    def _fork(self) -> None:
+        """Have the nursery fork what is asked for, as far as it takes orders now: waiting for it could wait for ever,
+        because it waits for its own messages to be read here."""
+        while self._asked:
+            try:
+                self._processes[self._asked[0]] = _Process(self._nursery[0].fork(self._asked[0]))
+            except BlockingIOError:
+                return
+            except OSError:
+                self._health.has_ended(self._asked[0], "it could not be forked", time.monotonic())
+            self._asked.popleft()
 
 
 def _recipe(make: Callable[[], Any]) -> IO[bytes]:

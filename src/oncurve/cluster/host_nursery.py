@@ -12,13 +12,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from oncurve.cluster.nursery import how_it_ended
 from oncurve.output import worker_stderr
 
-_SEND_SECONDS = 1.0
 _MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.nursery import main; main(int(sys.argv[2]))"
 
@@ -29,7 +29,7 @@ class HostNursery:
     def __init__(self, recipe: IO[bytes]) -> None:
         recipe.seek(0)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control.settimeout(_SEND_SECONDS)
+        self.control.setblocking(False)  # it may wait until it is read from, and its reader is this process
         source = str(Path(__file__).parents[2])
         with theirs:
             self._process = subprocess.Popen(
@@ -43,7 +43,10 @@ class HostNursery:
             )
 
     def fork(self, number: int) -> socket.socket:
-        """This end of the connection to a process that is to be forked. Raises OSError: the nursery has ended."""
+        """This end of the connection to a process that is to be forked.
+
+        Raises BlockingIOError: it has enough to do for now. OSError: the nursery has ended.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -53,14 +56,17 @@ class HostNursery:
                 raise
         return ours
 
-    def heard(self) -> list[str]:
-        """The words of its next message; none: it has ended."""
-        try:
-            return [word for word in self.control.recv(1 << 13).decode(errors="replace").split("\0") if word]
-        except TimeoutError:
-            return ["beat"]
-        except OSError:
-            return []
+    def heard(self) -> Iterator[list[str]]:
+        """The words of each message that has come; a last one without words: it has ended."""
+        words = ["beat"]
+        while words:
+            try:
+                words = [word for word in self.control.recv(1 << 13).decode(errors="replace").split("\0") if word]
+            except BlockingIOError:
+                return
+            except OSError:
+                words = []
+            yield words
 
     def kill(self) -> None:
         """End it and its processes at once, the stopped ones too."""

@@ -121,3 +121,9 @@ def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
         while any(now > then for now, then in zip(held(), before, strict=True)):
             assert time.monotonic() < deadline, (held(), before)
             time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_more_processes_than_its_socket_takes_orders_for_are_all_forked() -> None:
+    with HostFleet(Holder, 150) as fleet:
+        assert len(fleet.settled(LIMIT)) == 150
