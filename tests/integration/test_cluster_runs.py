@@ -39,8 +39,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=host", "cluster.gradient_shards=6"], ["cluster.gradient_shards", "1, 2, 4, 8"]),
         (["cluster.kind=host", "cluster.learner_ranks=9"], ["cluster.learner_ranks", "gradient_shards"]),
         (["cluster.kind=host", "advantage.kind=gae", "critic.kind=own"], ["critic.kind", "several ranks"]),
-        (["cluster.learner_ranks=2"], ["cluster.learner_ranks", "unknown key"]),
-        (["cluster.rollout_workers=2"], ["cluster.rollout_workers", "unknown key"]),
+        (
+            ["cluster.kind=none", "cluster.learner_ranks=2"],
+            ["cluster.learner_ranks", "set cluster.kind to host or ray"],
+        ),
+        (
+            ["cluster.weights=disk", "cluster.weights_folder=recipe.toml/x", "cluster.rollout_workers=1"],
+            ["cluster.weights_folder", "recipe.toml/x cannot be written to (Not a directory)"],
+        ),
         (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "not built yet", '"object"']),
         (["cluster.kind=host", "cluster.weights_folder=there"], ["cluster.weights_folder", '"disk"']),
         (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
@@ -55,7 +61,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*VLLM, "cluster.rollout_workers=2", 'cluster.vllm_addresses=["http://127.0.0.1:1"]'], ["name more"]),
         (["cluster.kind=host", 'cluster.vllm_arguments=["-x"]'], ["cluster.vllm_arguments", "leave them out"]),
         (["cluster.kind=host", "cluster.lag=-1"], ["cluster.lag"]),
-        (["cluster.lag=1"], ["cluster.lag", "unknown key"]),
+        (["cluster.kind=none", "cluster.lag=1"], ["cluster.lag", "unknown key"]),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_name(project, monkeypatch, capfd, settings, words) -> None:

@@ -150,6 +150,10 @@ class ProcessCluster(Component):
         """The processes that sample."""
         return self.rollout_workers
 
+    def idle_workers(self, groups: int) -> int:
+        """How many workers get no shard of a rollout of so many groups."""
+        return max(0, self.rollout_workers - -(-groups // self.shard_groups))
+
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank's process makes its own.
 
@@ -185,7 +189,10 @@ class ProcessCluster(Component):
         return self.engine == "own"
 
     def check_machine(self) -> None:
-        """Raises ConfigError: the workers are to start vLLM servers, and vllm is not on PATH."""
+        """Raises ConfigError: `weights_folder` cannot be written to, or the workers are to start vLLM servers, and vllm
+        is not on PATH."""
+        if self.weights_folder:
+            OnDisk.check(Path(self.weights_folder))
         if self.engine == "vllm" and not self.vllm_addresses:
             vllm_program()
 

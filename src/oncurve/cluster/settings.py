@@ -38,6 +38,10 @@ class Cluster(Protocol):
         """Processes that each hold a policy to sample from, in addition."""
         ...
 
+    def idle_workers(self, groups: int) -> int:
+        """How many of them have nothing to do in a rollout of so many groups."""
+        ...
+
     @property
     def lag(self) -> int:
         """Step n trains what the weights after step n - 1 - lag wrote."""
@@ -87,6 +91,10 @@ class NoCluster(Component):
         """The learner that `make()` builds."""
         return make()
 
+    def idle_workers(self, groups: int) -> int:
+        """None."""
+        return 0
+
     def check_machine(self) -> None:
         """Nothing is needed."""
 
@@ -135,6 +143,7 @@ check_cluster = check_of(
         "divided",
         "processes",
         "workers",
+        "idle_workers",
         "lag",
         "sentences",
     ),

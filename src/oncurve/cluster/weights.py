@@ -104,6 +104,19 @@ class OnDisk:
         self._parent = Path(folder) if folder else None
         self._folder: Path | None = None
 
+    @staticmethod
+    def check(folder: Path) -> None:
+        """Raises ConfigError: `folder` cannot be made, or not be written to."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"cluster.weights_folder: {folder} cannot be written to ({error.strerror}); name a folder that all "
+                "machines of the run see and can write to"
+            ) from error
+
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Path:
         """The folder of the version, written whole or not at all after the earlier one is removed."""
         if self._folder is None:

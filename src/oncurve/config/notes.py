@@ -226,4 +226,12 @@ NOTES: tuple[Note, ...] = (
             f"{c.run.steps * c.updates_per_step} updates: the policy is never trained"
         ),
     ),
+    Note(
+        lambda c, f: c.cluster.idle_workers(c.data.prompts_per_step) > 0,
+        lambda c, f: (
+            f"{c.cluster.idle_workers(c.data.prompts_per_step)} of the {c.cluster.workers} workers have nothing to do: "
+            f"the {c.data.prompts_per_step} groups of a step are decoded in fewer shards; set cluster.rollout_workers "
+            "or cluster.shard_groups lower (cluster.shard_groups is part of the result)"
+        ),
+    ),
 )

@@ -1,4 +1,4 @@
-"""`cluster.lag`: what the plan says of it, and that it is a part of the result."""
+"""`[cluster]`: what the plan says of it, and that a lag is a part of the result."""
 
 from fnmatch import fnmatchcase
 
@@ -34,3 +34,12 @@ def test_a_lag_that_nothing_corrects_is_noted() -> None:
 
 def test_a_resume_does_not_change_it_without_saying_so() -> None:
     assert not any(fnmatchcase("cluster.lag", pattern) for pattern in FREE)
+
+
+def test_workers_without_a_shard_are_noted() -> None:
+    note = "note: 3 of the 5 workers have nothing to do: the 12 groups of a step are decoded in fewer shards"
+    assert note in said("cluster.rollout_workers=5", "data.prompts_per_step=12")
+    assert "nothing to do" not in said("cluster.rollout_workers=2", "data.prompts_per_step=12")
+    assert "nothing to do" not in said(
+        "cluster.rollout_workers=5", "data.prompts_per_step=12", "cluster.shard_groups=2"
+    )
