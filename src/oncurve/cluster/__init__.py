@@ -10,8 +10,8 @@ ray_fleet.py    a fleet on the machines of a Ray cluster (ray_session.py), where
 learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in a fleet
 sharded.py      a learner whose ranks (shard_rank.py) divide the model among them by FSDP2 (shard_learner.py); its
                 checkpoints have a file per rank (sharded_files.py)
-engine.py       a rollout engine of several workers (worker.py), which decode fixed shards of the prompts (shards.py) by
-                one version of the weights (weights.py)
+engine.py       a rollout engine of several workers (worker.py), which decode fixed shards of the prompts (shards.py,
+                queue.py) by one version of the weights (weights.py)
 vllm.py         workers that have a vLLM server (vllm_server.py) in place of an engine of their own
 
 Covered: copied ranks and workers that are killed, that hang or are stopped, that cannot connect or fail with an error,

@@ -15,12 +15,12 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from oncurve.closing import Closing
 from oncurve.cluster.busy import Busy
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
+from oncurve.cluster.queue import Call, OnBegin, Rollout
 from oncurve.cluster.shards import Lost, rollout_shards
 from oncurve.cluster.weights import Carrier, Snapshot
 from oncurve.durable import StorageError
@@ -45,44 +45,6 @@ _REMEMBERED = 64
 
 MakeFleet = Callable[[CausalModel], Fleet]
 Lengths = tuple[int, int]
-
-
-@dataclass
-class _Call:
-    """What a worker is doing. `index`: of the shard of this rollout; None: of one that was given up."""
-
-    number: int
-    index: int | None
-    began: float
-    deadline: float
-
-
-@dataclass
-class _Rollout:
-    """One call of `generate`. `queue`: shards that no process has; `own`: those that the driver is to decode."""
-
-    prompts: Sequence[Prompt]
-    firsts: Sequence[int]
-    draw: int
-    sampling: Sampling | None
-    on_group: OnGroup | None
-    shards: list[range]
-    queue: deque[int]
-    own: deque[int] = field(default_factory=deque)
-    losses: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    groups: dict[int, Group] = field(default_factory=dict)
-
-    @property
-    def done(self) -> bool:
-        """Whether every prompt has its group."""
-        return len(self.groups) == len(self.prompts)
-
-    def keep(self, index: int, groups: Sequence[Group]) -> None:
-        """The groups of a shard have come."""
-        for prompt, group in zip(self.shards[index], groups, strict=True):
-            self.groups[prompt] = group
-            if self.on_group is not None:
-                self.on_group(prompt, group)
 
 
 class FleetEngine(Closing):
@@ -120,7 +82,8 @@ class FleetEngine(Closing):
         self._snapshot: Snapshot | None = None
         self._handle: Any = None
         self._key = ""
-        self._calls, self._has = dict[int, _Call](), dict[int, str]()
+        self._calls, self._has = dict[int, Call](), dict[int, str]()
+        self._open: list[Rollout] = []
         self._seconds: dict[Lengths, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._alive_at = 0.0
         self._busy, self._workers = Busy(), workers
@@ -158,6 +121,7 @@ class FleetEngine(Closing):
             self._busy.ends(worker)
         self._calls.clear()
         self._has.clear()
+        self._open = []
         self.local.close()
 
     def measured(self) -> Mapping[str, float]:
@@ -185,52 +149,111 @@ class FleetEngine(Closing):
 
         Raises what the driver's engine raises, and ConfigError: the workers cannot start.
         """
-        size = (sampling or self.sampling).group_size
-        firsts = count_samples(prompts, size) if first_samples is None else first_samples
-        shards = rollout_shards(len(prompts), self._shard_groups)
-        rollout = _Rollout(prompts, firsts, draw, sampling, on_group, shards, deque(range(len(shards))))
+        rollout = self._rollout(prompts, draw, sampling, on_group, first_samples)
+        self._alive_at = time.monotonic()
         try:
-            if self._fleet is None or not self._publish(self._fleet):
-                for index in rollout.queue:
-                    self._decode_here(rollout, index)
+            fleet = self._ready()
+            if fleet is None:
+                while rollout.queue:
+                    self._decode_here(rollout, rollout.queue.popleft())
             else:
-                self._share(self._fleet, rollout)
+                while not rollout.done:
+                    self._turn(fleet, [rollout, *self._open], _TURN_SECONDS)
+                self._measured["cluster/workers_alive"] = float(len(fleet.up()))
         finally:
-            for call in self._calls.values():
-                call.index = None  # an error has ended the rollout: what these workers still do is of no use
+            self._forget([rollout])
         return [rollout.groups[index] for index in range(len(prompts))]
 
-    def _share(self, fleet: Fleet, rollout: _Rollout) -> None:
-        """Have all shards decoded, by workers as far as there are any."""
+    def submit(self, prompts: Sequence[Prompt], draw: int, on_begin: OnBegin, on_group: OnGroup) -> None:
+        """Sample a group for each prompt while `advance` is called, after those that were submitted before.
+
+        on_begin   called with a prompt's index when its group is begun, by the weights that were followed last; again
+                   where it is begun again
+        """
+        if not self._open:
+            self._alive_at = time.monotonic()
+        self._open.append(self._rollout(prompts, draw, None, on_group, None, on_begin))
+
+    def advance(self, seconds: float) -> None:
+        """Hand out shards of what was submitted, and take in what workers have done within so many `seconds`, or until
+        something has happened. A shard that this process has to decode itself takes as long as it takes.
+
+        Raises as `generate`.
+        """
+        if not self._open:
+            return
+        fleet, ready = self._fleet, self._ready()
+        waiting = next((each for each in self._open if each.queue), None)
+        if ready is None and waiting is not None:
+            self._decode_here(waiting, waiting.queue.popleft())
+        elif fleet is not None:
+            self._turn(fleet, self._open, seconds)
+            self._measured["cluster/workers_alive"] = float(len(fleet.up()))
+        self._open = [each for each in self._open if not each.done]
+
+    def withdraw(self) -> None:
+        """Forget what was submitted."""
+        self._forget(self._open)
+        self._open = []
+
+    def _rollout(
+        self,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Sampling | None,
+        on_group: OnGroup | None,
+        firsts: Sequence[int] | None,
+        on_begin: OnBegin | None = None,
+    ) -> Rollout:
+        if firsts is None:
+            firsts = count_samples(prompts, (sampling or self.sampling).group_size)
+        shards = rollout_shards(len(prompts), self._shard_groups)
+        return Rollout(prompts, firsts, draw, sampling, on_group, shards, on_begin)
+
+    def _forget(self, rollouts: Sequence[Rollout]) -> None:
+        """What workers still do for these is of no use."""
+        for call in self._calls.values():
+            if any(call.rollout is each for each in rollouts):
+                call.index = None
+
+    def _ready(self) -> Fleet | None:
+        """The fleet, with the weights at hand; None: there is none, or no room for them."""
+        fleet = self._fleet
+        if fleet is None or not self._publish(fleet):
+            return None
         for name in ("cluster/workers_restarted", "cluster/shards_redone", "cluster/tokens_redone"):
             self._measured[name] += 0.0
-        self._alive_at = time.monotonic()
-        if not fleet.up():
+        if not self._calls and not fleet.up():
             fleet.settled(self._patience)
-        while not rollout.done:
-            if self._fleet is not fleet:
-                raise RuntimeError("the engine was closed during a rollout")
-            up = self._dispatch(fleet, rollout)
-            if rollout.own:
-                self._decode_here(rollout, rollout.own.popleft())
-            elif rollout.queue and self._is_alone(fleet, up):
-                self._decode_here(rollout, rollout.queue.popleft())
-            self._hear(fleet, rollout, _TURN_SECONDS if self._calls else _SHORT_TURN_SECONDS)
-            self._end_late_ones(fleet)
-        self._measured["cluster/workers_alive"] = float(len(fleet.up()))
+        return fleet
 
-    def _dispatch(self, fleet: Fleet, rollout: _Rollout) -> list[int]:
+    def _turn(self, fleet: Fleet, rollouts: Sequence[Rollout], seconds: float) -> None:
+        """Hand out shards, decode one here if it has come to that, and take in what has happened."""
+        if self._fleet is not fleet:
+            raise RuntimeError("the engine was closed during a rollout")
+        up = self._dispatch(fleet, rollouts)
+        own = next((each for each in rollouts if each.own), None)
+        waiting = next((each for each in rollouts if each.queue), None)
+        if own is not None:
+            self._decode_here(own, own.own.popleft())
+        elif waiting is not None and self._is_alone(fleet, up):
+            self._decode_here(waiting, waiting.queue.popleft())
+        busy = any(each.own for each in rollouts) or rollouts[0].done
+        self._hear(fleet, 0.0 if busy else seconds if self._calls else _SHORT_TURN_SECONDS)
+        self._end_late_ones(fleet)
+
+    def _dispatch(self, fleet: Fleet, rollouts: Sequence[Rollout]) -> list[int]:
         """Give every free worker a shard; the workers that are up."""
         up = fleet.up()
         for worker in up:
-            if rollout.queue and worker not in self._calls:
+            rollout = next((each for each in rollouts if each.queue), None)
+            if rollout is not None and worker not in self._calls:
                 index = rollout.queue.popleft()
                 limit = self._limit(rollout) + self._start * (worker not in self._has)
-                shard, snapshot = rollout.shards[index], self._bring(fleet, worker)
-                prompts, firsts = [rollout.prompts[i] for i in shard], [rollout.firsts[i] for i in shard]
+                snapshot, (prompts, firsts) = self._bring(fleet, worker), rollout.begin(index)
                 number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
                 now = time.monotonic()
-                self._calls[worker] = _Call(number, index, now, now + limit)
+                self._calls[worker] = Call(number, rollout, index, self._handle, now, now + limit)
                 self._busy.begins(worker)
         return up
 
@@ -269,20 +292,20 @@ class FleetEngine(Closing):
             self._alive_at = now
         return fleet.quarantined or now - self._alive_at > self._patience
 
-    def _hear(self, fleet: Fleet, rollout: _Rollout, seconds: float) -> None:
-        """Act on what has happened within so many `seconds`; a turn without waiting where the driver has work."""
-        for event in fleet.wait(0.0 if rollout.own or rollout.done else seconds):
+    def _hear(self, fleet: Fleet, seconds: float) -> None:
+        """Act on what has happened within so many `seconds`."""
+        for event in fleet.wait(seconds):
             call = self._calls.get(event.process)
             if isinstance(event, Ended):
                 self._has.pop(event.process, None)
                 self._calls.pop(event.process, None)
                 self._busy.ends(event.process)
                 self._lost(event)
-                if call is not None and call.index is not None and call.index not in rollout.own:
-                    self._again(rollout, call.index)
+                if call is not None and call.index is not None:
+                    self._again(call.rollout, call.index)
             elif isinstance(event, Failed):
                 if call is not None and call.index is not None:
-                    rollout.own.append(call.index)  # if the error is not the worker's own, the driver meets it too
+                    call.rollout.own.append(call.index)  # if the error is not the worker's own, the driver meets it too
                     call.index = None
             elif call is None or call.number != event.number:
                 continue
@@ -291,24 +314,24 @@ class FleetEngine(Closing):
             else:
                 del self._calls[event.process]
                 self._busy.ends(event.process)
-                self._arrived(rollout, call, event)
+                self._arrived(call, event)
 
-    def _arrived(self, rollout: _Rollout, call: _Call, event: Replied) -> None:
+    def _arrived(self, call: Call, event: Replied) -> None:
         if call.index is None:
             return
         if isinstance(event.value, OncurveError):
-            rollout.own.append(call.index)
+            call.rollout.own.append(call.index)
             return
-        self._seconds[self._lengths(rollout)].append(time.monotonic() - call.began)
-        self._keep(rollout, call.index, event.value)
+        self._seconds[self._lengths(call.rollout)].append(time.monotonic() - call.began)
+        self._keep(call.rollout, call.index, event.value)
 
-    def _keep(self, rollout: _Rollout, index: int, groups: Sequence[Group]) -> None:
+    def _keep(self, rollout: Rollout, index: int, groups: Sequence[Group]) -> None:
         if index in rollout.losses:
             tokens = sum(len(completion.ids) for group in groups for completion in group.completions)
             self._measured["cluster/tokens_redone"] += tokens
         rollout.keep(index, groups)
 
-    def _again(self, rollout: _Rollout, index: int) -> None:
+    def _again(self, rollout: Rollout, index: int) -> None:
         """A worker was lost with a shard."""
         rollout.losses[index] += 1
         self._measured["cluster/shards_redone"] += 1
@@ -329,25 +352,24 @@ class FleetEngine(Closing):
                 call.deadline = float("inf")
                 fleet.kill(worker, f"it did not decode a shard within {now - call.began:.0f} seconds")
 
-    def _limit(self, rollout: _Rollout) -> float:
+    def _limit(self, rollout: Rollout) -> float:
         """The seconds that a worker has for a shard of this rollout."""
         earlier = self._seconds[self._lengths(rollout)]
         if not earlier:
             return self._wait
         return min(self._wait, max(SHORTEST_DEADLINE, DEADLINE_MEDIANS * statistics.median(earlier)))
 
-    def _lengths(self, rollout: _Rollout) -> Lengths:
+    def _lengths(self, rollout: Rollout) -> Lengths:
         sampling = rollout.sampling or self.sampling
         return sampling.group_size, sampling.max_new_tokens
 
-    def _decode_here(self, rollout: _Rollout, index: int) -> None:
+    def _decode_here(self, rollout: Rollout, index: int) -> None:
         if not self._told:
             self._told = True
             urgent(
                 "oncurve: no worker can sample; this process decodes with oncurve's own engine as long as that is so"
             )
-        shard = rollout.shards[index]
-        prompts, firsts = [rollout.prompts[i] for i in shard], [rollout.firsts[i] for i in shard]
+        prompts, firsts = rollout.begin(index)
         with computing_threads(self._threads):
             groups = self.local.generate(prompts, rollout.draw, rollout.sampling, None, firsts)
         self._keep(rollout, index, groups)

@@ -47,6 +47,11 @@ class ProcessCluster(Component):
     """Step n trains what the weights after step n - 1 - `lag` wrote, so that other processes sample for the next steps
     while a step trains. Part of the result."""
 
+    order: Literal["exact", "window"] = "exact"
+    """"exact": steps train the prompts in their order. "window": a step trains the groups that are finished first, of
+    prompts of up to `lag` steps ahead, each begun by weights at most `lag` steps older than the step's. That is not
+    exact: which groups meet in a step depends on how fast they were sampled. Part of the result."""
+
     weights: Literal["object", "disk"] = "object"
     """"object": the weights are copied once per machine, into memory that its workers read; "disk": they are written as
     safetensors into `weights_folder`. It does not change any result."""
@@ -101,6 +106,11 @@ class ProcessCluster(Component):
             "cluster.gradient_shards, which is part of the result",
         ),
         Impossible(
+            lambda cluster: cluster.order == "window" and not (cluster.lag and cluster.rollout_workers),
+            'cluster.order: "window" chooses among groups that other processes sample for later steps; set cluster.lag '
+            'and cluster.rollout_workers to 1 or more, or cluster.order to "exact"',
+        ),
+        Impossible(
             lambda cluster: bool(cluster.weights_folder) and cluster.weights != "disk",
             'cluster.weights_folder: only weights on the disk need a folder; set cluster.weights to "disk", or leave '
             "the folder out",
@@ -153,6 +163,11 @@ class ProcessCluster(Component):
     def idle_workers(self, groups: int) -> int:
         """How many workers get no shard of a rollout of so many groups."""
         return max(0, self.rollout_workers - -(-groups // self.shard_groups))
+
+    @property
+    def windowed(self) -> bool:
+        """Whether steps train groups in the order in which they are finished."""
+        return self.order == "window"
 
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank's process makes its own.
@@ -259,7 +274,7 @@ class ProcessCluster(Component):
             "exact, and the learner computes the old log-probs."
             if self.engine == "vllm"
             else f"Rollouts are decoded by {workers} with {own} each, {together} "
-            "together: the number of processes, and losses of them, change no bit."
+            f"together{'' if self.windowed else ': the number of processes, and losses of them, change no bit'}."
             if self.rollout_workers
             else f"Rollouts are decoded by this process with {own}, {together} together.",
             *self._lag(),
@@ -274,8 +289,15 @@ class ProcessCluster(Component):
     def _lag(self) -> list[str]:
         if not self.lag:
             return []
+        ahead = f"{self.lag} step{'s' * (self.lag > 1)}"
+        if self.windowed:
+            return [
+                f"Steps train groups in the order in which they are finished, out of prompts of up to {ahead} ahead, "
+                f"begun by weights at most {ahead} older than the step's: that is not exact, and a second run or a "
+                "resume has other numbers."
+            ]
         when = (
-            f"those of up to {self.lag} step{'s' * (self.lag > 1)} ahead are sampled while a step trains"
+            f"those of up to {ahead} ahead are sampled while a step trains"
             if self.rollout_workers
             else "without rollout_workers that saves no time, and has the same bits as with them"
         )

@@ -47,6 +47,11 @@ class Cluster(Protocol):
         """Step n trains what the weights after step n - 1 - lag wrote."""
         ...
 
+    @property
+    def windowed(self) -> bool:
+        """Whether steps train groups in the order in which they are finished; its engine is a `StreamingEngine`."""
+        ...
+
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The run's learner, from `make(tokenizer=...)`, which builds the local one."""
         ...
@@ -86,6 +91,7 @@ class NoCluster(Component):
     processes: ClassVar[int] = 1
     workers: ClassVar[int] = 0
     lag: ClassVar[int] = 0
+    windowed: ClassVar[bool] = False
 
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The learner that `make()` builds."""
@@ -145,6 +151,7 @@ check_cluster = check_of(
         "workers",
         "idle_workers",
         "lag",
+        "windowed",
         "sentences",
     ),
     ("alone",),

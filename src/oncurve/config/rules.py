@@ -191,6 +191,11 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'kl.estimator: the exact KL is not built in shards; set it to "k3", or cluster.sharding to "replicate"',
     ),
     Impossible(
+        lambda c: c.cluster.windowed and c.filter.dynamic_sampling,
+        'filter.dynamic_sampling: cluster.order = "window" trains all groups in the order in which they are finished; '
+        'set it to false, or cluster.order to "exact"',
+    ),
+    Impossible(
         lambda c: not c.cluster.exact and bool(c.rollout.stop),
         'rollout.stop: vLLM workers get token ids and return token ids, without text; set cluster.engine to "own", or '
         "stop by rollout.eos_ids",

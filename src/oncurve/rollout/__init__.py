@@ -10,6 +10,7 @@ from oncurve.rollout.engine import (
     Limits as Limits,
     OnGroup as OnGroup,
     RolloutEngine as RolloutEngine,
+    StreamingEngine as StreamingEngine,
     check_lengths as check_lengths,
     check_token_ids as check_token_ids,
     count_samples as count_samples,

@@ -72,6 +72,25 @@ class RolloutEngine(Protocol):
         """
 
 
+class StreamingEngine(RolloutEngine, Protocol):
+    """An engine that is given further prompts while it samples others."""
+
+    def submit(self, prompts: Sequence[Prompt], draw: int, on_begin: Callable[[int], None], on_group: OnGroup) -> None:
+        """Sample a group for each prompt while `advance` is called, after those that were submitted before.
+
+        on_begin   called with a prompt's index when its group is begun, by the weights that were followed last; again
+                   where it is begun again
+        on_group   called once per group with the prompt's index
+        """
+
+    def advance(self, seconds: float) -> None:
+        """Go on with what was submitted for about so many `seconds`, or until something has happened. Raises as
+        `generate`."""
+
+    def withdraw(self) -> None:
+        """Forget what was submitted: nothing more is called for it."""
+
+
 def measured(engine: RolloutEngine) -> Mapping[str, float]:
     """What the engine has measured since the last call, by the names of declared metrics: its own `measured()`.
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from oncurve.config import RunConfig
 from oncurve.evaluate import part_is_1
 from oncurve.rewards import verifier_of
-from oncurve.trainer import DynamicSampling, HeldOut, LaggedRollouts, OldPolicy, Rollouts, TrainerConfig
+from oncurve.trainer import (
+    DynamicSampling,
+    HeldOut,
+    LaggedRollouts,
+    OldPolicy,
+    Rollouts,
+    TrainerConfig,
+    WindowedRollouts,
+)
 
 
 def trainer_config(config: RunConfig) -> TrainerConfig:
@@ -35,6 +43,8 @@ def trainer_config(config: RunConfig) -> TrainerConfig:
 def rollouts_of(config: RunConfig) -> Rollouts:
     """When the groups of a step are collected: ahead of their step where other processes sample."""
     cluster = config.cluster
+    if cluster.windowed:
+        return WindowedRollouts(cluster.lag)
     return LaggedRollouts(cluster.lag, ahead=cluster.workers > 0) if cluster.lag else Rollouts()
 
 

@@ -3,6 +3,8 @@
     Rollouts         when the step begins, by the weights as they are then
     LaggedRollouts   step n trains what the weights after step n - 1 - lag wrote, or those of the run's beginning
 
+`WindowedRollouts` (windowed.py) trains groups in the order in which they are finished, which is not exact.
+
 With S_j the weights after j steps and lag 2: steps 1, 2 and 3 train what S_0 wrote, step 4 what S_1 wrote, and so on.
 The groups of step m are a function of S_{m-1-lag} and of the position after the groups of step m - 1: of prompts, of
 draws and of surplus. So they may be collected as soon as these are known, while earlier steps train, and no bit depends
@@ -75,7 +77,7 @@ class Rollouts:
 
 
 @dataclass
-class _Collection:
+class Collection:
     """The groups of one step, as they are asked for and as they come.
 
     begin   the state that it begins at, or the collection that it follows
@@ -84,7 +86,7 @@ class _Collection:
 
     collecting: Collecting
     weights: LocalWeights
-    begin: TrainerState | _Collection
+    begin: TrainerState | Collection
     step: int
     metrics: Metrics = field(default_factory=Metrics)
     result: Collected | None = None
@@ -116,8 +118,8 @@ class LaggedRollouts(Rollouts):
         self._versions: dict[int, LocalWeights] = {}
         self._stored: dict[int, str] = {}
         self._newest = 0
-        self._planned: deque[_Collection] = deque()
-        self._orders: queue.SimpleQueue[_Collection | None] = queue.SimpleQueue()
+        self._planned: deque[Collection] = deque()
+        self._orders: queue.SimpleQueue[Collection | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._using = threading.Lock()
 
@@ -128,7 +130,7 @@ class LaggedRollouts(Rollouts):
         """
         self._engine, self._newest = engine, weights.version
         if step not in self._versions:
-            self._versions[step] = _copied(weights)
+            self._versions[step] = copied(weights)
         for old in [each for each in self._versions if each < step - self.lag]:
             del self._versions[old]
             self._stored.pop(old, None)
@@ -140,9 +142,8 @@ class LaggedRollouts(Rollouts):
         """
         last = max(state.step + 1, min(steps, state.step + 1 + self.lag) if self._ahead else 0)
         for step in range(state.step + 1 + len(self._planned), last + 1):
-            version = self._versions[max(step - 1 - self.lag, min(self._versions))]
             begin = self._planned[-1] if self._planned else state
-            self._planned.append(_Collection(make(), version, begin, step))
+            self._planned.append(self._plan(make(), begin, step))
             if self._ahead:
                 self._orders.put(self._planned[-1])
         began, now = time.perf_counter(), self._planned[0]
@@ -203,7 +204,7 @@ class LaggedRollouts(Rollouts):
         """The inverse of `save`, bit for bit. Raises CheckpointError: the tensors are those of another model."""
         self._versions.clear()
         for each in record.get("versions", ()):
-            kept = replace(_copied(weights), version=int(each["version"]))
+            kept = replace(copied(weights), version=int(each["version"]))
             tensors, own = durable.fetch(folder.parent / FROZEN, each["tensors"]), changing_tensors(kept.model)
             if {name: (t.shape, t.dtype) for name, t in tensors.items()} != {
                 name: (t.shape, t.dtype) for name, t in own.items()
@@ -214,7 +215,16 @@ class LaggedRollouts(Rollouts):
             self._versions[int(each["step"])] = kept
             self._stored[int(each["step"])] = each["tensors"]
 
-    def _wait_for(self, collection: _Collection) -> None:
+    def _plan(self, collecting: Collecting, begin: TrainerState | Collection, step: int) -> Collection:
+        """What will collect the groups of `step`."""
+        return Collection(collecting, self._versions[max(step - 1 - self.lag, min(self._versions))], begin, step)
+
+    def _gather(self, engine: RolloutEngine, now: Collection, state: TrainerState) -> Collected:
+        """The groups of the step after `state`."""
+        engine.follow(now.weights)
+        return now.collecting.collect(state, now.metrics)
+
+    def _wait_for(self, collection: Collection) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._work, args=(torch.get_num_threads(),), name="oncurve-rollouts", daemon=True
@@ -236,7 +246,7 @@ class LaggedRollouts(Rollouts):
                 return
             self._collect(order)
 
-    def _collect(self, now: _Collection) -> None:
+    def _collect(self, now: Collection) -> None:
         """Collect the groups of one step, or keep what went wrong."""
         assert self._engine is not None
         collecting = now.collecting
@@ -245,8 +255,7 @@ class LaggedRollouts(Rollouts):
             with self._using:
                 state = now.state()
                 if not collecting.given_up.is_set():
-                    self._engine.follow(now.weights)
-                    now.result = collecting.collect(state, now.metrics)
+                    now.result = self._gather(self._engine, now, state)
                     now.begin = state
         except BaseException as error:
             now.error = error
@@ -255,7 +264,9 @@ class LaggedRollouts(Rollouts):
             now.over.set()
 
 
-def _copied(weights: Weights) -> LocalWeights:
+def copied(weights: Weights) -> LocalWeights:
+    """A copy of the weights, which no update changes. Raises ConfigError: they are not in this process. ModelError: the
+    model cannot be copied."""
     model = weights.local()
     if model is None:
         raise ConfigError(

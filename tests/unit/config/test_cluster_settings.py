@@ -43,3 +43,13 @@ def test_workers_without_a_shard_are_noted() -> None:
     assert "nothing to do" not in said(
         "cluster.rollout_workers=5", "data.prompts_per_step=12", "cluster.shard_groups=2"
     )
+
+
+def test_the_plan_says_that_the_order_of_finishing_is_not_exact() -> None:
+    text = said("cluster.lag=2", "cluster.rollout_workers=3", "cluster.order=window")
+    assert "in the order in which they are finished, out of prompts of up to 2 steps ahead" in text
+    assert "that is not exact" in text
+    assert "wrote, exactly" not in text
+    assert "losses of them, change no bit. Steps train" not in text
+    assert "note: cluster.lag = 2: nothing corrects for the older weights" in text
+    assert not any(fnmatchcase("cluster.order", pattern) for pattern in FREE)

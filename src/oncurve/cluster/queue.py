@@ -1,0 +1,78 @@
+"""What is left to do of a rollout that several processes share: its shards, and which of them wait for a process."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncurve.rollout import OnGroup, Sampling
+from oncurve.types import Group, Prompt
+
+OnBegin = Callable[[int], None]
+
+
+@dataclass
+class Rollout:
+    """The prompts of one call of `FleetEngine.generate` or `FleetEngine.submit`.
+
+    firsts    the sample index that each prompt's group begins at
+    shards    prompts that are decoded together, by their indices
+    queue     shards that no process has
+    own       shards that the driver is to decode
+    losses    by shard, how many workers were lost with it
+    groups    by prompt, those that have come
+    on_begin  called with the index of each prompt of a shard that a process is given
+    """
+
+    prompts: Sequence[Prompt]
+    firsts: Sequence[int]
+    draw: int
+    sampling: Sampling | None
+    on_group: OnGroup | None
+    shards: list[range]
+    on_begin: OnBegin | None = None
+    queue: deque[int] = field(init=False)
+    own: deque[int] = field(default_factory=deque)
+    losses: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    groups: dict[int, Group] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queue = deque(range(len(self.shards)))
+
+    @property
+    def done(self) -> bool:
+        """Whether every prompt has its group."""
+        return len(self.groups) == len(self.prompts)
+
+    def begin(self, index: int) -> tuple[list[Prompt], list[int]]:
+        """Prompts and first samples of a shard that is decoded now."""
+        shard = self.shards[index]
+        if self.on_begin is not None:
+            for prompt in shard:
+                self.on_begin(prompt)
+        return [self.prompts[i] for i in shard], [self.firsts[i] for i in shard]
+
+    def keep(self, index: int, groups: Sequence[Group]) -> None:
+        """The groups of a shard have come."""
+        for prompt, group in zip(self.shards[index], groups, strict=True):
+            self.groups[prompt] = group
+            if self.on_group is not None:
+                self.on_group(prompt, group)
+
+
+@dataclass
+class Call:
+    """What a worker is doing.
+
+    index   of the shard of `rollout`; None: of one that was given up
+    handle  of the weights, which are there as long as a worker may read them
+    """
+
+    number: int
+    rollout: Rollout
+    index: int | None
+    handle: Any
+    began: float
+    deadline: float
