@@ -1,8 +1,9 @@
 """Memory of each rank of a learner in shards, by phase: `python -m bench.cluster.fsdp 38M --ranks 1 2 4 --out FILE`.
 
-Writes JSON: for each number of ranks a list with one entry per phase, which has the peak (VmHWM) and the size after the
-phase (VmRSS) of every rank in bytes. The peak is begun anew with each phase; rank 0 also has the whole model that
-engines sample from. Two updates are made of 4 rows of 64 tokens, with a KL term and its reference.
+Writes JSON: for each number of ranks a list with one entry per phase, which has of every rank the peak of its own
+memory in the phase, its own memory after it, and what it shares with other processes, in bytes. Phase "process" is the
+run's own process before it has a model; "start" begins with the model in rank 0's memory. Rank 0 also has the whole
+model that engines sample from. Two updates are made of 4 rows of 64 tokens, with a KL term and its reference.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,20 +25,19 @@ from bench.models import SIZES
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
+from oncurve.cluster.shard_rank import process_memory
 from oncurve.cluster.sharded import ShardedLearner
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
-from oncurve.models import wrap
+from oncurve.models import CausalModel, wrap
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROMPT, LENGTH, ROWS = 8, 56, 4
 
 
-def make_learner(
-    size: str, dtype: str, kl_coef: float, tokenizer: object = None, make: type[LocalLearner] = LocalLearner
-) -> Any:
-    """A learner of a model of random weights."""
+def make_model(size: str) -> CausalModel:
+    """A model of random weights, in float32."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = SIZES[size]
@@ -48,8 +51,15 @@ def make_learner(
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
+    return wrap(Qwen2ForCausalLM(config))
+
+
+def make_learner(
+    model: CausalModel, dtype: str, kl_coef: float, tokenizer: object = None, make: type[LocalLearner] = LocalLearner
+) -> Any:
+    """A learner of `model`."""
     return LearnerConfig(tokens_per_micro_batch=512, gradient_checkpointing=True).build(
-        wrap(Qwen2ForCausalLM(config)),
+        model,
         Clipped(),
         Regularizer(KLPenalty(estimator="k3", coef=kl_coef), 0.0),
         make=make,
@@ -77,10 +87,14 @@ def made_up_batch(vocabulary: int) -> TrainBatch:
 
 def measure(size: str, dtype: str, kl_coef: float, ranks: int, folder: Path) -> list[dict[str, Any]]:
     """Each phase with the bytes of every rank."""
+    import transformers.models.qwen2.modeling_qwen2 as imported
+
+    assert imported
+    torch.set_num_threads(1)
+    found: list[dict[str, Any]] = [{"phase": "process", "ranks": [process_memory()]}]
     cluster = HostCluster(learner_ranks=ranks, sharding="fsdp")
-    learner = cluster.learner(partial(make_learner, size, dtype, kl_coef))
+    learner = cluster.learner(partial(make_learner, make_model(size), dtype, kl_coef))
     assert isinstance(learner, ShardedLearner)
-    found: list[dict[str, Any]] = []
 
     def phase(name: str, work: Callable[[], object]) -> None:
         work()
@@ -105,8 +119,6 @@ def measure(size: str, dtype: str, kl_coef: float, ranks: int, folder: Path) -> 
 
 def main() -> None:
     """Measure, and write the JSON."""
-    import tempfile
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
@@ -114,23 +126,32 @@ def main() -> None:
     parser.add_argument("--kl-coef", type=float, default=0.1)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    torch.set_num_threads(1)
     result = {
         "size": given.size,
         "dtype": given.dtype,
         "kl_coef": given.kl_coef,
         "rows": ROWS,
         "tokens_per_row": PROMPT + LENGTH,
-        "machine": f"{platform.machine()}, one thread per rank",
+        "machine": f"{platform.machine()}, one thread per rank, shared",
         "torch": torch.__version__,
         "phases_by_ranks": {},
     }
     for ranks in given.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            result["phases_by_ranks"][ranks] = measure(
-                given.size, given.dtype, given.kl_coef, ranks, Path(folder) / "c"
-            )
+            if len(given.ranks) == 1:
+                found = measure(given.size, given.dtype, given.kl_coef, ranks, Path(folder) / "c")
+            else:
+                found = measured_apart(given, ranks, Path(folder) / "ranks.json")
+        result["phases_by_ranks"][str(ranks)] = found
         given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measured_apart(given: argparse.Namespace, ranks: int, out: Path) -> list[dict[str, Any]]:
+    """`measure` in a process of its own, which has no memory of another number of ranks."""
+    settings = ["--ranks", str(ranks), "--dtype", given.dtype, "--kl-coef", str(given.kl_coef), "--out", str(out)]
+    subprocess.run([sys.executable, "-m", "bench.cluster.fsdp", given.size, *settings], check=True)
+    found: list[dict[str, Any]] = json.loads(out.read_text())["phases_by_ranks"][str(ranks)]
+    return found
 
 
 if __name__ == "__main__":

@@ -190,12 +190,14 @@ class ProcessCluster(Component):
 
     def _sharded(self, make: Callable[..., Learner]) -> Learner:
         """The learner whose state is divided among the ranks, each of which cuts out its own part."""
+        from oncurve.cluster.outline import Outline
         from oncurve.cluster.shard_rank import ShardRank  # here: without shards torch.distributed is not imported
         from oncurve.cluster.sharded import ShardedLearner
 
         fleet = None
         if self.learner_ranks > 1:
-            fleet = self.fleet(partial(ShardRank, make, self.rank_threads, self.wait_seconds), self.learner_ranks - 1)
+            recipe = partial(ShardRank, Outline(make), self.rank_threads, self.wait_seconds)
+            fleet = self.fleet(recipe, self.learner_ranks - 1)
         return ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds)
 
     @property

@@ -1,10 +1,13 @@
 """The learner of one rank whose parameters, gradients and optimizer state are shared with the other ranks by FSDP2.
 
+    start           rank 0 sends its model a layer at a time, and each rank keeps its rows
     shard           the float32 rows of every parameter that this rank has: they are the master weights
     forward         a layer's parameters are gathered in the compute dtype, used, and dropped again
     backward        the same, and each rank gets the summed gradient of its own rows, in float32
     step            MasterAdamW on the shards: AdamW is elementwise, so each rank's step is its part of the whole
+    publish         each rank sends its new rows to rank 0, into the copy that engines sample from
 
+No rank but the first ever holds more of a model than its shards and one layer, or the embedding and the head.
 All ranks make the same calls with the same number of passes: every pass gathers parameters, which takes all of them. A
 rank with fewer micro-batches repeats one at weight 0.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from oncurve.batching import micro_batches
-from oncurve.cluster.sharded_files import load_part, save_part
+from oncurve.cluster.exchange import DirectGather, DirectReduce, waited
+from oncurve.cluster.sharded_files import load_part, rows_of, save_part
 from oncurve.errors import CheckpointError, ConfigError, ModelError
 from oncurve.learner import (
     Accumulated,
@@ -36,6 +40,7 @@ from oncurve.learner import (
     UpdateResult,
     cast_parameter,
     of_the_whole,
+    widened,
 )
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, token_stats
@@ -93,27 +98,19 @@ class ShardLearner(LocalLearner):
         self.rank, self.size = library.get_rank(), library.get_world_size()
         self._mesh = DeviceMesh("cpu", torch.arange(self.size))
         whole, config = self.model, self.config
-        needs = self.objective.needs | self.regularizer.needs
-        _check_shardable(whole, needs)
-        if any(not parameter.requires_grad for parameter in whole.module.parameters()):
-            raise ModelError(
-                'parameters of the model are frozen; shards train all: set cluster.sharding to "replicate"'
-            )
+        _check_shardable(whole, self.objective.needs | self.regularizer.needs)
+        names = [name for name, _ in whole.module.named_parameters()]
         self.whole = whole
-        self.model, self._within = self._sharded(whole, dtype)
-        names = {id(parameter): name for name, parameter in whole.module.named_parameters()}
-        self._sharded_parameters = {
-            names[id(before)]: after
-            for before, after in zip(whole.module.parameters(), self.model.module.parameters(), strict=True)
-        }
-        for parameter in whole.module.parameters():
-            cast_parameter(parameter, dtype)
+        self.model, self._within = self._sharded(whole, widened, dtype)
+        self._sharded_parameters = dict(zip(names, self.model.module.parameters(), strict=True))
         if given is not None or self.regularizer.kl.needs_reference:
             self.reference = self._frozen(whole if given is None else given, dtype)
+        for parameter in whole.module.parameters():
+            cast_parameter(parameter, dtype)
+        if given is not None and not set(map(id, given.module.parameters())) & set(map(id, whole.module.parameters())):
+            _replace(given.module, _on_meta)  # the shards are the reference
         if self.rank:
-            for model in (whole, given):
-                for parameter in () if model is None else model.module.parameters():
-                    parameter.data = parameter.data.new_empty(0)  # this rank has its shards alone
+            _replace(whole.module, _on_meta)
         holder = nn.Module()
         for number, parameter in enumerate(self._sharded_parameters.values()):
             holder.register_parameter(str(number), nn.Parameter(local(parameter)))
@@ -121,26 +118,43 @@ class ShardLearner(LocalLearner):
         self._numbers = {name: str(number) for number, name in enumerate(self._sharded_parameters)}
         return optimizer
 
-    def _sharded(self, model: CausalModel, dtype: torch.dtype | None) -> tuple[CausalModel, _Within]:
-        """`model` with a network of its own, whose parameters are shards, and its root."""
+    def _sharded(
+        self, model: CausalModel, converted: Callable[[Tensor], Tensor], dtype: torch.dtype | None
+    ) -> tuple[CausalModel, _Within]:
+        """`model` with a network of its own, whose parameters are shards of rank 0's, and its root.
+
+        The shards are what `converted` makes of the parameters; they are gathered in `dtype`, or None: as they are.
+        """
         own = copy.deepcopy(model, {id(parameter): parameter for parameter in model.module.parameters()})
         root = _Within(own.module)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None, cast_forward_inputs=False)
         if dtype in (torch.bfloat16, torch.float16):
             policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for layer in [*_layers(own.module), root]:
+            _replace(layer, lambda parameter: self._from_first(parameter, converted))
             fully_shard(layer, mesh=self._mesh, mp_policy=policy)
         for layer in _units(root):
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
+            layer.set_custom_all_gather(DirectGather())
+            layer.set_custom_reduce_scatter(DirectReduce())
         register_fsdp_forward_method(root, "run")
         return own, root
 
+    @torch.no_grad()
+    def _from_first(self, parameter: nn.Parameter, converted: Callable[[Tensor], Tensor]) -> nn.Parameter:
+        """Rank 0's parameter, `converted`, whole on every rank."""
+        data = parameter.detach().contiguous() if not self.rank else torch.empty(parameter.shape, dtype=parameter.dtype)
+        library.broadcast(data, 0)
+        return nn.Parameter(converted(data), requires_grad=parameter.requires_grad)
+
     def _frozen(self, model: CausalModel, dtype: torch.dtype | None) -> Reference:
         """The reference as shards in the compute dtype."""
-        for parameter in model.module.parameters():
-            cast_parameter(parameter, dtype)
-        own, self._reference_within = self._sharded(model, None)
+
+        def converted(tensor: Tensor) -> Tensor:
+            return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+        own, self._reference_within = self._sharded(model, converted, None)
         return Reference(own)
 
     def accumulate_part(self, part: RankRows) -> Accumulated:
@@ -175,15 +189,19 @@ class ShardLearner(LocalLearner):
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Fill rank 0's `whole` with the weights as they are now, gathered layer by layer in the compute dtype."""
-        for unit in _units(self._within):
-            unit.unshard()
-            if not self.rank:
-                mine = dict(self.whole.module.named_parameters())
-                for name, parameter in self._within.network.named_parameters():
-                    if not isinstance(parameter, distributed.tensor.DTensor):
-                        mine[name].copy_(parameter)
-            unit.reshard()
+        """Fill rank 0's `whole` with the weights as they are now, in the compute dtype."""
+        for name, parameter in zip(self._sharded_parameters, self.whole.module.parameters(), strict=True):
+            self._collect(name, parameter.detach())
+
+    def _collect(self, name: str, whole: Tensor) -> None:
+        """Fill rank 0's `whole` with the rows of a parameter that all ranks have, in the dtype of `whole`."""
+        rows = local(self._sharded_parameters[name]).to(whole.dtype)
+        ends = [rows_of(rank, self.size, len(whole)) for rank in range(self.size)]
+        if self.rank:
+            waited([library.isend(rows, 0)] if len(rows) else [])
+            return
+        whole[: len(rows)].copy_(rows)
+        waited([library.irecv(whole[low:high], rank) for rank, (low, high) in enumerate(ends) if rank and low < high])
 
     @torch.no_grad()
     def score_part(self, part: RankRows, want: frozenset[str]) -> dict[str, Tensor]:
@@ -207,13 +225,17 @@ class ShardLearner(LocalLearner):
         own = len(list(micro_batches(part.rows, self.budget.tokens)))
         for micro, _ in part.micro_batches(self.budget.tokens):
             pieces.append(within.run(stats, micro))
+        root: Any = within
+        root.reshard()  # a pass without a backward leaves the outermost parameters whole
         return of_the_whole(part.rows, pieces[:own], want)
 
+    @torch.no_grad()
     def whole_master(self, name: str) -> Tensor:
-        """A parameter in float32, gathered from all ranks."""
+        """A parameter in float32, on rank 0 gathered from all ranks. The others' tensors are without meaning."""
         parameter: Any = self._sharded_parameters[name]
-        found: Tensor = parameter.full_tensor().detach()
-        return found
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta" if self.rank else None)
+        self._collect(name, whole)
+        return whole
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write this rank's shards of weights and moments; the record, which is the same on all ranks."""
@@ -250,13 +272,30 @@ class ShardLearner(LocalLearner):
 
 
 def _check_shardable(model: CausalModel, needs: frozenset[str]) -> None:
-    """Raises ConfigError for what is not built on shards."""
+    """Raises ConfigError, ModelError for what is not built on shards."""
     for wrong, key, what in (
         (model.adapter is not None, "lora.rank", "an adapter"),
         ("full_kl" in needs, "kl.estimator", "the exact KL"),
     ):
         if wrong:
             raise ConfigError(f'{key}: {what} is not built with cluster.sharding = "fsdp"; set it to "replicate"')
+    if any(not parameter.requires_grad for parameter in model.module.parameters()):
+        raise ModelError('parameters of the model are frozen; shards train all: set cluster.sharding to "replicate"')
+
+
+def _replace(module: nn.Module, made_of: Callable[[nn.Parameter], nn.Parameter]) -> None:
+    """Put `made_of(parameter)` in the place of each parameter, tied ones once; shards stay."""
+    before = [parameter for parameter in module.parameters() if not isinstance(parameter, distributed.tensor.DTensor)]
+    made = {id(parameter): made_of(parameter) for parameter in before}
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) in made:
+                part.register_parameter(name, made[id(parameter)])
+
+
+def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
+    """Its shape, without memory."""
+    return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
 
 
 def local(tensor: Any) -> Tensor:

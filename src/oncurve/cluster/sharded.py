@@ -148,7 +148,7 @@ class ShardedLearner:
         save(whole, self.local.tokenizer, folder, LazyTensors(dict(whole.named_parameters()), gather))
 
     def memory(self) -> list[dict[str, int]]:
-        """Bytes of each rank: the peak since the last call, and now."""
+        """Bytes of each rank's process: see `process_memory`."""
         from oncurve.cluster.shard_rank import process_memory
 
         with self._all("memory", *(() for _ in self._members)) as answers:

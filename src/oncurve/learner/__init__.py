@@ -17,7 +17,7 @@ from oncurve.learner.kinds import (
     check_learner as check_learner,
     check_learner_settings as check_learner_settings,
 )
-from oncurve.learner.masters import cast_parameter as cast_parameter
+from oncurve.learner.masters import cast_parameter as cast_parameter, widened as widened
 from oncurve.learner.optim import MasterAdamW as MasterAdamW, Schedule as Schedule, scheduled_rate as scheduled_rate
 from oncurve.learner.policy import (
     Accumulated as Accumulated,

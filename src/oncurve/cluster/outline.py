@@ -1,0 +1,40 @@
+"""A learner's recipe without the weights of its models, for processes that get their part of them from rank 0."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+
+class Outline:
+    """The function `make`. In a process that it is sent to, the parameters of all models that `make` holds are on
+    torch's device "meta": they have shapes and no memory. Buffers, such as rotations, are sent as they are."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def __call__(self, *arguments: Any, **others: Any) -> Any:
+        """What `make` returns."""
+        return self._make(*arguments, **others)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
+        buffer = io.BytesIO()
+        _Pickler(buffer).dump(self._make)
+        return cloudpickle.loads, (buffer.getvalue(),)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def reducer_override(self, value: Any) -> Any:
+        """A parameter becomes its shape; the same parameter in two places stays one, as any object that is pickled."""
+        if isinstance(value, nn.Parameter):
+            return _on_meta, (value.shape, value.dtype, value.requires_grad)
+        return super().reducer_override(value)
+
+
+def _on_meta(shape: torch.Size, dtype: torch.dtype, trained: bool) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=trained)
