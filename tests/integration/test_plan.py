@@ -211,6 +211,13 @@ def test_gpus_are_split_into_ranks_and_workers() -> None:
     assert set(found["steps"]) == {"0", "1", "2"}
     assert found["settings"] in text
     assert "It fits" in text
+    config, _ = load_config(None, found["settings"].split())
+    assert (config.cluster.processes, config.cluster.workers) == (found["learner_ranks"], found["rollout_workers"])
+
+
+def test_a_run_that_cannot_have_ranks_is_refused() -> None:
+    with pytest.raises(UserError, match="a critic is not trained on several ranks"):
+        plan("ppo", "--model", "qwen2.5-1.5b", "--machines", "8xh200")
 
 
 def test_gpus_that_are_too_small_are_said_with_what_makes_it_fit() -> None:

@@ -16,6 +16,7 @@ the weights, keys and values, and what sampling takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from oncurve.forecast.counting import prefill_flops, scoring_flops, training_flops
@@ -50,13 +51,12 @@ class Layout:
     lag: int = 0
 
     @property
-    def settings(self) -> str:
-        """As settings on a command line."""
-        shards = f" cluster.gradient_shards={self.ranks}" if self.ranks > USUAL_SHARDS else ""
-        return (
-            f"cluster.learner_ranks={self.ranks}{shards} cluster.rollout_workers={self.workers} "
-            f"cluster.sharding={self.sharding} cluster.lag={self.lag}"
-        )
+    def tables(self) -> dict[str, int | str]:
+        """As the keys of `[cluster]`."""
+        tables: dict[str, int | str] = {"learner_ranks": self.ranks}
+        if self.ranks > USUAL_SHARDS:
+            tables["gradient_shards"] = self.ranks
+        return tables | {"rollout_workers": self.workers, "sharding": self.sharding, "lag": self.lag}
 
 
 def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
@@ -175,15 +175,22 @@ def fits(variant: Variant, layout: Layout, memory: float) -> bool:
     return max(rank_memory(variant, layout).peak, worker) <= memory
 
 
-def best_layout(variant: Variant, choices: list[Layout], machine: Machine) -> tuple[Layout, dict[int, Outcome]]:
-    """The split with the shortest step, and its outcome by lag. The lag is the largest whose step is worth it."""
-    lagging = {layout: simulate(setup_of(variant, replace(layout, lag=1), machine), 3) for layout in choices}
-    best = min(choices, key=lambda layout: lagging[layout].step_seconds)
-    if not best.workers:
-        return best, {0: simulate(setup_of(variant, best, machine), 3)}
-    by_lag = {lag: simulate(setup_of(variant, replace(best, lag=lag), machine), 3) for lag in LAGS}
+def best_layout(
+    variant: Variant, choices: list[Layout], machine: Machine, holds: Callable[[Layout], bool]
+) -> tuple[Layout, dict[int, Outcome]]:
+    """The split with the shortest step, and its outcome by lag, of the lags that `holds` has room for. The lag is the
+    largest that is worth it."""
+
+    def lagging(layout: Layout) -> Outcome:
+        ahead = replace(layout, lag=1)
+        return simulate(setup_of(variant, ahead if holds(ahead) else layout, machine), 3)
+
+    steps = {layout: lagging(layout).step_seconds for layout in choices}
+    best = min(choices, key=lambda layout: steps[layout])
+    lags = [lag for lag in LAGS if not lag or (best.workers and holds(replace(best, lag=lag)))]
+    by_lag = {lag: simulate(setup_of(variant, replace(best, lag=lag), machine), 3) for lag in lags}
     worth = 0
-    for lag in LAGS[1:]:
+    for lag in lags[1:]:
         if by_lag[lag].step_seconds < (1 - WORTH) * by_lag[worth].step_seconds:
             worth = lag
     return replace(best, lag=worth), by_lag

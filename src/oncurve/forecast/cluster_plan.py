@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
-from oncurve.config import RunConfig
+from oncurve.cluster import CLUSTER_KINDS
+from oncurve.config import RunConfig, check_config
 from oncurve.errors import ConfigError, shown, suggest
 from oncurve.forecast.cluster import (
+    LAGS,
     MEAN_LENGTH,
-    USUAL_SHARDS,
     Layout,
     best_layout,
     fits,
@@ -32,6 +33,7 @@ from oncurve.forecast.meter import MemoryMeter, measure_machine
 from oncurve.forecast.outlook import PART_NAMES, Suggestion, Variant, changes, duration, size
 from oncurve.forecast.request import ForecastRequest, Sizes
 from oncurve.forecast.simulation import Outcome
+from oncurve.spec import build
 
 ALIASES = {"a100": "a100-80"}
 HERE = "cpu"
@@ -59,6 +61,11 @@ class Machines:
         return self.nodes * self.each
 
     @property
+    def kind(self) -> str:
+        """The kind of `[cluster]`: processes of one machine, or of several."""
+        return "ray" if self.nodes > 1 else "host"
+
+    @property
     def name(self) -> str:
         """`2x8xh200`."""
         nodes = f"{self.nodes}x" if self.nodes > 1 else ""
@@ -72,28 +79,29 @@ def parse_machines(text: str) -> Machines:
     """
     found = _MACHINES.fullmatch(text.strip())
     known = [*MACHINES, *ALIASES, HERE]
+    listed = ", ".join(known)
     if found is None:
         raise ConfigError(
             f"--machines {shown(text)}: expected GPUs and their name, like 8xh200, or nodes too, like 2x8xh200; there "
-            f"are: {', '.join(known)}"
+            f"are: {listed}"
         )
     name = ALIASES.get(found[3].lower(), found[3].lower())
     first, second = int(found[1] or 1), int(found[2] or 0)
     nodes, each = (first, second) if found[2] else (1, first)
     if name not in MACHINES and name != HERE:
         raise ConfigError(
-            f"--machines {shown(text)}: unknown {shown(found[3])}{suggest(name, known) or ''}; there are: "
-            f"{', '.join(known)}"
+            f"--machines {shown(text)}: unknown {shown(found[3])}{suggest(name, known) or '; there are: ' + listed}"
         )
     if not 1 <= nodes * each <= MOST_MACHINES or (name == HERE and nodes > 1):
-        most = "1 node" if name == HERE and nodes > 1 else f"1 to {MOST_MACHINES} GPUs"
-        raise ConfigError(f"--machines {shown(text)}: there can be {most}")
+        here = f"1 node of {HERE}, which is this machine" if name == HERE and nodes > 1 else ""
+        raise ConfigError(f"--machines {shown(text)}: there can be {here or f'1 to {MOST_MACHINES} GPUs'}")
     return Machines(nodes, each, MACHINES.get(name))
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The result. `memory` by role; `room` bytes per GPU (of the machine, on a CPU); `outcomes` by lag."""
+    """The result. `memory` by role; `room` bytes per GPU (of the machine, on a CPU); `outcomes` by lag; `groups` that a
+    worker decodes together; `enough`: what to do where no setting makes the run fit."""
 
     title: str
     machines: Machines
@@ -102,8 +110,10 @@ class ClusterPlan:
     together: float
     room: float
     outcomes: Mapping[int, Outcome]
-    suggestions: Sequence[Suggestion] = ()
+    groups: int
     notes: Sequence[str] = ()
+    suggestions: Sequence[Suggestion] = ()
+    enough: str = ""
 
     @property
     def peak(self) -> float:
@@ -120,7 +130,9 @@ class ClusterPlan:
         """The settings of the split; one process needs none."""
         if self.machines.gpus == 1:
             return "cluster.kind=none"
-        return f"cluster.kind={'ray' if self.machines.nodes > 1 else 'host'} {self.layout.settings}"
+        together = {"shard_groups": self.groups} if self.layout.workers else {}
+        tables = {"kind": self.machines.kind, **self.layout.tables, **together}
+        return " ".join(f"cluster.{key}={value}" for key, value in tables.items())
 
     def to_json(self) -> dict[str, object]:
         """All numbers, in bytes and seconds."""
@@ -180,27 +192,31 @@ class ClusterPlan:
         samples = f"{layout.workers} to sample" if layout.workers else "which samples too"
         plural = ("es" if kind == "process" else "s") if layout.ranks > 1 else ""
         lines = [f"Split: {layout.ranks} {kind}{plural} to train, {samples}", f"  {self.settings}"]
+        if not self.fits:
+            return lines
         lines.append(f"{'Step, simulated':<17}{'seconds':>10}{'ranks busy':>14}{'workers busy':>14}")
         for lag, found in self.outcomes.items():
             mark = "   worth it" if lag == layout.lag and lag else ""
             name = f"  lag {lag}"
             step = duration(found.step_seconds)
             lines.append(f"{name:<17}{step:>10}{found.trainer_busy:>14.0%}{found.rollout_busy:>14.0%}{mark}")
+        if layout.workers and len(self.outcomes) < len(LAGS):
+            lines.append(f"  lag {len(self.outcomes)}: no room for the versions that wait")
         if len(self.outcomes) > 1 and not layout.lag:
             lines.append("  no lag is worth it")
         return lines
 
     def _verdict(self) -> list[str]:
-        where = "this machine" if self.machines.machine is None else "a GPU"
-        budget = f"{size(self.room)} of {where}"
+        here = self.machines.machine is None
         if self.fits:
-            return [f"It fits: {size(self.peak)} of {budget}."]
-        lines = [f"It does not fit: {size(self.peak)} of {budget}."]
+            return [f"It fits: {size(self.peak)} of the {size(self.room)} {'that are free' if here else 'of a GPU'}."]
+        has = f"{size(self.room)} are free" if here else f"a GPU has {size(self.room)}"
+        lines = [f"It does not fit: it takes {size(self.peak)}, and {has}."]
         if not self.suggestions:
-            return [*lines, "No setting makes it small enough: take more GPUs, or a smaller model."]
+            return [*lines, self.enough]
         return [
             *lines,
-            "What makes it fit:",
+            "What makes it fit, each in the split that is best for it (plan with it to see which):",
             *(f"  {each.settings:<76} {size(each.peak):>10}" for each in self.suggestions),
         ]
 
@@ -224,26 +240,64 @@ def plan_machines(
     process = float(MemoryMeter(torch.device("cpu")).now()) + UNIMPORTED if on_cpu else CONTEXT
     variant = variant_of(given, shape, work, dtype, on_cpu, process)
     room = memory_here().available if on_cpu else float(where.machine.memory if where.machine else 0.0)
-    machine = where.machine or _this_machine(variant, where.each)
-    choice = _chosen(variant, where, room, layout_of(given).sharding)
-    layout, outcomes = best_layout(variant, choice, machine)
+    shardings = _shardings(given, where)
+    choice = _chosen(variant, where, room, shardings)
+
+    def holds(layout: Layout) -> bool:
+        return peak_of(variant, layout, where) <= room
+
+    layout, outcomes = best_layout(variant, choice, where.machine or _this_machine(variant, where.each), holds)
     memory = {"rank 0": rank_memory(variant, layout)}
     if layout.ranks > 1:
         memory["other ranks"] = rank_memory(variant, layout, first=False)
     if layout.workers:
         memory["worker"] = worker_memory(variant, layout.workers)
     together = on_one_host(variant, layout) if on_cpu else 0.0
-    says = (
+    notes = [*notes, *_notes(given, layout, where)]
+    groups = -(-work.prompts // max(1, layout.workers))
+    title = f"{name}: {subject} on {where.name}"
+    plan = ClusterPlan(title, where, layout, memory, together, room, outcomes, groups, tuple(notes))
+    if plan.fits:
+        return plan
+    found = _fitting(variant, where, room, shardings)
+    return replace(plan, suggestions=found, enough="" if found else _enough(variant, where, room, shardings))
+
+
+def _notes(config: RunConfig, layout: Layout, where: Machines) -> list[str]:
+    """What the plan takes for granted."""
+    notes = [
         f"completions are taken to have {MEAN_LENGTH:.0%} of rollout.max_new_tokens on average, spread as in "
         "docs/scaling.md; seconds are by formula and simulation, without the rewards"
-    )
-    notes = [*notes, says]
-    if on_cpu:
+    ]
+    if layout.sharding != layout_of(config).sharding:
+        notes.append("whole copies of the model do not fit, so the ranks divide it (cluster.sharding=fsdp)")
+    if not config.cluster.exact:
+        notes.append("a vLLM server takes the memory that it is started with, whatever a worker is said to take")
+    if where.machine is None:
         notes.append("`oncurve plan` without --machines times a step on this machine; these seconds are rougher")
-    plan = ClusterPlan(
-        f"{name}: {subject} on {where.name}", where, layout, memory, together, room, outcomes, (), tuple(notes)
-    )
-    return plan if plan.fits else replace(plan, suggestions=_fitting(variant, layout, where, room))
+    return notes
+
+
+def _shardings(config: RunConfig, where: Machines) -> list[str]:
+    """What `cluster.sharding` may be for this run, the run's own first. Raises ConfigError: several processes are
+    refused."""
+    asked = layout_of(config)
+    refused = _refused(config, where, asked.sharding) if where.gpus > 1 else None
+    if refused is not None:
+        raise ConfigError(f"--machines {where.name}: {refused}")
+    other = where.machine is not None and asked.sharding == "replicate" and not _refused(config, where, "fsdp")
+    return [asked.sharding, *(["fsdp"] if other else [])]
+
+
+def _refused(config: RunConfig, where: Machines, sharding: str) -> str | None:
+    """Why the run's settings allow no ranks with this sharding."""
+    keys = Layout(2, 1, sharding).tables
+    try:
+        cluster = build({"kind": where.kind, **keys}, CLUSTER_KINDS, "cluster")
+        check_config(config.model_copy(update={"cluster": cluster}))
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _this_machine(variant: Variant, processes: int) -> Machine:
@@ -261,39 +315,57 @@ def peak_of(variant: Variant, layout: Layout, where: Machines) -> float:
     return max(rank_memory(variant, layout).peak, worker)
 
 
-def _chosen(variant: Variant, where: Machines, room: float, sharding: str) -> list[Layout]:
-    """The splits that fit; where none does, the one with the smallest peak."""
-    every = layouts(where.gpus, sharding)
-    if where.machine is None:
-        good = [layout for layout in every if on_one_host(variant, layout) <= room]
-    else:
-        good = [layout for layout in every if fits(variant, layout, room)]
-    return good or [min(every, key=lambda layout: peak_of(variant, layout, where))]
+def _ways(variant: Variant, gpus: int, shardings: Sequence[str]) -> list[Layout]:
+    """The splits that a run may have: an adapter and split masters are not divided among ranks."""
+    whole = bool(variant.shape.adapter) or variant.masters == "split"
+    usable = [each for each in shardings if each == "replicate" or not whole] or ["replicate"]
+    return [layout for sharding in usable for layout in layouts(gpus, sharding)]
 
 
-def _fitting(variant: Variant, layout: Layout, where: Machines, room: float) -> list[Suggestion]:
-    """Settings that make the run fit, each checked by the formula: alone where one is enough, else together."""
-    tried: list[tuple[str, Variant, Layout]] = []
-    if layout.sharding == "replicate" and where.gpus > 1 and not variant.shape.adapter:
-        ways = layouts(where.gpus, "fsdp")
-        best = min(ways, key=lambda each: peak_of(variant, each, where))
-        shards = f" cluster.gradient_shards={best.ranks}" if best.ranks > USUAL_SHARDS else ""
-        words = f"cluster.sharding=fsdp cluster.learner_ranks={best.ranks}{shards}"
-        tried.append((words, variant, best))
-    tried += [(each, changed, layout) for each, changed in changes(variant)]
-    single = [Suggestion(each, peak_of(changed, way, where)) for each, changed, way in tried]
+def _chosen(variant: Variant, where: Machines, room: float, shardings: Sequence[str]) -> list[Layout]:
+    """The splits that fit, of the first sharding that has one; where none does, the one with the smallest peak."""
+    every = _ways(variant, where.gpus, shardings)
+    for sharding in shardings:
+        good = [each for each in every if each.sharding == sharding and peak_of(variant, each, where) <= room]
+        if good:
+            return good
+    return [min(every, key=lambda layout: peak_of(variant, layout, where))]
+
+
+def _fitting(variant: Variant, where: Machines, room: float, shardings: Sequence[str]) -> list[Suggestion]:
+    """Settings that make the run fit, each checked by the formula in its best split: alone where one is enough, else
+    together."""
+
+    def least(changed: Variant) -> float:
+        return min(peak_of(changed, layout, where) for layout in _ways(changed, where.gpus, shardings))
+
+    single = [Suggestion(words, least(changed)) for words, changed in changes(variant)]
     enough = [each for each in single if each.peak <= room]
     if enough:
         return enough
     parts: list[str] = []
-    if tried and tried[0][2] is not layout:
-        parts, layout = [tried[0][0]], tried[0][2]
-    now, peak = variant, peak_of(variant, layout, where)
+    now, peak = variant, least(variant)
     while peak > room:
-        steps = [(words, changed, peak_of(changed, layout, where)) for words, changed in changes(now)]
+        steps = [(words, changed, least(changed)) for words, changed in changes(now)]
         steps = [step for step in steps if step[2] < 0.98 * peak]
         if not steps:
             return []
-        each, now, peak = steps[0]
-        parts.append(each)
+        words, now, peak = steps[0]
+        parts.append(words)
     return [Suggestion(" ".join(parts), peak)]
+
+
+def _enough(variant: Variant, where: Machines, room: float, shardings: Sequence[str]) -> str:
+    """How many GPUs are enough where no setting is, or why no number of them is."""
+    if where.machine is None:
+        return "No setting makes it small enough: take a machine with more memory, or a smaller model."
+    for gpus in (1 << power for power in range(1, 11)):
+        if gpus > where.gpus and any(fits(variant, each, room) for each in _ways(variant, gpus, shardings)):
+            return f"No setting makes it small enough; {gpus} of these GPUs are enough."
+    most = _ways(variant, 1 << 11, shardings)[-1]
+    peaks = {"rank 0": rank_memory(variant, most).peak, "a worker": worker_memory(variant, most.workers).peak}
+    role = max(peaks, key=lambda each: peaks[each])
+    return (
+        f"No number of these GPUs is enough: {role} takes {size(peaks[role])} however many there are. Take GPUs with "
+        "more memory, or a smaller model."
+    )

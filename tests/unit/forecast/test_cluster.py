@@ -1,6 +1,7 @@
 """The memory of a cluster's processes, and the split of its GPUs."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from oncurve.forecast.cluster import (
     setup_of,
     worker_memory,
 )
-from oncurve.forecast.cluster_plan import Machines, _fitting, peak_of
+from oncurve.forecast.cluster_plan import Machines, _chosen, _enough, _fitting, _ways, peak_of
 from oncurve.forecast.simulation import simulate
 
 GIB = 2**30
@@ -89,7 +90,7 @@ def test_every_split_uses_all_gpus() -> None:
 
 def test_the_best_split_is_the_one_with_the_shortest_step() -> None:
     card, choices = MACHINES["h200"], layouts(8, "replicate")
-    best, by_lag = best_layout(SEVEN, choices, card)
+    best, by_lag = best_layout(SEVEN, choices, card, lambda layout: True)
     steps = {each.ranks: simulate(setup_of(SEVEN, replace(each, lag=1), card), 3).step_seconds for each in choices}
     assert steps[best.ranks] == min(steps.values())
     assert by_lag[1].step_seconds < by_lag[0].step_seconds
@@ -100,17 +101,45 @@ def test_the_best_split_is_the_one_with_the_shortest_step() -> None:
         assert 0 < found.rollout_busy <= 1 + 1e-9
 
 
+def test_a_lag_without_room_is_not_chosen() -> None:
+    choices, room = [Layout(1, 7)], rank_memory(SEVEN, Layout(1, 7)).peak + 1
+    best, by_lag = best_layout(SEVEN, choices, MACHINES["h200"], lambda layout: fits(SEVEN, layout, room))
+    assert best.lag == 0
+    assert list(by_lag) == [0]
+    free, _ = best_layout(SEVEN, choices, MACHINES["h200"], lambda layout: True)
+    assert free.lag > 0
+
+
+LARGE = replace(SEVEN, shape=MODELS["qwen2.5-14b"], checkpointing=False, reference=True)
+
+
 def test_what_is_said_to_make_it_fit_makes_it_fit() -> None:
-    room = 100.0 * GIB
-    large = replace(SEVEN, shape=MODELS["qwen2.5-14b"], checkpointing=False, reference=True)
-    layout = Layout(4, 4)
-    assert not fits(large, layout, room)
-    found = _fitting(large, layout, CARDS, room)
+    room = 40.0 * GIB
+    found = _fitting(LARGE, CARDS, room, ["replicate", "fsdp"])
     assert found
     assert all(each.peak <= room for each in found)
-    split = Layout(4, 4, "fsdp")
-    together = next(each for each in found if "cluster.sharding=fsdp" in each.settings)
-    assert together.peak <= peak_of(large, split, CARDS)
+    assert peak_of(LARGE, _chosen(LARGE, CARDS, room, ["replicate", "fsdp"])[0], CARDS) > room
+
+
+def test_ranks_divide_the_model_only_where_copies_do_not_fit() -> None:
+    both = ["replicate", "fsdp"]
+    assert {each.sharding for each in _chosen(SEVEN, CARDS, 1e13, both)} == {"replicate"}
+    room = peak_of(LARGE, Layout(4, 4, "fsdp"), CARDS)
+    assert {each.sharding for each in _chosen(LARGE, CARDS, room, both)} == {"fsdp"}
+    adapted = replace(LARGE, shape=replace(LARGE.shape, adapter=10**7))
+    assert {each.sharding for each in _chosen(adapted, CARDS, room, both)} == {"replicate"}
+
+
+def test_more_gpus_are_said_to_be_enough_only_where_they_are() -> None:
+    both, one = ["replicate", "fsdp"], Machines(1, 1, MACHINES["h200"])
+    checkpointed = replace(LARGE, checkpointing=True)
+    said = re.search(r"(\d+) of these GPUs are enough", _enough(checkpointed, one, 139.0 * GIB, both))
+    assert said is not None
+    room = 139.0 * GIB
+    assert any(fits(checkpointed, each, room) for each in _ways(checkpointed, int(said[1]), both))
+    assert not any(fits(checkpointed, each, room) for each in _ways(checkpointed, int(said[1]) // 2, both))
+    huge = replace(checkpointed, shape=MODELS["qwen2.5-72b"])
+    assert "rank 0 takes" in _enough(huge, one, room, both)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +161,8 @@ def test_machines_are_read(text: str, nodes: int, each: int, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("8xh2000", "there are: h200, h100"),
+        ("8xh2000", "did you mean 'h200'"),
+        ("8xfoo", "there are: h200, h100"),
         ("8 h200", "expected GPUs and their name"),
         ("0xh200", "1 to 4096 GPUs"),
         ("2x8xcpu", "1 node"),
