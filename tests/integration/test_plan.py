@@ -218,6 +218,16 @@ def test_gpus_are_split_into_ranks_and_workers() -> None:
 def test_a_run_that_cannot_have_ranks_is_refused() -> None:
     with pytest.raises(UserError, match="a critic is not trained on several ranks"):
         plan("ppo", "--model", "qwen2.5-1.5b", "--machines", "8xh200")
+    code, text, _ = plan("ppo", "--model", "qwen2.5-72b", "--machines", "1xh200")
+    assert code == 1
+    assert "No setting makes it small enough" in text
+    assert "GPUs are enough" not in text
+
+
+def test_the_reason_why_ranks_cannot_divide_a_model_is_said() -> None:
+    words = ("--model", "qwen2.5-72b", "--machines", "8xh200", "kl.estimator=full")
+    _, text, _ = plan(*words)
+    assert "the ranks cannot divide the model: kl.estimator" in text
 
 
 def test_gpus_that_are_too_small_are_said_with_what_makes_it_fit() -> None:

@@ -38,6 +38,7 @@ from oncurve.spec import build
 ALIASES = {"a100": "a100-80"}
 HERE = "cpu"
 MOST_MACHINES = 4096
+NO_MORE = "take more memory, or a smaller model."
 PARTS = PART_NAMES | {
     "gathered": "gathered layers",
     "copy": "bf16 copy to sample from",
@@ -257,10 +258,20 @@ def plan_machines(
     groups = -(-work.prompts // max(1, layout.workers))
     title = f"{name}: {subject} on {where.name}"
     plan = ClusterPlan(title, where, layout, memory, together, room, outcomes, groups, tuple(notes))
-    if plan.fits:
-        return plan
-    found = _fitting(variant, where, room, shardings)
-    return replace(plan, suggestions=found, enough="" if found else _enough(variant, where, room, shardings))
+    return plan if plan.fits else _unfitting(given, variant, plan, shardings)
+
+
+def _unfitting(config: RunConfig, variant: Variant, plan: ClusterPlan, shardings: Sequence[str]) -> ClusterPlan:
+    """The plan of a run that does not fit, with what helps."""
+    where = plan.machines
+    alone = where.gpus == 1 and _refused(config, where, "replicate") is not None
+    refused = _refused(config, where, "fsdp") if "fsdp" not in shardings and where.gpus > 1 else None
+    notes = [*plan.notes, *([f"the ranks cannot divide the model: {refused}"] if refused is not None else [])]
+    found = _fitting(variant, where, plan.room, shardings)
+    if found:
+        return replace(plan, notes=notes, suggestions=found)
+    more = "" if alone or where.machine is None else _enough(variant, where, plan.room, shardings)
+    return replace(plan, notes=notes, enough=more or f"No setting makes it small enough: {NO_MORE}")
 
 
 def _notes(config: RunConfig, layout: Layout, where: Machines) -> list[str]:
@@ -357,15 +368,10 @@ def _fitting(variant: Variant, where: Machines, room: float, shardings: Sequence
 
 def _enough(variant: Variant, where: Machines, room: float, shardings: Sequence[str]) -> str:
     """How many GPUs are enough where no setting is, or why no number of them is."""
-    if where.machine is None:
-        return "No setting makes it small enough: take a machine with more memory, or a smaller model."
     for gpus in (1 << power for power in range(1, 11)):
         if gpus > where.gpus and any(fits(variant, each, room) for each in _ways(variant, gpus, shardings)):
             return f"No setting makes it small enough; {gpus} of these GPUs are enough."
     most = _ways(variant, 1 << 11, shardings)[-1]
     peaks = {"rank 0": rank_memory(variant, most).peak, "a worker": worker_memory(variant, most.workers).peak}
     role = max(peaks, key=lambda each: peaks[each])
-    return (
-        f"No number of these GPUs is enough: {role} takes {size(peaks[role])} however many there are. Take GPUs with "
-        "more memory, or a smaller model."
-    )
+    return f"No number of these GPUs is enough: {role} takes {size(peaks[role])} however many there are; {NO_MORE}"
