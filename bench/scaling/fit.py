@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.scaling import published
-from bench.scaling.published import areal, decoded, streamed
+from bench.scaling.published import areal, decoded, mixture, streamed, tools
 from oncurve.forecast.simulation import Lengths, Setup, simulate
 
 
@@ -44,14 +44,10 @@ def main() -> None:
             return step(replace(decoded(tokens, limit), engines=16))
 
         print(f"ONE_STEP_{name}_TOKENS = {bisected(decode, seconds, 50, limit):.0f}", flush=True)
-    for name, gpus, limit, prompts, seconds in (
-        ("MIXTURE", 128, 8192, 512, 348.05),
-        ("TOOLS", 32, published.TOOLS_LIMIT, 64, 228.03),
-    ):
+    for name, made, gpus, seconds in (("MIXTURE", mixture, 128, 348.05), ("TOOLS", tools, 32, 228.03)):
 
-        def slower(slow: float, limit: int = limit, gpus: int = gpus, prompts: int = prompts) -> float:
-            setup = decoded(published.STALENESS_TOKENS, limit, slow=slow)
-            return step(replace(setup, engines=gpus, prompts=prompts))
+        def slower(slow: float, made: Callable[[float], Setup] = made, gpus: int = gpus) -> float:
+            return step(replace(made(slow), engines=gpus))
 
         print(f"{name}_SLOWNESS = {bisected(slower, seconds, 0.2, 20):.2f}", flush=True)
     for name in published.AREAL:

@@ -61,7 +61,8 @@ def summary() -> str:
     """How many held-out rows are within the tolerance."""
     rows = held_out()
     good = [row for row in rows if abs(error(row)) <= TOLERANCE]
-    missed = ", ".join(f"{row.table} {row.name} ({error(row):+.0%})" for row in rows if row not in good)
+    off = [(f"{TABLES[row.table].partition(':')[0]}, {row.name}", error(row)) for row in rows if row not in good]
+    missed = "; ".join(f"{name} ({each:+.0%})" for name, each in off)
     steps = [row for row in good if not row.ratio_to]
     return (
         f"Of {len(rows)} rows that are held out, {len(good)} are within 15 %: {len(steps)} steps of verl and "

@@ -84,12 +84,16 @@ ONE_STEP_FSDP_TOKENS = 1314.4
 """To generate_sequences of the synchronous row with FSDP2, 247 s."""
 ONE_STEP_MEGATRON_TOKENS = 1075.7
 """To the same with Megatron, 162 s."""
-MIXTURE_SLOWNESS = 4.39
-"""Decode seconds over those of a 7B model by its data sheet, to gen of the synchronous row, 348.05 s."""
+MIXTURE, MIXTURE_ACTIVE, MIXTURE_CACHE = 30.5e9, 3.3e9, 2 * 2 * 48 * 4 * 128
+"""Of Qwen3-30B-A3B: parameters, those that a token uses, and bytes of keys and values per token. From its
+configuration: 48 layers, hidden size 2,048, 128 experts of 768, 8 of them per token, 32 and 4 heads of 128."""
+MIXTURE_SLOWNESS = 1.87
+"""Decode seconds over those of the data sheet, to gen of the synchronous row, 348.05 s. verl's script turns CUDA graphs
+off (`enforce_eager=True`)."""
 TOOLS_LIMIT = 16384
 """`max_response_length` of recipe/fully_async_policy/shell/dapo_7b_async_retool.sh."""
 TOOLS_SLOWNESS = 2.3
-"""The same, with turns and tools, to gen of the synchronous row, 228.03 s."""
+"""The same with turns and tools, over a 7B model's, to gen of the synchronous row, 228.03 s."""
 AREAL_SLOWNESS = {"1.5B": 4.28, "7B": 2.66, "14B": 3.82, "32B": 2.89}
 """Decode seconds over those of the data sheet, to GENERATION_SHARE of the synchronous row."""
 
@@ -135,6 +139,18 @@ def decoded(
     """A step of 512 prompts on one engine, without training."""
     token, row = decode_seconds(shape.parameters, shape.cache_bytes(), tokens / 2, machine)
     return Setup(512, group, Lengths(tokens, SIGMA, limit), 1, slow * token, slow * row, 0.0)
+
+
+def mixture(slow: float = MIXTURE_SLOWNESS) -> Setup:
+    """A step of the mixture of experts: each token of a batch reads all experts, and each row multiplies its own."""
+    token, _ = decode_seconds(MIXTURE, MIXTURE_CACHE, STALENESS_TOKENS / 2, H20)
+    _, row = decode_seconds(MIXTURE_ACTIVE, MIXTURE_CACHE, STALENESS_TOKENS / 2, H20)
+    return replace(decoded(STALENESS_TOKENS, 8192), token_seconds=slow * token, row_seconds=slow * row)
+
+
+def tools(slow: float = TOOLS_SLOWNESS) -> Setup:
+    """A step of 64 prompts with tools."""
+    return replace(decoded(STALENESS_TOKENS, TOOLS_LIMIT, slow=slow), prompts=64)
 
 
 def turns(setup: Setup, gpus: int, seconds: float) -> Setup:
@@ -192,14 +208,12 @@ def _fully_async() -> list[Row]:
 
 
 def _others() -> list[Row]:
-    mixture = decoded(STALENESS_TOKENS, 8192, slow=MIXTURE_SLOWNESS)
-    tools = replace(decoded(STALENESS_TOKENS, TOOLS_LIMIT, slow=TOOLS_SLOWNESS), prompts=64)
     training = moved(86.27 - BATCH_SECONDS + 20.86, 128, 32)  # 20.86: the reference's log-probs
     return [
-        Row("mixture", "by turns, 128", 497.89, turns(mixture, 128, 497.89 - 348.05), "lengths, training"),
-        Row("mixture", "96 + 32", 282.75, streamed(mixture, 96, training, 0.5)),
-        Row("tools", "by turns, 32", 375.47, turns(tools, 32, 375.47 - 228.03), "lengths, training"),
-        Row("tools", "16 + 16", 221.36, streamed(tools, 16, moved(111.84 - BATCH_SECONDS, 32, 16), 1.0)),
+        Row("mixture", "by turns, 128", 497.89, turns(mixture(), 128, 497.89 - 348.05), "lengths, training"),
+        Row("mixture", "96 + 32", 282.75, streamed(mixture(), 96, training, 0.5)),
+        Row("tools", "by turns, 32", 375.47, turns(tools(), 32, 375.47 - 228.03), "lengths, training"),
+        Row("tools", "16 + 16", 221.36, streamed(tools(), 16, moved(111.84 - BATCH_SECONDS, 32, 16), 1.0)),
     ]
 
 
