@@ -29,7 +29,7 @@ class HostNursery:
     def __init__(self, recipe: IO[bytes]) -> None:
         recipe.seek(0)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control.setblocking(False)  # it may wait until it is read from, and its reader is this process
+        self.control.settimeout(0.0)  # the nursery may wait until it is read from, and its reader is this process
         source = str(Path(__file__).parents[2])
         with theirs:
             self._process = subprocess.Popen(

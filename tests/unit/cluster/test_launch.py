@@ -109,7 +109,8 @@ class Bench:
         return process.wait(timeout=seconds), self.output.read_text()
 
     def rays(self) -> list[tuple[int, str]]:
-        lines = (self.folder / "started").read_text().splitlines()
+        """The processes that were started as Ray's, the head first, and their command lines."""
+        lines = sorted((self.folder / "started").read_text().splitlines(), key=lambda line: "--head" not in line)
         return [(int(line.split()[0]), line) for line in lines]
 
 
