@@ -40,6 +40,7 @@ from oncurve.learner import (
     UpdateResult,
     cast_parameter,
     of_the_whole,
+    rows_looked_up,
     widened,
 )
 from oncurve.metrics import Metrics
@@ -177,6 +178,10 @@ class ShardLearner(LocalLearner):
         loss.backward()
         found: Tensor = loss.detach()
         return found
+
+    def _loss(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
+        with rows_looked_up(self._within):
+            return super()._loss(micro, metrics)
 
     def update_part(self, part: RankRows) -> tuple[UpdateResult, Accumulated]:
         """One update of all ranks, and loss and statistics of this rank's rows."""

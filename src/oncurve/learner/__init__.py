@@ -40,4 +40,5 @@ from oncurve.learner.reward_model import (
 )
 from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
+from oncurve.learner.sparse import rows_looked_up as rows_looked_up
 from oncurve.learner.stored_once import FROZEN as FROZEN

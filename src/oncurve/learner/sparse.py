@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from oncurve.models.head import gradient_dtype
@@ -23,14 +25,7 @@ def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
     The function it yields is called after each micro-batch. It adds the rows so far to the head's gradient, where there
     is one, or merges them once they outnumber the table's rows, so that they do not grow with the batch.
     """
-    looked_up = [
-        (part, part.weight)
-        for part in module.modules()
-        if isinstance(part, nn.Embedding)
-        and not part.sparse
-        and part.weight.requires_grad
-        and part.weight.device.type == "cpu"
-    ]
+    looked_up = _embeddings(module)
     for part, weight in looked_up:
         part.sparse = True
         part.weight = nn.Parameter(weight.detach())
@@ -56,6 +51,44 @@ def sparse_embeddings(module: nn.Module) -> Iterator[Callable[[], None]]:
             part.sparse, part.weight = False, weight
             if found is not None:
                 _add_gradient(weight, found)
+
+
+@contextmanager
+def rows_looked_up(module: nn.Module) -> Iterator[None]:
+    """Within: the same lookups, of parameters that are whole for a pass alone; the backward pass comes after it.
+
+    The rows are added to `.grad`, which is dense, as soon as they are there.
+    """
+    looked_up = _embeddings(module)
+    for part, weight in looked_up:
+        part.sparse, part.weight = True, nn.Parameter(weight.detach())
+        part.weight.grad_dtype = torch.promote_types(weight.dtype, torch.float32)
+        part.weight.register_post_accumulate_grad_hook(partial(_settle, weight))  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for part, weight in looked_up:
+            part.sparse, part.weight = False, weight
+
+
+def _settle(weight: nn.Parameter, stand_in: Tensor) -> None:
+    assert stand_in.grad is not None
+    found = stand_in.grad.coalesce().to(weight.dtype)
+    stand_in.grad = None
+    _add_gradient(weight, found if weight.grad is not None else found.to_dense())
+
+
+def _embeddings(module: nn.Module) -> list[tuple[nn.Embedding, nn.Parameter]]:
+    """The embeddings on the CPU that are trained and have a dense gradient, each with its weight."""
+    return [
+        (part, part.weight)
+        for part in module.modules()
+        if isinstance(part, nn.Embedding)
+        and not part.sparse
+        and part.weight.requires_grad
+        and part.weight.device.type == "cpu"
+        and type(part.weight) is nn.Parameter  # not a shard
+    ]
 
 
 def _add_gradient(weight: Tensor, found: Tensor) -> None:
