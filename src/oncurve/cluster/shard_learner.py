@@ -108,10 +108,9 @@ class ShardLearner(LocalLearner):
             self.reference = self._frozen(whole if given is None else given, dtype)
         for parameter in whole.module.parameters():
             cast_parameter(parameter, dtype)
-        if given is not None and not set(map(id, given.module.parameters())) & set(map(id, whole.module.parameters())):
-            _replace(given.module, _on_meta)  # the shards are the reference
-        if self.rank:
-            _replace(whole.module, _on_meta)
+        for model in (whole, given) if self.rank else ():
+            if model is not None:
+                _replace(model.module, _on_meta)  # this rank has its shards alone
         holder = nn.Module()
         for number, parameter in enumerate(self._sharded_parameters.values()):
             holder.register_parameter(str(number), nn.Parameter(local(parameter)))
