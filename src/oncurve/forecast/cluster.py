@@ -5,9 +5,9 @@ bytes:
 
     parameters      4·N / R, the float32 shard, which is the master
     optimizer       moments·N / R                    gradients   4·N / R
-    reference       N / R·w (4 in float32)
-    gathered        w·(2 layers + what is outside the layers), whole while they compute, and one layer's gradient
-    bf16 copy       N·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
+    reference       N / R·w
+    gathered        w·3 layers, and (w + 4)·(what is outside the layers): whole while they compute, with their gradient
+    copy            N·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
                     versions that wait
 
 Activations, head and workspace are those of one process: each rank computes passes of as many tokens. A worker holds
@@ -34,6 +34,10 @@ SIMULATED_ROWS = 2048
 
 WORTH = 0.05
 """A larger lag has to save this share of a step."""
+
+FORKED = 35e6
+"""What a rank has of its own before it has a part of the model, where it is forked: the rest is its nursery's. Measured
+(`bench/results/cluster_fsdp_38M.json`)."""
 
 LAGS = (0, 1, 2)
 MOST_RANKS = 64
@@ -67,26 +71,27 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
     parts = dict(whole.parts)
     copy = float(shape.parameters * width)
     parts["versions"] = versions_bytes(variant, layout) if first else 0.0
-    if layout.sharding == "fsdp" and not variant.on_cpu:
+    divided = layout.sharding == "fsdp"
+    if divided:
         layer = (shape.parameters - shape.outside_layers) / shape.layers
+        parts["process"] = whole.parts["process"] if first or not variant.on_cpu else FORKED
         parts["parameters"] = 4.0 * shape.parameters / layout.ranks
         parts["optimizer"] /= layout.ranks
         parts["gradients"] /= layout.ranks
         parts["reference"] /= layout.ranks
-        parts["gathered"] = width * (3 * layer + shape.outside_layers) if layout.ranks > 1 or width == 2 else 0.0
+        parts["gathered"] = width * 3 * layer + (width + 4) * shape.outside_layers
         parts["copy"] = copy if first else 0.0
     state = sum(
         parts.get(name, 0.0)
         for name in ("process", "parameters", "optimizer", "reference", "critic", "reward_models", "teacher")
     )
     state += parts["versions"] + parts.get("copy", 0.0)
-    staying = parts["gradients"] if variant.on_cpu else 0.0
+    staying = parts["gradients"] if variant.on_cpu and not divided else 0.0
     sampler = whole.phases["rollout"] - whole.phases["export"] if samples else 0.0
     training = whole.phases["training"] + parts["versions"]
-    if layout.sharding == "fsdp" and not variant.on_cpu:
-        parts["activations"] = whole.parts["activations"]
+    if divided:
         working = parts["activations"] + parts["head_and_workspace"]
-        training = state + parts["gradients"] + parts.get("gathered", 0.0) + working
+        training = state + parts["gradients"] + parts["gathered"] + working
     phases = {"training": training, "export": state + staying + 4.0 * shape.head}
     if samples:
         phases["rollout"] = phases["export"] + sampler
@@ -118,15 +123,18 @@ def on_one_host(variant: Variant, layout: Layout) -> float:
     """Bytes of all processes of a layout on one machine with a CPU, where copies are forked.
 
     Ranks and workers are each forked from a process with the model, which stays; of an adapter's base model there is
-    one for all processes of a kind. Shards count as replicas, with rank 0's copy: on a CPU the peak of a rank does not
-    fall with them (`bench/results/cluster_fsdp_38M.json`).
+    one for all processes of a kind. The process that ranks with shards are forked from has no model.
     """
     memory = variant.memory()
     whole = memory.parts["parameters"]
     shared = whole if variant.shape.adapter else 0.0
-    others = (layout.ranks - 1) * (memory.phases["training"] - shared) + whole if layout.ranks > 1 else 0.0
-    copy = variant.footprint.weight * variant.shape.parameters if layout.sharding == "fsdp" else 0.0
-    first = memory.peak + versions_bytes(variant, layout) + copy
+    if layout.sharding == "fsdp":
+        first = rank_memory(variant, layout).peak
+        others = (layout.ranks - 1) * rank_memory(variant, layout, first=False).peak
+        others += variant.process if layout.ranks > 1 else 0.0
+    else:
+        first = memory.peak + versions_bytes(variant, layout)
+        others = (layout.ranks - 1) * (memory.phases["training"] - shared) + whole if layout.ranks > 1 else 0.0
     if not layout.workers:
         return first + others
     return first + others + layout.workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole
