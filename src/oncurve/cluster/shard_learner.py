@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -45,9 +47,12 @@ from oncurve.learner import (
 )
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, token_stats
+from oncurve.parallel import Meeting
 from oncurve.types import TokenStats, TrainBatch
 
 library: Any = distributed
+
+_JOIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -315,21 +320,30 @@ def gathered(number: float) -> list[float]:
     return [float(one) for one in found]
 
 
-def join(rank: int, size: int, file: Path, seconds: float) -> None:
-    """Connect this process with the other ranks, over gloo on the loopback device; every wait has this limit."""
-    import os
-    import socket
+def join(rank: int, size: int, meeting: Meeting | None, seconds: float) -> None:
+    """Connect this process with the other ranks of `meeting`, over gloo; every wait has this limit. None: it is alone.
 
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    Only the network device that has the meeting's address is used, for processes of one machine the loopback device.
+    """
     before = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback  # no other machine can connect
+    os.environ["GLOO_SOCKET_IFNAME"] = _device("127.0.0.1" if meeting is None else meeting.address())
     try:
-        store = library.FileStore(str(file), size)
-        library.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+        store = library.HashStore() if meeting is None else meeting.store(size, _JOIN_SECONDS)
+        limit = timedelta(seconds=_JOIN_SECONDS)
+        library.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+        library.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
     finally:
         del os.environ["GLOO_SOCKET_IFNAME"]
         if before is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
+def _device(address: str) -> str:
+    """The name of this machine's network device that has an address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return str(name)
+    raise RuntimeError(f"no network device of this machine has the address {address}")
 
 
 def leave() -> None:

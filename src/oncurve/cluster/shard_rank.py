@@ -11,6 +11,7 @@ from torch import Tensor
 
 from oncurve.cluster.shard_learner import RankRows, ShardLearner, join, leave
 from oncurve.learner import Accumulated
+from oncurve.parallel import Meeting
 from oncurve.process import return_freed_memory
 
 
@@ -26,9 +27,9 @@ class ShardRank:
         return_freed_memory()
         torch.set_num_threads(self._threads)
 
-    def join(self, rank: int, size: int, file: Path) -> None:
+    def join(self, rank: int, size: int, meeting: Meeting) -> None:
         """Connect with the other ranks and cut out this rank's shard. Raises what `ShardLearner` does."""
-        join(rank, size, file, self._wait)
+        join(rank, size, meeting, self._wait)
         self._learner = self._do(lambda: self._make(make=ShardLearner, tokenizer=None))
 
     def update(self, part: RankRows) -> Accumulated:

@@ -9,8 +9,6 @@ order, with the first cause, and `oncurve resume` goes on from the last checkpoi
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,7 +49,6 @@ class ShardedLearner:
         self._cause = ""
         self._waited = 0.0
         return_freed_memory()
-        self._folder = Path(tempfile.mkdtemp(prefix="oncurve-shards-"))
         try:
             self.local = self._begin(make)
         except BaseException:
@@ -59,25 +56,30 @@ class ShardedLearner:
             raise
 
     def _begin(self, make: Callable[..., Any]) -> ShardLearner:
-        file = self._folder / "world"
+        meeting = None
         if self._fleet is not None:
             self._members = self._started(self._fleet)
-            if len(self._members) < self._ranks - 1:
-                raise TrainingError(f"only {1 + len(self._members)} of {self._ranks} ranks have started")
-        with self._all("join", *((rank, self._ranks, file) for rank in range(1, self._ranks))):
-            join(0, self._ranks, file, self._wait)
+            meeting = self._fleet.meeting()
+        with self._all("join", *((rank, self._ranks, meeting) for rank in range(1, self._ranks))):
+            join(0, self._ranks, meeting, self._wait)
             local: ShardLearner = make(make=ShardLearner)
         return local
 
     def _started(self, fleet: Fleet) -> list[int]:
-        """The processes that are up, as soon as there is one for each other rank; a place may need a second attempt."""
-        until = time.monotonic() + self._wait
+        """The processes that are up, as soon as there is one for each other rank; a place may need a second attempt.
+
+        Raises TrainingError: they do not start within the limit.
+        """
+        until, cause = time.monotonic() + self._wait, ""
         while True:
             left = until - time.monotonic()
             members = fleet.settled(max(0.0, left))
-            if len(members) >= self._ranks - 1 or left <= 0:
+            if len(members) >= self._ranks - 1:
                 return members
-            fleet.wait(_TURN_SECONDS)
+            if left <= 0:
+                raise TrainingError(f"only {1 + len(members)} of {self._ranks} ranks have started{cause}")
+            for event in fleet.wait(_TURN_SECONDS):
+                cause = cause or (f": {event.cause}" if isinstance(event, Ended) else "")
 
     @property
     def version(self) -> int:
@@ -160,7 +162,6 @@ class ShardedLearner:
         leave()
         if self._fleet is not None:
             self._fleet.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextmanager
     def _all(self, method: str, *arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
