@@ -55,6 +55,17 @@ class TrainingError(OncurveError):
     """Training cannot continue: consecutive non-finite updates, or a whole step without a valid reward."""
 
 
+class LostStateError(TrainingError):
+    """A part of what is trained is lost, which only a checkpoint has: the run can go back to its last one.
+
+    cause    the first thing that went wrong, without `advice`, which is what to do where the run does not go back
+    """
+
+    def __init__(self, cause: str, advice: str = "") -> None:
+        super().__init__(f"{cause}. {advice}" if advice else cause)
+        self.cause = cause
+
+
 def without_frames(error: Raised) -> Raised:
     """`error`, of which a notebook's cell shows the message alone, as of an `OncurveError`."""
     vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {error}"]

@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fakes.killed_runs import TIMES, raw
 from oncurve import durable
 
 
-def start(*arguments: str) -> "subprocess.Popen[str]":
+def start(*arguments: str, begin: Sequence[str] = ("-m", "oncurve")) -> "subprocess.Popen[str]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "oncurve", *arguments],
+        [sys.executable, *begin, *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -31,9 +32,12 @@ def finish(*arguments: str) -> str:
 def compare(first: Path, second: Path, steps: int) -> None:
     """Bit for bit: the checkpoints, the samples, the model, and the metrics but for times and the cluster's."""
     for step in range(1, steps + 1):
-        path = Path("checkpoints") / f"step-{step:06d}" / "learner.safetensors"
-        one, two = (durable.read_tensors(out / path) for out in (first, second))
-        assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, step
+        folder = Path("checkpoints") / f"step-{step:06d}"
+        names = {file.name for file in (first / folder).glob("learner*.safetensors")}
+        assert names == {file.name for file in (second / folder).glob("learner*.safetensors")} != set()
+        for name in names:
+            one, two = (durable.read_tensors(out / folder / name) for out in (first, second))
+            assert {key: raw(one[key]) for key in one} == {key: raw(two[key]) for key in two}, step
     assert (first / "model/model.safetensors").read_bytes() == (second / "model/model.safetensors").read_bytes()
     lines = [
         [

@@ -171,29 +171,6 @@ FSDP = [*HOST, "cluster.sharding=fsdp"]
 
 
 @pytest.mark.slow
-def test_a_run_in_shards_whose_rank_is_killed_ends_with_the_cause_and_goes_on_with_other_ranks(project: Path) -> None:
-    process = start("train", "recipe.toml", *FSDP, "run.steps=40", "cluster.learner_ranks=3", "--out", "two")
-    deadline = time.monotonic() + 240
-    while len(durable.numbered(project / "two" / "checkpoints")) < 2:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.01)
-    ranks = [each for child in psutil.Process(process.pid).children() for each in child.children()]
-    max(ranks, key=lambda rank: rank.cpu_times().user).kill()
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, said
-    assert "a rank was lost, and its shard of the model with it: rank" in said
-    assert "SIGKILL" in said
-    assert "Traceback" not in said
-    done = len(durable.numbered(project / "two" / "checkpoints"))
-    said = finish("resume", "two", f"run.steps={done + 1}", "cluster.learner_ranks=2")
-    assert "exact up to step" in said
-    assert "divide parameters, gradients and optimizer state" in said
-    assert len(durable.numbered(project / "two" / "checkpoints")) == done + 1
-    assert (project / "two" / "model" / "model.safetensors").is_file()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path, ranks: int) -> None:
     once = ["run.steps=1", "model.dtype=float32", "learner.minibatches=1"]

@@ -16,7 +16,7 @@ vllm.py         workers that have a vLLM server (vllm_server.py) in place of an 
 
 Covered: copied ranks and workers that are killed, that hang or are stopped, that cannot connect or fail with an error,
 at any time; a nursery that is killed; a run that is killed. None of them changes a bit of the result.
-A rank with a part of the model that is lost ends the run, which is resumed from its last checkpoint.
+A rank with a part of the model that is lost sends the run back to its last checkpoint, and on to the same bits.
 With vLLM servers no fault ends a run either, but the tokens are vLLM's, and so are not those of one process.
 Not covered: GPUs, critics, the training of reward models.
 """

@@ -281,8 +281,8 @@ class ProcessCluster(Component):
             else f"Rollouts are decoded by this process with {own}, {together} together.",
             *self._lag(),
             f"An update is made by {ranks} of {self.where} with {threads} each, which divide parameters, gradients "
-            "and optimizer state: their number changes results by rounding, and the loss of one ends the run, which "
-            "`oncurve resume` continues from its last checkpoint."
+            "and optimizer state: their number changes results by rounding, and after the loss of one the run goes "
+            "back to its last checkpoint."
             if self.divided
             else f"An update is made by {ranks} of {self.where} with {threads} each, in {shards}: their number, and "
             "losses of them, change no bit.",

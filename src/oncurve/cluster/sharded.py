@@ -3,8 +3,8 @@
     rank 0      this process: its shard, and a whole copy in the compute dtype, which the engine samples from
     rank r      a process of a fleet: its shard alone
 
-A rank that is lost takes its shard with it, so an update cannot be done again from what is left. The run then ends in
-order, with the first cause, and `oncurve resume` goes on from the last checkpoint with as many ranks as there can be.
+A rank that is lost takes its shard with it, so an update cannot be done again from what is left. All ranks then end,
+and the first cause is raised as a LostStateError: the run goes back to its last checkpoint, with a new learner.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
 from oncurve.cluster.learner import joined
 from oncurve.cluster.shard_learner import RankRows, ShardLearner, join, leave
 from oncurve.durable import LazyTensors
-from oncurve.errors import OncurveError, TrainingError
+from oncurve.errors import LostStateError, OncurveError, TrainingError
 from oncurve.learner import UpdateResult
 from oncurve.models import LocalWeights, save
 from oncurve.process import computing_threads, return_freed_memory
 from oncurve.types import TrainBatch
 
+_ADVICE = (
+    "The run goes on from its last checkpoint with `oncurve resume` and its folder, and with fewer ranks where "
+    "cluster.learner_ranks is lower"
+)
 _CAUSE_SECONDS = 5.0
 _TURN_SECONDS = 0.5
 
@@ -46,7 +50,7 @@ class ShardedLearner:
         self._fleet, self._ranks, self._threads, self._wait = fleet, ranks, threads, wait_seconds
         self._answers: dict[int, Replied | Failed] = {}
         self._members: list[int] = []
-        self._cause = ""
+        self._lost: LostStateError | None = None
         self._waited = 0.0
         return_freed_memory()
         try:
@@ -167,10 +171,10 @@ class ShardedLearner:
     def _all(self, method: str, *arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
         """Within: rank 0's part of a call that all ranks make; after it the yielded list has the others' values.
 
-        Raises TrainingError: a rank was lost, with its shard; the others are ended.
+        Raises LostStateError: a rank was lost, with its shard; the others are ended.
         """
-        if self._cause:
-            raise TrainingError(self._cause)
+        if self._lost is not None:
+            raise LostStateError(self._lost.cause, _ADVICE)
         values: list[Any] = []
         try:
             calls = [
@@ -183,8 +187,7 @@ class ShardedLearner:
             self._end(str(error))
             raise
         except RuntimeError as error:
-            self._end(self._first_cause() or str(error).partition("\n")[0])
-            raise TrainingError(self._cause) from error
+            raise self._end(self._first_cause() or str(error).partition("\n")[0]) from error
         except BaseException:
             self._end("the work of all ranks was abandoned")
             raise
@@ -227,12 +230,10 @@ class ShardedLearner:
                 return cause
         return ""
 
-    def _end(self, cause: str) -> None:
+    def _end(self, cause: str) -> LostStateError:
         """All ranks end: no update can be made without the shard that is lost."""
-        self._cause = (
-            f"a rank was lost, and its shard of the model with it: {cause}. The run goes on from its last checkpoint "
-            "with `oncurve resume` and its folder, and with fewer ranks where cluster.learner_ranks is lower"
-        )
+        self._lost = LostStateError(f"a rank was lost, and its shard of the model with it: {cause}", _ADVICE)
         leave()
         if self._fleet is not None:
             self._fleet.close()
+        return self._lost

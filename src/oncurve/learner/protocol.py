@@ -24,7 +24,8 @@ class UpdateResult:
 class Learner(Protocol):
     """Owns the policy's weights and whatever is trained with them. The trainer sees a learner through these alone.
 
-    Weights may live in this process or elsewhere, on one machine or several.
+    Weights may live in this process or elsewhere, on one machine or several. Any method may raise LostStateError, where
+    a part of them is lost: then the run goes back to its last checkpoint, with a new learner.
     """
 
     @property

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
+from rich.console import Console
 from torch import nn
 
 from oncurve.config import Argument, RunConfig, check_complete, explains_arguments, tables_of
@@ -18,10 +19,11 @@ from oncurve.models.loading import loaded_from
 from oncurve.output import checkpoint_may_be_asked
 from oncurve.paths import permitted
 from oncurve.run.arguments import arguments_of, configured, data_arguments, reward_arguments
-from oncurve.run.assembly import Overrides, assemble
+from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.common import KEY_OF, CommonSettings
 from oncurve.run.continuing import open_to_resume, restore, resumed_config
 from oncurve.run.directory import RunDirectory
+from oncurve.run.returning import Returns
 from oncurve.run.session import create_directory, finish
 from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
@@ -115,7 +117,7 @@ def train(
         if loaded is None:
             say(Screen(), *check_memory(config))
         trained = TrainedRun(assemble(config, base, given))
-    return _run(trained, out, on_step)
+    return _run(trained, None if out is None else Path(out), on_step)
 
 
 @explains_arguments({key: name for key, name in ARGUMENT_OF.items() if name in ("model", "reward")}, OTHER_NAMES)
@@ -165,7 +167,7 @@ def resume(
         for line in read_log(path / "metrics.jsonl", damaged=True):
             trained.metrics.append(line) if line.get("step") != 0 else trained.run.before.update(line)
         if not resumption.finished:
-            trained.stopped_by = finish(trained.run, console, *_observers(trained, on_step))
+            _finish(trained, console, path, on_step)
         trained.run.let_go()
     except BaseException:
         trained.close()
@@ -191,17 +193,46 @@ def _check_out(config: RunConfig, out: str | Path | None) -> None:
     check_tracking(config, kept=out is not None)
 
 
-def _run(trained: TrainedRun, out: str | Path | None, on_step: Callable[[StepResult], None] | None) -> TrainedRun:
+def _run(trained: TrainedRun, out: Path | None, on_step: Callable[[StepResult], None] | None) -> TrainedRun:
     """Begin a new run and train it."""
     try:
         if out is not None:
-            create_directory(trained.run, Path(out))
-        trained.stopped_by = finish(trained.run, Screen(), *_observers(trained, on_step))
+            create_directory(trained.run, out)
+        _finish(trained, Screen(), out, on_step)
         trained.run.let_go()
     except BaseException:
         trained.close()
         raise
     return trained
+
+
+def _finish(
+    trained: TrainedRun, console: Console, path: Path | None, on_step: Callable[[StepResult], None] | None
+) -> None:
+    """Train the steps that are left; after a loss of state on from the last checkpoint, unless the run has a module of
+    the caller's, which training has changed."""
+    observers = _observers(trained, on_step)
+    if path is None or trained.run.given != Overrides():
+        trained.stopped_by = finish(trained.run, console, *observers)
+        return
+    returns, functions = Returns(path), {"rewards": list(trained.run.config.rewards)}
+
+    def made_again() -> Run:
+        config, _, base = resumed_config(path, given=functions)
+        resumption = open_to_resume(path, config, config, base)
+        try:
+            run = assemble(config, base)
+        except BaseException:
+            resumption.held.close()
+            raise
+        restore(run, resumption, console)
+        return run
+
+    def again() -> str | None:
+        trained.go_back(made_again)
+        return finish(trained.run, console, *observers, returns=returns)
+
+    trained.stopped_by = returns.over(lambda: finish(trained.run, console, *observers, returns=returns), again)
 
 
 def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None) -> list[Callable[[StepResult], None]]:

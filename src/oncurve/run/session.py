@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +14,7 @@ from oncurve.config import IN_MEMORY, RunConfig, check_complete, plan, to_tables
 from oncurve.display import Progress, Screen, say
 from oncurve.doctor import Watch
 from oncurve.durable import DiskError, numbered
-from oncurve.errors import command
+from oncurve.errors import LostStateError, command
 from oncurve.forecast import check_memory
 from oncurve.models.loading import ADAPTER
 from oncurve.report import write_report
@@ -21,6 +23,7 @@ from oncurve.run.changes import resolved_as
 from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
 from oncurve.run.directory import CONFIG, ROWS, RunDirectory
 from oncurve.run.naming import free_directory, run_name
+from oncurve.run.returning import Returns
 from oncurve.run.tracking import check_tracking, shown_to, track
 from oncurve.trainer import StepResult
 
@@ -38,9 +41,14 @@ def train_recipe(config: RunConfig, base: Path, out: Path | None, recipe: str | 
     RunDirectory.check_free(out)
     console = Screen()
     say(console, *check_memory(config))
-    with assemble(config, base) as run:
-        create_directory(run, out)
-        return finish(run, console)
+    returns = Returns(out)
+
+    def begin() -> str | None:
+        with assemble(config, base) as run:
+            create_directory(run, out)
+            return finish(run, console, returns=returns)
+
+    return returns.over(begin, partial(_again, out, returns))
 
 
 def train_or_resume(config: RunConfig, base: Path, out: Path) -> str | None:
@@ -69,6 +77,19 @@ def resume_run(directory: Path, overrides: Sequence[str] = (), changed: bool = F
 
 def go_on(directory: Path, before: RunConfig, now: RunConfig, base: Path, changed: bool = False) -> str | None:
     """Continue the run in `directory`, which has the settings `before`, with those of `now`."""
+    returns = Returns(directory)
+    begin = partial(_go_on, directory, before, now, base, changed, returns)
+    return returns.over(begin, partial(_again, directory, returns))
+
+
+def _again(directory: Path, returns: Returns) -> str | None:
+    """Continue the run in `directory` as it is there."""
+    return _go_on(directory, *resumed_config(directory), False, returns)
+
+
+def _go_on(
+    directory: Path, before: RunConfig, now: RunConfig, base: Path, changed: bool, returns: Returns
+) -> str | None:
     console = Screen()
     resumption = open_to_resume(directory, before, now, base, changed)
     with resumption.held:
@@ -85,7 +106,7 @@ def go_on(directory: Path, before: RunConfig, now: RunConfig, base: Path, change
         say(console, *resumption.taken_up.lines)
         with assemble(now, base) as run:
             restore(run, resumption, console)
-            return finish(run, console)
+            return finish(run, console, returns=returns)
 
 
 def create_directory(run: Run, out: Path) -> None:
@@ -104,14 +125,20 @@ def create_directory(run: Run, out: Path) -> None:
     run.begin()
 
 
-def finish(run: Run, console: Console, *observers: Callable[[StepResult], None]) -> str | None:
+def finish(
+    run: Run, console: Console, *observers: Callable[[StepResult], None], returns: Returns | None = None
+) -> str | None:
     """Print the plan, train the remaining steps, and write model and report; the report also where the run ends early.
 
-    Returns the name of the signal that ended it, or None. A run without a directory writes nothing.
+    Returns the name of the signal that ended it, or None. A run without a directory writes nothing. `returns`: the
+    caller goes on with the run after a loss of state, as far as that allows it.
     """
     path = run.directory.path if run.directory is not None else None
     tracking = track(run)
-    say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
+    if returns is None or not returns.count:
+        say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
+    if returns is not None:
+        run.trainer.config = replace(run.trainer.config, max_minutes=returns.share(run.config.run.max_minutes))
 
     def started(metrics: dict[str, float]) -> None:
         run.before.update(metrics)
@@ -123,7 +150,8 @@ def finish(run: Run, console: Console, *observers: Callable[[StepResult], None])
             stopped = run.train(*observers, shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
-        if path is not None:
+        goes_on = isinstance(error, LostStateError) and returns is not None and returns.allowed
+        if path is not None and not goes_on:
             say(console, "", *_without_checkpoint(run, path, error), stopped_at(run, type(error).__name__))
             say(console, *_reported(path))
         raise

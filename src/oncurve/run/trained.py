@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +94,16 @@ class TrainedRun(Closing):
         self.metrics.append(result.metrics)
         self._last = result
 
+    def go_back(self, make: Callable[[], Run]) -> None:
+        """Continue with the run that `make` restores from an earlier step. The present one is closed before, and its
+        memory is free."""
+        before = self.run.before
+        self.close()
+        del self.run
+        self.run = make()
+        self.run.before.update(before)
+        self.metrics[:] = [line for line in self.metrics if line["step"] <= self.run.trainer.state.step]
+
     def evaluate(self, n: int = 0) -> Evaluation:
         """The policy on the held-out prompts: greedy, and n samples a prompt where n > 0.
 
@@ -169,7 +179,8 @@ class TrainedRun(Closing):
 
     def close(self) -> None:
         """End the reward workers. `evaluate` and `sample` cannot be called after it. Twice is allowed."""
-        self.run.close()
+        if "run" in vars(self):  # not where it has gone back in vain
+            self.run.close()
 
 
 def _one_prompt(like: Prompts, prompt: Any) -> Prompts:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 from oncurve import output
-from oncurve.errors import without_frames
+from oncurve.errors import LostStateError, without_frames
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -107,18 +107,25 @@ class StopSignals:
     def at_the_end(self, save: Callable[[], None]) -> Iterator[None]:
         """Inside, an abandoned step ends the block quietly; whatever ends it, `save` is called then.
 
-        Where an error ended it, that is raised, whatever becomes of `save`.
+        Where an error ended it, that is raised, whatever becomes of `save`. State that is lost after a stop signal ends
+        the block quietly, too: the run has an earlier checkpoint, and is to end.
         """
         try:
             yield
         except StepAbandonedError:
             pass
-        except BaseException:
+        except BaseException as error:
             with self.unabandoned(), suppress(Exception):
                 save()
-            raise
+            if self.requested is None or not isinstance(error, LostStateError):
+                raise
+            return
         with self.unabandoned():
-            save()
+            try:
+                save()
+            except LostStateError:
+                if self.requested is None:
+                    raise
 
     def steps_begin(self) -> None:
         """The first step begins: what came before does not count as its time."""
