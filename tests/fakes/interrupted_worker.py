@@ -1,16 +1,22 @@
 """A worker that is ended, stopped or given other bits while it copies the weights, once for each file of orders.
 
-The orders are those of `DeadlyEngine`, its engine: `order(orders, "copying-SIGKILL")`.
+The orders are those of `DeadlyEngine`, its engine: `order(orders, "copying-SIGKILL")`. At "weights" in the folder
+`spoilt` next to it one of its weights is no number after it has taken them, at "logprobs" one of its log-probs is none.
 """
 
 import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from fakes.deadly_engine import DeadlyEngine
 from oncurve.cluster import Worker
+from oncurve.types import Group
 
 
 class InterruptedWorker(Worker):
@@ -22,6 +28,32 @@ class InterruptedWorker(Worker):
                 assert not isinstance(what, Path)
                 what = self.obeyed(order.name.split("-")[1], what)
         super().take(version, digest, what)
+        if self.is_spoilt("weights"):
+            with torch.no_grad():
+                next(self.model.module.parameters()).fill_(float("nan"))
+
+    def decode(self, *arguments: Any) -> Any:
+        generate = self.engine.generate
+        self.engine.generate = lambda *given: self.spoilt(generate(*given))  # type: ignore[method-assign]
+        try:
+            return super().decode(*arguments)
+        finally:
+            self.engine.generate = generate  # type: ignore[method-assign]
+
+    def spoilt(self, groups: list[Group]) -> list[Group]:
+        if not self.is_spoilt("logprobs"):
+            return groups
+        first = groups[0].completions[0]
+        spoilt = replace(first, logprobs=(float("nan"), *first.logprobs[1:]))
+        return [replace(groups[0], completions=(spoilt, *groups[0].completions[1:])), *groups[1:]]
+
+    def is_spoilt(self, name: str) -> bool:
+        assert isinstance(self.engine, DeadlyEngine)
+        for order in sorted(self.engine.orders.with_name("spoilt").glob(f"{name}-*")):
+            with suppress(FileNotFoundError):  # another worker was faster
+                order.unlink()
+                return True
+        return False
 
     def obeyed(self, action: str, buckets: Sequence[memoryview]) -> Sequence[memoryview]:
         if action == "flip":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -47,10 +48,19 @@ class Worker:
     def decode(
         self, digest: str, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None, firsts: Sequence[int]
     ) -> list[Group] | OncurveError | Lost:
-        """The groups of a shard, or why they cannot be made. Raises RuntimeError: other weights are here."""
+        """The groups of a shard, or why they cannot be made. Raises RuntimeError: other weights are here.
+
+        Lost: log-probs are not finite, or the weights are no longer those that came. An error of the right weights is
+        for the driver, which meets it too.
+        """
         if self._digest != digest:
             raise RuntimeError(f"a shard for the weights {digest} has come, and the weights here are {self._digest}")
         try:
-            return self.engine.generate(prompts, draw, sampling, None, firsts)
+            groups = self.engine.generate(prompts, draw, sampling, None, firsts)
         except OncurveError as error:
+            if digest_of(self.model) != digest:
+                return Lost(f"its weights were damaged after it had taken them: {error}")
             return type(error)(str(error))
+        if not all(map(isfinite, (value for group in groups for row in group.completions for value in row.logprobs))):
+            return Lost("it answered log-probs that are not finite numbers")
+        return groups

@@ -19,7 +19,7 @@ from fakes.interrupted_worker import InterruptedWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
 from oncurve.cluster.busy import Busy
-from oncurve.errors import DataError
+from oncurve.errors import DataError, ModelError
 from oncurve.models import CausalModel, LocalWeights, changing_tensors
 from oncurve.randomness import permutation
 from oncurve.rollout import Sampling, worked
@@ -107,6 +107,40 @@ def test_weights_that_came_with_a_flipped_bit_are_not_sampled_from(
     found, _ = rollouts(orders, 1, 2, lambda step: order(orders, "copying-flip") if step == 1 else None)
     assert found == right
     assert "the weights of version 1 have digest" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("weights", "were damaged"), pytest.param("logprobs", "not finite numbers", marks=pytest.mark.slow)],
+)
+def test_a_worker_that_says_what_is_no_number_is_lost_and_its_shard_is_decoded_again(
+    orders: Path, what: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    right, _ = rollouts(orders, 0, 3)
+    spoilt = orders.with_name("spoilt")
+    spoilt.mkdir()
+    found, measured = rollouts(orders, 1, 3, lambda step: order(spoilt, what) if step == 1 else None)
+    assert found == right
+    assert measured[1]["cluster/shards_redone"] == 1
+    assert [one["cluster/workers_restarted"] for one in measured] == [0, 1, 0]
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_weights_that_are_no_numbers_give_the_error_of_one_process(
+    orders: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model(torch.float32)
+    with workers(orders, 1) as engine:
+        engine.follow(LocalWeights(model, 0))
+        assert len(engine.generate(PROMPTS, 0)) == len(PROMPTS)
+        with torch.no_grad():
+            next(model.module.parameters()).fill_(float("nan"))
+        engine.follow(LocalWeights(model, 1))
+        with pytest.raises(ModelError, match="logits are not finite"):
+            engine.generate(PROMPTS, 1)
+    assert "was lost" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("weights", ["object", "disk"])
