@@ -41,6 +41,7 @@ def ray() -> Iterator[Any]:
     """One Ray for all tests of this file."""
     yield SESSION.use("", 0)
     SESSION.leave()
+    SESSION.end()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -55,7 +56,6 @@ def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int) -
     ("settings", "words"),
     [
         (["cluster.address=127.0.0.1:1"], ["cluster.address", "no Ray answers at 127.0.0.1:1", "ray start --head"]),
-        (["cluster.sharding=fsdp"], ["cluster.sharding", "one machine so far", "replicate"]),
         (["cluster.address=ray://head:10001"], ["cluster.address", "host:port", "without ray://"]),
     ],
 )
@@ -109,6 +109,49 @@ def test_a_run_on_ray_that_is_killed_leaves_no_process_and_goes_on_without_ray(p
     assert "exact" in said
     assert "not exact" not in said
     compare(project / "one", project / "two", steps)
+
+
+FSDP = ["cluster.sharding=fsdp", "cluster.learner_ranks=2"]
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_a_model_that_is_divided_among_ranks_on_ray_has_the_run_of_host_and_outlives_a_rank(project: Path) -> None:
+    steps = 5
+    finish("train", "recipe.toml", *HOST, *FSDP, f"run.steps={steps}", "--out", "one")
+    arguments = ["train", "recipe.toml", *RAY, *FSDP, "cluster.rollout_workers=1", f"run.steps={steps}"]
+    process = start(*arguments, "--out", "two")
+    until_checkpoints(process, project / "two", 2)
+    rank = next(each for each in kept(process) if is_rank(each))
+    rank.kill()
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "its shard of the model with it: rank 1: it was killed by signal SIGKILL; the run goes back to" in said
+    assert "Traceback" not in said
+    compare(project / "one", project / "two", steps)
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Whether a process computes updates: it is connected with the run's own process over the network."""
+    return any(each.family == socket.AF_INET for each in process.net_connections("tcp"))
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_ranks_that_do_not_see_the_folder_of_the_run_are_refused(project: Path) -> None:
+    """A rank whose class has another view of the files stands in for another machine."""
+    (project / "elsewhere.py").write_text(
+        "from oncurve.advantages import GroupAdvantage\n"
+        "from oncurve.cluster.shard_rank import ShardRank\n"
+        "class Own(GroupAdvantage):\n    pass\n"
+        "ShardRank.sees = lambda self, file: False\n"
+    )
+    arguments = ["train", "recipe.toml", *RAY, *FSDP, "advantage.kind=elsewhere.py:Own", "--out", "two"]
+    process = start(*arguments)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 2, said
+    assert "rank 1 on another machine does not see this folder; choose an --out" in said
+    assert not (project / "two").exists()
 
 
 def kept(process: "subprocess.Popen[str]") -> list[psutil.Process]:

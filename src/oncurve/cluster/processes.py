@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator
 
@@ -26,6 +26,9 @@ from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel
 from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 from oncurve.spec import Component
+
+if TYPE_CHECKING:
+    from oncurve.cluster.sharded import ShardedLearner
 
 
 class ProcessCluster(Component):
@@ -199,6 +202,11 @@ class ProcessCluster(Component):
             recipe = partial(ShardRank, Outline(make), self.rank_threads, self.wait_seconds)
             fleet = self.fleet(recipe, self.learner_ranks - 1)
         return ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds)
+
+    def check_folder(self, learner: Learner, folder: Path) -> None:
+        """Raises ConfigError: not all ranks that write parts of a checkpoint see `folder`."""
+        if self.divided:
+            cast("ShardedLearner", learner).check_folder(folder)
 
     @property
     def exact(self) -> bool:

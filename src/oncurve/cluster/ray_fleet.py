@@ -303,11 +303,6 @@ class RayCluster(ProcessCluster):
         *ProcessCluster.impossible,
         Impossible(lambda cluster: find_spec("ray") is None, missing()),
         Impossible(
-            lambda cluster: cluster.sharding == "fsdp",
-            'cluster.sharding: ranks that divide a model are connected on one machine so far; set it to "replicate", '
-            'or cluster.kind to "host"',
-        ),
-        Impossible(
             lambda cluster: bool(cluster.address) and cluster.learner_ranks == 1 and not cluster.rollout_workers,
             "cluster.address: the run has one process, and would use no Ray; raise cluster.rollout_workers or "
             "cluster.learner_ranks, or leave the address out",

@@ -1,8 +1,9 @@
 """The connection to Ray. This is the only file that imports Ray, and it does so where a fleet is made: importing
 oncurve imports no Ray.
 
-Without an address a Ray of this run is started: without a dashboard, without usage reports, and open only with the
-token that its processes inherit. It ends with this process, however that ends.
+Without an address a Ray of this process is started: without a dashboard, without usage reports, and open only with the
+token that its processes inherit. It ends with this process, however that ends, and other fleets use it until then: Ray
+forks its processes, and in one that has had a Ray before, with its threads, a fork may wait for ever.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ _OBJECT_STORE_BYTES = 512 * 2**20
 
 
 class _Session:
-    """The process's connection to Ray, shared by its fleets: made with the first, ended with the last."""
+    """The process's connection to Ray, shared by its fleets: made with the first. To a Ray at an address it ends with
+    the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = 0
+        self._users = self._room = 0
+        self._own = False
         self._held: _Held | None = None
         self._token = ""
         self._ray: Any = None
@@ -46,6 +49,8 @@ class _Session:
             if self._users == 0:
                 if address:
                     _probe(address)
+                if address or nbytes > self._room:
+                    self._end()
                 with _environment({} if address else self._of_own_ray()):
                     self._ray = _imported()
                     if not self._ray.is_initialized():  # the program may have a Ray of its own
@@ -54,12 +59,22 @@ class _Session:
             return self._ray
 
     def leave(self) -> None:
-        """One fleet fewer. With the last, the connection is closed, and a Ray of this run ends."""
+        """One fleet fewer."""
         with self._lock:
             self._users -= 1
-            if self._users == 0 and self._held is not None:
-                self._held.leave()
-                self._held = None
+            if self._users == 0 and not self._own:
+                self._end()
+
+    def end(self) -> None:
+        """End a Ray of this process that no fleet uses. Twice is allowed."""
+        with self._lock:
+            if self._users == 0:
+                self._end()
+
+    def _end(self) -> None:
+        if self._held is not None:
+            self._held.leave()
+        self._held, self._own, self._room = None, False, 0
 
     def _of_own_ray(self) -> dict[str, str]:
         """The variables under which Ray is imported and started here: its library reads them when it is imported."""
@@ -74,8 +89,8 @@ class _Session:
     def _connect(self, address: str, nbytes: int) -> None:
         logging.getLogger("ray").setLevel(logging.CRITICAL)  # what goes wrong is said by the fleets
         settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "critical"}
+        room = min(max(_OBJECT_STORE_BYTES, 2 * nbytes), psutil.virtual_memory().available // 2)
         if not address:
-            room = min(max(_OBJECT_STORE_BYTES, 2 * nbytes), psutil.virtual_memory().available // 2)
             settings |= {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
         start = functools.partial(self._ray.init, address=address or "local", **settings)
         try:
@@ -83,6 +98,7 @@ class _Session:
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
             raise ConfigError(f"cluster.address: {what}: {_first_line(error)}") from error
+        self._own, self._room = not address, max(room // 2, nbytes)
         with contextlib.suppress(ImportError, AttributeError):
             from ray._private.ray_logging import global_worker_stdstream_dispatcher
 

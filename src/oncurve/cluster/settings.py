@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from oncurve.capabilities import check_of
@@ -56,6 +57,10 @@ class Cluster(Protocol):
         """The run's learner, from `make(tokenizer=...)`, which builds the local one."""
         ...
 
+    def check_folder(self, learner: Learner, folder: Path) -> None:
+        """Raises ConfigError: not all processes that write parts of a checkpoint of `learner` see `folder`, the run's.
+        Called before training begins."""
+
     @property
     def exact(self) -> bool:
         """Whether other processes sample as this one does; see `RolloutEngine.exact`."""
@@ -101,6 +106,9 @@ class NoCluster(Component):
         """None."""
         return 0
 
+    def check_folder(self, learner: Learner, folder: Path) -> None:
+        """This process writes checkpoints alone."""
+
     def check_machine(self) -> None:
         """Nothing is needed."""
 
@@ -143,6 +151,7 @@ check_cluster = check_of(
     (
         "learner",
         "rollout_engine",
+        "check_folder",
         "check_machine",
         "exact",
         "alone",

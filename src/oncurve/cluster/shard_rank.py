@@ -46,6 +46,10 @@ class ShardRank:
         """Give this rank's rows of a parameter to rank 0."""
         self._do(self._here().whole_master, name)
 
+    def sees(self, file: Path) -> bool:
+        """Whether this machine has a file."""
+        return file.exists()
+
     def save(self, folder: Path) -> None:
         """Write this rank's file of a checkpoint."""
         self._do(self._here().save, folder)

@@ -21,10 +21,11 @@ from oncurve.batching import micro_batches, select_rows, shards
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
 from oncurve.cluster.learner import joined
 from oncurve.cluster.shard_learner import RankRows, ShardLearner, join, leave
-from oncurve.durable import LazyTensors
-from oncurve.errors import LostStateError, OncurveError, TrainingError
+from oncurve.durable import LazyTensors, temporary_name
+from oncurve.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.learner import UpdateResult
 from oncurve.models import LocalWeights, save
+from oncurve.parallel import LostRankError
 from oncurve.process import computing_threads, return_freed_memory
 from oncurve.types import TrainBatch
 
@@ -63,7 +64,10 @@ class ShardedLearner:
         meeting = None
         if self._fleet is not None:
             self._members = self._started(self._fleet)
-            meeting = self._fleet.meeting()
+            try:
+                meeting = self._fleet.meeting()
+            except LostRankError as error:
+                raise TrainingError(str(error)) from error
         with self._all("join", *((rank, self._ranks, meeting) for rank in range(1, self._ranks))):
             join(0, self._ranks, meeting, self._wait)
             local: ShardLearner = make(make=ShardLearner)
@@ -133,14 +137,30 @@ class ShardedLearner:
     def move_reference(self, alpha: float) -> None:
         """Nothing: a reference that moves is refused on shards."""
 
+    def check_folder(self, folder: Path) -> None:
+        """Raises ConfigError: another rank does not see `folder`, into which all of them write checkpoints."""
+        probe = temporary_name(folder.absolute() / "probe")
+        probe.touch()
+        try:
+            with self._all("sees", *((probe,) for _ in self._members)) as seen:
+                pass
+        finally:
+            probe.unlink()
+        if not all(seen):
+            raise ConfigError(
+                f'{folder}: with cluster.sharding = "fsdp" each rank writes its part of a checkpoint there, and rank '
+                f"{1 + seen.index(False)} on another machine does not see this folder; choose an --out that all "
+                "machines share under one name"
+            )
+
     def save(self, folder: Path) -> Mapping[str, Any]:
         """Each rank writes its own file into `folder`; the record. Any number of ranks can load it."""
-        with self._all("save", *((folder,) for _ in self._members)):
+        with self._all("save", *((folder.absolute(),) for _ in self._members)):
             return self.local.save(folder)
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """The inverse of `save`, bit for bit, on any number of ranks. Raises CheckpointError for another model's."""
-        with self._all("load", *((folder, meta) for _ in self._members)):
+        with self._all("load", *((folder.absolute(), meta) for _ in self._members)):
             self.local.load(folder, meta)
 
     def export(self, folder: Path) -> None:

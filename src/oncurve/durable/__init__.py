@@ -39,6 +39,7 @@ from oncurve.durable.files import (
     store as store,
     stored_names as stored_names,
     sync_files as sync_files,
+    temporary_name as temporary_name,
     to_json as to_json,
     write_file as write_file,
 )

@@ -139,6 +139,10 @@ class Run:
             self.iterations.learner.export(path)
         return self.iterations is not None
 
+    def check_folder(self, folder: Path) -> None:
+        """Raises ConfigError: not all processes that write checkpoints see `folder`, the run's."""
+        self.config.cluster.check_folder(self.learner, folder)
+
     def open_directory(self, directory: RunDirectory, identity: Mapping[str, Any] | None = None) -> None:
         """Write into `directory` from now on: checkpoints, which name the run they are of, and what steps leave."""
         self.directory = directory

@@ -113,6 +113,7 @@ def create_directory(run: Run, out: Path) -> None:
     """Make the run's directory, after all checks, and begin."""
     directory = RunDirectory.create(out, run.trainer.environment or {})
     try:
+        run.check_folder(out)
         data = run.config.data.kept_as(out / ROWS)  # a resumed run needs the rows, too
         config = run.config.model_copy(update={"data": data})
         identity = identity_of(config, out)
