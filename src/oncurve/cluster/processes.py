@@ -165,7 +165,8 @@ class ProcessCluster(Component):
 
     def idle_workers(self, groups: int) -> int:
         """How many workers get no shard of a rollout of so many groups."""
-        return max(0, self.rollout_workers - -(-groups // self.shard_groups))
+        shards = -(-groups // self.shard_groups) * (1 + self.lag * self.windowed)
+        return max(0, self.rollout_workers - shards)
 
     @property
     def windowed(self) -> bool:

@@ -52,4 +52,7 @@ def test_the_plan_says_that_the_order_of_finishing_is_not_exact() -> None:
     assert "wrote, exactly" not in text
     assert "losses of them, change no bit. Steps train" not in text
     assert "note: cluster.lag = 2: nothing corrects for the older weights" in text
+    few = ("cluster.rollout_workers=3", "data.prompts_per_step=8", "cluster.lag=2")
+    assert "2 of the 3 workers have nothing to do" in said(*few)
+    assert "nothing to do" not in said(*few, "cluster.order=window")  # the shards of three steps wait for them
     assert not any(fnmatchcase("cluster.order", pattern) for pattern in FREE)
