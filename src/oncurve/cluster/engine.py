@@ -15,12 +15,12 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from oncurve.closing import Closing
 from oncurve.cluster.busy import Busy
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
 from oncurve.cluster.queue import Call, OnBegin, Rollout
+from oncurve.cluster.sending import Sending
 from oncurve.cluster.shards import Lost, rollout_shards
 from oncurve.cluster.weights import Carrier, Snapshot
 from oncurve.durable import StorageError
@@ -79,9 +79,8 @@ class FleetEngine(Closing):
         self._shard_groups, self._threads, self._wait = shard_groups, threads, wait_seconds
         self._carrier, self._start, self._exact = carrier, start_seconds, exact
         self._fleet: Fleet | None = None
-        self._snapshot: Snapshot | None = None
-        self._handle: Any = None
-        self._key = ""
+        self._sending: Sending | None = None
+        self._next: Sending | None = None
         self._calls, self._has = dict[int, Call](), dict[int, str]()
         self._open: list[Rollout] = []
         self._seconds: dict[Lengths, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
@@ -107,15 +106,30 @@ class FleetEngine(Closing):
         model = weights.local()
         if model is None:
             raise ConfigError("cluster.rollout_workers: the weights are not in this process; set it to 0")
-        self._snapshot, self._handle = Snapshot(model, weights.version), None
+        snapshot, ahead, self._next = Snapshot(model, weights.version), self._next, None
+        if ahead is not None:
+            ahead.settle()
+        self._sending = ahead if ahead is not None and ahead.snapshot.is_of(snapshot) else Sending(snapshot)
         if self._fleet is None:
             self._fleet = self._make_fleet(model)
+
+    def prepare(self, weights: Weights) -> None:
+        """Begin to send these weights, which are followed next and do not change, while the present ones are in use.
+
+        Workers that have no shard left take them. Any thread may call it; it waits for nothing.
+        """
+        model = weights.local()
+        if self._fleet is not None and self._next is None and model is not None and self._carrier.ahead:
+            self._next = Sending(Snapshot(model, weights.version))
+            self._next.begin(self._carrier, self._fleet)
 
     def close(self) -> None:
         """End the workers. Twice is allowed; `follow` starts others."""
         if self._fleet is not None:
             self._fleet.close()
-        self._fleet = self._snapshot = self._handle = None
+        if self._next is not None:
+            self._next.settle()
+        self._fleet = self._sending = self._next = None
         self._carrier.close()
         for worker in self._calls:
             self._busy.ends(worker)
@@ -243,30 +257,33 @@ class FleetEngine(Closing):
         self._end_late_ones(fleet)
 
     def _dispatch(self, fleet: Fleet, rollouts: Sequence[Rollout]) -> list[int]:
-        """Give every free worker a shard; the workers that are up."""
-        up = fleet.up()
+        """Give every free worker a shard, or where none is left the next weights; the workers that are up."""
+        up, sending, ahead = fleet.up(), self._sending, self._next
+        assert sending is not None
         for worker in up:
             rollout = next((each for each in rollouts if each.queue), None)
-            if rollout is not None and worker not in self._calls:
+            if worker in self._calls:
+                continue
+            if rollout is not None:
                 index = rollout.queue.popleft()
                 limit = self._limit(rollout) + self._start * (worker not in self._has)
-                snapshot, (prompts, firsts) = self._bring(fleet, worker), rollout.begin(index)
+                snapshot, (prompts, firsts) = self._bring(fleet, worker, sending), rollout.begin(index)
                 number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
                 now = time.monotonic()
-                self._calls[worker] = Call(number, rollout, index, self._handle, now, now + limit)
+                self._calls[worker] = Call(number, rollout, index, sending.handle, now, now + limit)
                 self._busy.begins(worker)
+            elif ahead is not None and ahead.ready:
+                self._bring(fleet, worker, ahead)
         return up
 
     def _publish(self, fleet: Fleet) -> bool:
         """Make the weights ready for workers that lack them, in one copy. False: there is no room for it."""
-        assert self._snapshot is not None
+        assert self._sending is not None
         began = time.perf_counter()
         try:
-            if self._handle is None:
-                self._handle = self._carrier.put(fleet, self._snapshot)
-                self._key = f"{self._snapshot.version} {self._snapshot.digest}"
+            self._sending.finish(self._carrier, fleet)
         except (OSError, StorageError) as error:
-            size = self._snapshot.nbytes / 2**30
+            size = self._sending.snapshot.nbytes / 2**30
             urgent(
                 f"oncurve: there is no room for {size:.2f} GiB of weights ({error}); this process decodes all shards, "
                 "to the same bits"
@@ -276,14 +293,13 @@ class FleetEngine(Closing):
             self._measured["cluster/weights_seconds"] += time.perf_counter() - began
         return True
 
-    def _bring(self, fleet: Fleet, worker: int) -> Snapshot:
+    def _bring(self, fleet: Fleet, worker: int, sending: Sending) -> Snapshot:
         """Have a worker take the weights, unless it has them. It copies them itself: nothing is waited for here."""
-        assert self._snapshot is not None
-        if self._has.get(worker) != self._key:
-            self._measured["cluster/weights_bytes"] += self._snapshot.nbytes
-            fleet.call(worker, "take", self._snapshot.version, self._snapshot.digest, self._handle)
-            self._has[worker] = self._key
-        return self._snapshot
+        if self._has.get(worker) != sending.key:
+            self._measured["cluster/weights_bytes"] += sending.snapshot.nbytes
+            fleet.call(worker, "take", sending.snapshot.version, sending.snapshot.digest, sending.handle)
+            self._has[worker] = sending.key
+        return sending.snapshot
 
     def _is_alone(self, fleet: Fleet, up: Sequence[int]) -> bool:
         """Whether the driver is the only process that is left, or has waited long enough for another."""

@@ -60,7 +60,7 @@ class ProcessCluster(Component):
     safetensors into `weights_folder`. It does not change any result."""
 
     weights_folder: str = ""
-    """With weights = "disk": the folder, which all machines must see under the same name. It has one version at a time,
+    """With weights = "disk": the folder, which all machines must see under the same name. It has at most two versions,
     below a name of its own for each run. "": that of temporary files, for the workers of one machine."""
 
     engine: Literal["own", "vllm"] = "own"

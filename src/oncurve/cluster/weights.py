@@ -40,6 +40,10 @@ class Snapshot:
     def __init__(self, model: CausalModel, version: int) -> None:
         self.model, self.version = model, version
 
+    def is_of(self, other: Snapshot) -> bool:
+        """Whether both are of the same model and version."""
+        return self.model is other.model and self.version == other.version
+
     @cached_property
     def digest(self) -> str:
         """`digest_of` the model."""
@@ -72,8 +76,13 @@ class Snapshot:
 class Carrier(Protocol):
     """How weights get to workers."""
 
+    @property
+    def ahead(self) -> bool:
+        """Whether `put` may be called while workers take the version before."""
+        ...
+
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
-        """A handle of the weights for `Worker.take`. That of an earlier version is not used any more.
+        """A handle of the weights for `Worker.take`. That of the version before the last is not used any more.
 
         Raises OSError or StorageError: there is no room for them.
         """
@@ -84,6 +93,8 @@ class Carrier(Protocol):
 
 class InMemory:
     """Buckets that the fleet keeps once per machine (`cluster.weights = "object"`)."""
+
+    ahead = True
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
         """What the fleet makes of the buckets."""
@@ -96,13 +107,16 @@ class InMemory:
 class OnDisk:
     """Safetensors with a manifest in a folder that all workers see (`cluster.weights = "disk"`).
 
-    It is below `folder`, or below that of temporary files where `folder` is "", has one version at a time, and is
+    It is below `folder`, or below that of temporary files where `folder` is "", has the two newest versions, and is
     removed by `close`.
     """
+
+    ahead = True
 
     def __init__(self, folder: str) -> None:
         self._parent = Path(folder) if folder else None
         self._folder: Path | None = None
+        self._copies = 0
 
     @staticmethod
     def check(folder: Path) -> None:
@@ -118,14 +132,15 @@ class OnDisk:
             ) from error
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Path:
-        """The folder of the version, written whole or not at all after the earlier one is removed."""
+        """The folder of the version, written whole or not at all after those before the last one are removed."""
         if self._folder is None:
             if self._parent is not None:
                 self._parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix="oncurve-weights-", dir=self._parent)).absolute()
-        for earlier in self._folder.iterdir():
+        for earlier in sorted(self._folder.iterdir())[:-1]:
             shutil.rmtree(earlier, ignore_errors=True)
-        path = self._folder / f"version-{snapshot.version:06d}"
+        self._copies += 1
+        path = self._folder / f"{self._copies:06d}-version-{snapshot.version}"
         write_directory(path, {_FILE: changing_tensors(snapshot.model)})
         return path
 

@@ -83,7 +83,8 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
         "As for cluster/workers_restarted.",
     ),
     Metric("cluster/weights_seconds", "sum", "seconds").described(
-        "time in which this process copied the weights, once for all workers of a machine, and computed their digest",
+        "time for which rollouts waited until this process had copied the weights, once for all workers of a machine, "
+        "and computed their digest",
         "The cost of a new policy version for the rollout.",
         "A large share of time/rollout: fewer cluster.rollout_workers, more prompts per step, or an adapter "
         "(lora.rank), of which only the adapter is sent.",

@@ -15,6 +15,7 @@ from oncurve.rollout.engine import (
     check_token_ids as check_token_ids,
     count_samples as count_samples,
     measured as measured,
+    prepare as prepare,
     sample as sample,
     worked as worked,
 )

@@ -91,6 +91,16 @@ class StreamingEngine(RolloutEngine, Protocol):
         """Forget what was submitted: nothing more is called for it."""
 
 
+def prepare(engine: RolloutEngine, weights: Weights) -> None:
+    """Tell the engine which weights it follows next, and that they do not change: its own `prepare(weights)`.
+
+    An engine need not have that method.
+    """
+    found: Callable[[Weights], None] | None = getattr(engine, "prepare", None)
+    if found is not None:
+        found(weights)
+
+
 def measured(engine: RolloutEngine) -> Mapping[str, float]:
     """What the engine has measured since the last call, by the names of declared metrics: its own `measured()`.
 

@@ -30,7 +30,7 @@ from oncurve.errors import CheckpointError, ConfigError
 from oncurve.learner import FROZEN
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights, changing_tensors, held
-from oncurve.rollout import RolloutEngine
+from oncurve.rollout import RolloutEngine, prepare
 from oncurve.trainer.collecting import Collected, Collecting, GivenUpError
 from oncurve.trainer.state import TrainerState
 from oncurve.types import Group
@@ -81,6 +81,7 @@ class Collection:
     """The groups of one step, as they are asked for and as they come.
 
     begin   the state that it begins at, or the collection that it follows
+    after   the collection of the step that follows, once that is planned
     failed  the groups of a collection that failed
     """
 
@@ -93,6 +94,7 @@ class Collection:
     error: BaseException | None = None
     failed: list[Group] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
+    after: Collection | None = None
 
     def state(self) -> TrainerState:
         """The state that it begins at."""
@@ -122,6 +124,7 @@ class LaggedRollouts(Rollouts):
         self._orders: queue.SimpleQueue[Collection | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._using = threading.Lock()
+        self._current: Collection | None = None
 
     def follow(self, engine: RolloutEngine, weights: Weights, step: int) -> None:
         """Keep a copy of the weights after `step` steps, and forget those that no later step needs.
@@ -142,10 +145,15 @@ class LaggedRollouts(Rollouts):
         """
         last = max(state.step + 1, min(steps, state.step + 1 + self.lag) if self._ahead else 0)
         for step in range(state.step + 1 + len(self._planned), last + 1):
-            begin = self._planned[-1] if self._planned else state
-            self._planned.append(self._plan(make(), begin, step))
+            before = self._planned[-1] if self._planned else None
+            planned = self._plan(make(), before or state, step)
+            self._planned.append(planned)
             if self._ahead:
-                self._orders.put(self._planned[-1])
+                self._orders.put(planned)
+            if before is not None:
+                before.after = planned
+                if self._current is before:
+                    self._prepare(before)
         began, now = time.perf_counter(), self._planned[0]
         if self._ahead:
             self._wait_for(now)
@@ -222,7 +230,14 @@ class LaggedRollouts(Rollouts):
     def _gather(self, engine: RolloutEngine, now: Collection, state: TrainerState) -> Collected:
         """The groups of the step after `state`."""
         engine.follow(now.weights)
+        self._current = now  # from here on either thread finds what follows
+        self._prepare(now)
         return now.collecting.collect(state, now.metrics)
+
+    def _prepare(self, now: Collection) -> None:
+        """Have the weights of the step that follows sent during the rollout of this one."""
+        if now.after is not None and self._engine is not None and now.after.weights is not now.weights:
+            prepare(self._engine, now.after.weights)
 
     def _wait_for(self, collection: Collection) -> None:
         if self._thread is None:

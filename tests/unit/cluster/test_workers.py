@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from fakes.deadly_engine import DeadlyEngine, order
-from fakes.interrupted_worker import InterruptedWorker
+from fakes.interrupted_worker import InterruptedWorker, ReleasingWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
 from oncurve.cluster.busy import Busy
 from oncurve.errors import DataError, ModelError
-from oncurve.models import CausalModel, LocalWeights, changing_tensors
+from oncurve.models import CausalModel, LocalWeights, changing_tensors, held
 from oncurve.randomness import permutation
 from oncurve.rollout import Sampling, worked
 from oncurve.types import Group, Prompt
@@ -228,6 +228,40 @@ def test_busy_time_is_that_of_all_processes_up_to_now() -> None:
     busy.ends(2)
     now = 99.0
     assert busy.seconds() == 11
+
+
+@pytest.mark.parametrize("weights", ["object", "disk"])
+def test_a_worker_without_a_shard_takes_the_next_weights_while_others_decode(
+    orders: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker is held until the other has the weights that are followed next."""
+    monkeypatch.setattr("oncurve.cluster.processes.Worker", ReleasingWorker)
+    right, _ = rollouts(orders, 0, 2)
+    model = tiny_model(torch.float32)
+    versions = [held(LocalWeights(model, 0))]
+    change(model, 0)
+    versions.append(held(LocalWeights(model, 1)))
+    whole = sum(tensor.nbytes for tensor in changing_tensors(model).values())
+    order(orders, "hold")
+    with workers(orders, 2, weights=weights) as engine:
+        engine.prepare(versions[1])  # no worker is there yet
+        for step, version in enumerate(versions):
+            engine.follow(version)
+            assert engine.generate(PROMPTS, step, None, lambda index, group: engine.prepare(versions[1])) == right[step]
+            assert engine.measured()["cluster/weights_bytes"] == (3 - 2 * step) * whole
+
+
+def test_weights_that_were_prepared_and_are_not_followed_are_forgotten(orders: Path) -> None:
+    right, _ = rollouts(orders, 0, 2)
+    model = tiny_model(torch.float32)
+    other = held(LocalWeights(model, 7))
+    change(other.model, 7)
+    with workers(orders, 1) as engine:
+        for step in range(2):
+            engine.follow(LocalWeights(model, step))
+            engine.prepare(other)
+            assert engine.generate(PROMPTS, step) == right[step]
+            change(model, step)
 
 
 def test_an_error_of_the_input_is_the_one_that_one_process_gives(orders: Path) -> None:

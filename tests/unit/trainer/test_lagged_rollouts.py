@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from fakes.killed_runs import TIMES, raw
 from fakes.loops import make_loop
+from oncurve.cluster import HostCluster
 from oncurve.errors import RewardError
 from oncurve.losses import Truncated
 from oncurve.rollout import InProcessEngine
@@ -79,6 +81,23 @@ def test_a_lag_is_a_list_of_earlier_weights(lag: int, settings: dict[str, Any]) 
         with lagging(lag, ahead, **settings) as loop:
             same(trained(loop), expected)
             assert weights(loop) == weights(plain)
+
+
+@pytest.mark.slow
+def test_workers_that_get_the_next_weights_during_a_rollout_give_the_bits_of_one_process() -> None:
+    found = []
+    for workers in (0, 2):
+        with lagging(2, workers > 0) as loop:
+            build = partial(InProcessEngine, loop.engine.sampling, seed=5)
+            loop.engine = HostCluster(rollout_workers=workers, shard_groups=1).rollout_engine(
+                build(), build, loop.engine.sampling
+            )
+            try:
+                found.append((trained(loop), weights(loop)))
+            finally:
+                loop.engine.close()
+    same(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
 
 
 def test_completions_name_the_weights_that_sampled_them() -> None:
