@@ -2,10 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -201,3 +204,20 @@ def test_a_fleet_that_is_garbage_collected_ends_its_processes(make: Make) -> Non
     pid = value_of(fleet, process, "pid")
     del fleet
     assert gone(pid)
+
+
+OPEN_AT_THE_END = """
+import sys, time
+sys.path.append({tests!r})
+from fakes.calls import Counted
+from oncurve.cluster import {kind}
+fleet = {kind}(Counted, 2)
+assert len(fleet.settled(120.0)) == 2
+"""
+
+
+def test_a_fleet_that_is_open_when_its_process_ends_says_nothing_and_leaves_nothing(make: Make) -> None:
+    code = OPEN_AT_THE_END.format(tests=str(Path(__file__).parents[1]), kind=make.__name__)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "oncurve" not in done.stderr, done.stderr  # neither a message nor a traceback; Ray has lines of its own

@@ -84,11 +84,12 @@ class HostFleet(WatchedFleet):
         self._failure: str | None = None
         self._folder: Path | None = None
         self._meetings = 0
-        self._ready = self._closed = False
+        self._ready = False
+        self._over = threading.Event()
         self._order_nursery()
         self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._processes), daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, _end, self._nursery, self._recipe, os.getpid())
+        self._end = weakref.finalize(self, _end, self._over, self._nursery, self._recipe, os.getpid())
 
     def settled(self, seconds: float) -> list[int]:
         """`up()`, as soon as no process is starting; after so many `seconds` in any case.
@@ -130,8 +131,6 @@ class HostFleet(WatchedFleet):
 
     def close(self) -> None:
         """End all processes. Twice is allowed."""
-        with self._changed:
-            self._closed = True
         self._end()
         if self._folder is not None:
             self._remove()
@@ -178,10 +177,10 @@ class HostFleet(WatchedFleet):
         return True
 
     def _watching(self) -> bool:
-        return not self._closed
+        return not self._over.is_set()
 
     def _order_nursery(self) -> None:
-        for order in [] if self._failure is not None else self._nurseries.orders(time.monotonic()):
+        for order in self._nurseries.orders(time.monotonic()) if self._failure is None and self._watching() else []:
             if isinstance(order, Start):
                 self._which = order.process
                 try:
@@ -207,7 +206,7 @@ class HostFleet(WatchedFleet):
             case ["failed", why]:
                 self._nurseries.condemn(self._which, why)
                 self._failure = None if self._ready else why
-            case []:
+            case [] if self._watching():  # else its end is the fleet's
                 self._lost_nursery(nursery, now)
 
     def _lost_nursery(self, nursery: HostNursery, now: float) -> None:
@@ -304,8 +303,9 @@ def _serve(reference: weakref.ref[HostFleet], processes: dict[int, _Process]) ->
         process.release()
 
 
-def _end(nurseries: list[HostNursery], recipe: IO[bytes], owner: int) -> None:
-    """End the nursery, which ends its processes, the stopped ones too."""
+def _end(over: threading.Event, nurseries: list[HostNursery], recipe: IO[bytes], owner: int) -> None:
+    """End the nursery, which ends its processes, the stopped ones too. `over` says so to the thread before."""
+    over.set()
     if os.getpid() == owner:  # in a forked copy of this process they are not its own
         for nursery in nurseries:
             nursery.end()
