@@ -175,7 +175,7 @@ def _one_step_off() -> list[Row]:
     def apart(setup: Setup, training: float, other: float) -> Setup:
         train = moved(training, 16, 12, rows=12 / 16) + other
         setup = replace(setup, group_size=12, engines=4, train_seconds=train)
-        return replace(setup, lag=1.0, handover_seconds=ONE_STEP_HANDOVER)
+        return replace(setup, lag=1.0, whole=True, handover_seconds=ONE_STEP_HANDOVER)
 
     table = "one_step_off"
     return [

@@ -168,6 +168,7 @@ def setup_of(variant: Variant, layout: Layout, machine: Machine) -> Setup:
         prefill_seconds=prefill_flops(shape, usual) / work.prompts / (DECODE_FLOPS * machine.flops),
         handover_seconds=width * shape.trained / WEIGHTS_PER_SECOND if layout.workers else 0.0,
         lag=float(layout.lag),
+        whole=True,
     )
 
 

@@ -7,9 +7,10 @@ order while fewer than (1 + lag)·M of them are ahead of the newest version's ba
     started < M·(version + 1 + lag)
 
 `lag = 0` decodes a batch and trains it, by turns. A whole number is `cluster.lag`; a fraction is verl's
-`staleness_threshold`; AReaL's η is the same rule. The trainer takes a step in `chunks`, each as soon as its groups are
-there: in order, or, where `windowed`, those that are finished first. After a step engines and trainer stop for
-`handover_seconds`, then all rows go on with the new weights.
+`staleness_threshold`; AReaL's η is the same rule. Where batches are `whole`, none is started before all rows of the one
+before have ended: so do `cluster.lag` and verl's one step off. The trainer takes a step in `chunks`, each as soon as
+its groups are there: in order, or, where `windowed`, those that are finished first. After a step engines and trainer
+stop for `handover_seconds`, then all rows go on with the new weights.
 
 What is left out: what a changed version costs the keys and values of unfinished rows, the lengths' change in the
 course of a run, rewards, validation, losses of processes.
@@ -53,7 +54,7 @@ class Setup:
     prefill_seconds  per group, in which an engine does nothing else
     train_seconds    per step; `chunks` parts, each with `chunk_seconds` of its own
     handover_seconds per step, in which engines and trainer stop
-    lag, windowed    see above
+    lag, windowed, whole   see above
     """
 
     prompts: int
@@ -70,6 +71,7 @@ class Setup:
     handover_seconds: float = 0.0
     lag: float = 0.0
     windowed: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,8 @@ class Simulation:
         """Start all groups that the lag and the engines' places allow, each on the engine with the fewest rows."""
         setup = self.setup
         most = math.floor(setup.prompts * (self.version + 1 + setup.lag) + 1e-9)
+        if setup.whole:
+            most = min(most, setup.prompts * (self.ordered // setup.prompts + 1))
         changed = set()
         while self.started < most:
             place = min(range(len(self.engines)), key=lambda index: len(self.engines[index].ends))

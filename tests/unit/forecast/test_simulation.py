@@ -27,6 +27,17 @@ def test_with_lag_a_step_is_the_longer_of_the_two() -> None:
     assert slow.step_seconds < simulate(replace(EVEN, train_seconds=1.0)).step_seconds
 
 
+@pytest.mark.parametrize("lag", [1.0, 2.0])
+def test_whole_batches_are_decoded_one_after_the_other(lag: float) -> None:
+    # As above: 2.6 seconds of a batch's rollout, in which a shorter training hides.
+    batches = replace(EVEN, lag=lag, whole=True)
+    assert simulate(replace(batches, train_seconds=1.0)).step_seconds == pytest.approx(2.6)
+    assert simulate(batches).step_seconds == pytest.approx(3.0)
+    simulation = Simulation(replace(SPREAD, lag=lag, whole=True, train_seconds=1.0))
+    simulation.run(4)
+    assert {group // SPREAD.prompts for group in simulation.left} == {simulation.ordered // SPREAD.prompts}
+
+
 def test_a_handover_stops_both() -> None:
     assert simulate(replace(EVEN, handover_seconds=0.5)).step_seconds == pytest.approx(6.1)
     assert simulate(replace(EVEN, lag=1.0, handover_seconds=0.5)).step_seconds == pytest.approx(3.5)
