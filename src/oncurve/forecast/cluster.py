@@ -47,12 +47,14 @@ USUAL_SHARDS = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """Processes of a run: `ranks` that train, `workers` that sample (0: rank 0 does), `sharding`, `lag`."""
+    """Processes of a run: `ranks` that train, `workers` that sample (0: rank 0 does), `sharding`, `lag`; `windowed`:
+    groups are trained in the order in which they are finished."""
 
     ranks: int = 1
     workers: int = 0
     sharding: str = "replicate"
     lag: int = 0
+    windowed: bool = False
 
     @property
     def tables(self) -> dict[str, int | str]:
@@ -60,7 +62,8 @@ class Layout:
         tables: dict[str, int | str] = {"learner_ranks": self.ranks}
         if self.ranks > USUAL_SHARDS:
             tables["gradient_shards"] = self.ranks
-        return tables | {"rollout_workers": self.workers, "sharding": self.sharding, "lag": self.lag}
+        tables |= {"rollout_workers": self.workers, "sharding": self.sharding, "lag": self.lag}
+        return tables | ({"order": "window"} if self.windowed and self.lag else {})
 
 
 def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
@@ -168,7 +171,8 @@ def setup_of(variant: Variant, layout: Layout, machine: Machine) -> Setup:
         prefill_seconds=prefill_flops(shape, usual) / work.prompts / (DECODE_FLOPS * machine.flops),
         handover_seconds=width * shape.trained / WEIGHTS_PER_SECOND if layout.workers else 0.0,
         lag=float(layout.lag),
-        whole=True,
+        windowed=layout.windowed,
+        whole=not layout.windowed,
     )
 
 
