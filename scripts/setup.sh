@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes $VENV and installs oncurve with pinned dependencies. `setup.sh run` installs what the demo needs, `setup.sh dev`
-# also the test tools. Called by make; where something is missing, it prints the command that installs it.
+# also the test tools, `setup.sh torch` torch alone. Called by make; where something is missing, it prints the command
+# that installs it.
 set -eu
 want=${1:-run}
 say() { printf '%s\n' "oncurve: $*" >&2; }
@@ -38,6 +39,7 @@ if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
         *) say "TORCH is '$TORCH'; it must be auto, cpu or default"; exit 2 ;;
     esac
 fi
+if test "$want" = torch; then exit 0; fi
 if test "$want" = dev; then extra='[dev]'; else extra=''; fi
 say "installing oncurve$extra and its pinned dependencies"
 pip install -q -c constraints.txt -e ".$extra"
