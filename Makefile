@@ -57,10 +57,10 @@ $(VLLM_VENV)/.installed: tests/vllm-requirements.txt scripts/setup.sh
 	$(VLLM_VENV)/bin/python tests/fakes/vllm_record.py
 	@touch $@
 
-# The contract test of `cluster.engine = "vllm"` against a real vLLM on the CPU, which has an environment of its own
-# (3.4 GB).
+# The contract of `cluster.engine = "vllm"`, and whole runs, against a real vLLM on the CPU, which has an environment of
+# its own (3.4 GB).
 vllm-check: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
-	ONCURVE_VLLM_BIN=$(abspath $(VLLM_VENV)/bin) $(BIN)/python -m pytest tests/contracts/test_vllm.py
+	ONCURVE_VLLM_BIN=$(abspath $(VLLM_VENV)/bin) $(BIN)/python -m pytest tests/contracts/test_vllm.py tests/integration/test_vllm_runs.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -22,9 +22,9 @@ def start(*arguments: str, begin: Sequence[str] = ("-m", "oncurve")) -> "subproc
     )
 
 
-def finish(*arguments: str) -> str:
+def finish(*arguments: str, seconds: float = 240.0) -> str:
     process = start(*arguments)
-    said, _ = process.communicate(timeout=240)
+    said, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, said
     return said
 

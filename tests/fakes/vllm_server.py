@@ -7,11 +7,15 @@ folder of the environment variable `ONCURVE_TEST_ORDERS` may hold a file `ACTION
 import json
 import math
 import os
+import re
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,17 +28,30 @@ from oncurve.models.loading.weights import loaded_from
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 
+UPDATES = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
+GENERATE = "/inference/v1/generate"
+
+
+class RefusedError(Exception):
+    """A request that vLLM answers with 400."""
+
 
 class Served:
-    """The model, its version, and what the routes do."""
+    """The model, its version, and what the routes do. `longest`: tokens of a prompt with its completion."""
 
-    def __init__(self, folder: str) -> None:
-        self.version, self.paused = "default", False
+    def __init__(self, folder: str, longest: int | None, routes: Sequence[str]) -> None:
+        self.version, self.paused, self.routes = "default", False, routes
         self.lock = threading.Lock()
         self.model = load(folder)
+        self.longest = longest or self.model.longest_row or 0
+        self.shapes, self.broken = shapes(self.model), False
 
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:
-        asked = body["sampling_params"]
+        asked, ids = body["sampling_params"], tuple(body["token_ids"])
+        if len(ids) + asked["max_tokens"] > self.longest:
+            raise RefusedError(f"This model's maximum context length is {self.longest} tokens")
+        if max(ids) >= self.model.module.get_input_embeddings().weight.shape[0]:
+            raise RefusedError(f"Token id {max(ids)} is out of vocabulary")
         sampling = Sampling(
             group_size=asked["n"],
             max_new_tokens=asked["max_tokens"],
@@ -45,9 +62,7 @@ class Served:
         engine = InProcessEngine(sampling, seed=asked["seed"])
         with self.lock:
             engine.follow(LocalWeights(self.model, 0))
-            ((row,),) = (
-                group.completions for group in engine.generate([Prompt(0, "", tuple(body["token_ids"]))], draw=0)
-            )
+            ((row,),) = (group.completions for group in engine.generate([Prompt(0, "", ids)], draw=0))
         reason = "stop" if row.ended == "eos" else "length"
         content = [{"token_id": token, "logprob": value} for token, value in zip(row.ids, row.logprobs, strict=True)]
         span = {"version": self.version, "start": 0, "end": len(row.ids)}
@@ -55,7 +70,9 @@ class Served:
         return {"request_id": body["request_id"], "choices": [{**choice, "logprobs": {"content": content}}]}
 
     def answer(self, route: str, body: Any) -> Any:
-        match route.partition("?")[0]:
+        if route not in self.routes:
+            raise LookupError(route)
+        match route:
             case "/inference/v1/generate":
                 return self.generate(body)
             case "/pause" | "/resume" as word:
@@ -65,18 +82,26 @@ class Served:
                 assert self.paused, "an update while it samples"
                 assert body["method"] == "reload_weights"
                 with self.lock:
-                    self.model = load(body["kwargs"]["weights_path"])
+                    found = load(body["kwargs"]["weights_path"])
+                    self.broken = (
+                        self.broken or shapes(found) != self.shapes
+                    )  # after one that fails vLLM takes no other
+                    assert not self.broken, "weights of another shape have come"
+                    self.model = found
                 return {"results": [None]}
             case "/reset_prefix_cache":
                 return {"success": True}
-            case "/update_weight_version":
-                self.version = body["new_version"]
-                return {"success": True, "new_version": self.version}
-        raise LookupError(route)
+        assert route == "/update_weight_version"
+        self.version = body["new_version"]
+        return {"success": True, "new_version": self.version}
 
 
 def load(folder: str) -> CausalModel:
     return loaded_from(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()).model
+
+
+def shapes(model: CausalModel) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.module.state_dict().items()}
 
 
 def obey(answer: Any) -> Any:
@@ -94,6 +119,8 @@ def obey(answer: Any) -> Any:
                     os.kill(os.getpid(), signal.Signals[action])
                 case "hang":
                     time.sleep(600)
+                case "half":
+                    return HALF
                 case "500":
                     raise ZeroDivisionError("a defect of the server")
                 case "garbage":
@@ -108,6 +135,9 @@ def obey(answer: Any) -> Any:
     return answer
 
 
+HALF = b'{"choices": [{"token_ids": [1, 2'
+
+
 class Handler(BaseHTTPRequestHandler):
     served: Served
     protocol_version = "HTTP/1.1"
@@ -116,15 +146,26 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def do_GET(self) -> None:
-        self._send(200, b"")
+        match self.path:
+            case "/health":
+                self._send(200, b"")
+            case "/v1/models":
+                self._send(200, json.dumps({"data": [{"id": "m", "max_model_len": self.served.longest}]}).encode())
+            case route:
+                self._send(405 if route in self.served.routes else 404, b'{"detail": "..."}')
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        route = self.path.partition("?")[0]
         try:
-            stale = self.path == "/collective_rpc" and self._keeps_the_old()
-            found = None if stale else self.served.answer(self.path, json.loads(content) if content else None)
-            said = obey(found) if "generate" in self.path else found
+            stale = route == "/collective_rpc" and self._keeps_the_old()
+            found = None if stale else self.served.answer(route, json.loads(content) if content else None)
+            said = obey(found) if route == GENERATE else found
             self._send(200, said if isinstance(said, bytes) else json.dumps(said).encode())
+        except RefusedError as error:
+            self._send(400, json.dumps({"error": {"message": str(error)}}).encode())
+        except LookupError:
+            self._send(404, b'{"detail": "Not Found"}')
         except Exception as error:
             self._send(500, f"{type(error).__name__}: {error}".encode())
 
@@ -136,9 +177,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, content: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(2 * len(content) if content is HALF else len(content)))
         self.end_headers()
         self.wfile.write(content)
+        if content is HALF:
+            self.wfile.flush()
+            time.sleep(600)
 
 
 def server_program(folder: Path) -> None:
@@ -149,14 +193,46 @@ def server_program(folder: Path) -> None:
     script.chmod(0o755)
 
 
+def documented(model: Path, port: int) -> str:
+    """The command by which docs/cluster.md starts a server, for this model, at this port."""
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    (command,) = re.findall(r"^VLLM_SERVER_DEV_MODE=1 vllm serve .*?(?=\n```)", page, re.MULTILINE | re.DOTALL)
+    assert " my-model " in command
+    return f"{command.replace('my-model', str(model))} --port {port}"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def started(command: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A shell's command in the background, in a session of its own; all of it is killed in the end."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     arguments = sys.argv[1:]
     assert arguments[0] == "serve"
-    assert {"--enable-scale-out", "--logprobs-mode", "--max-logprobs"} <= set(arguments)
-    assert os.environ["VLLM_SERVER_DEV_MODE"] == "1"
-    Handler.served = Served(arguments[1])
-    port = int(arguments[arguments.index("--port") + 1])
+    assert {"--logprobs-mode", "--max-logprobs"} <= set(arguments)
+    routes = [GENERATE] * ("--enable-scale-out" in arguments)
+    routes += UPDATES * (os.environ.get("VLLM_SERVER_DEV_MODE") == "1")
+    port, longest = (
+        int(arguments[arguments.index(name) + 1]) if name in arguments else 0 for name in ("--port", "--max-model-len")
+    )
+    Handler.served = Served(arguments[1], longest, routes)
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     server.serve_forever()

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import random
 import signal
 import subprocess
@@ -13,12 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from fakes.cluster_runs import compare, finish, start
 from fakes.project import lay_out, oncurve, refused
 from fakes.tolerance import about
-from fakes.vllm_server import server_program
 from oncurve import durable
 
 VLLM = ["cluster.kind=host", "cluster.engine=vllm", "cluster.rollout_workers=1"]
@@ -54,8 +51,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=host", "cluster.weights_folder=there"], ["cluster.weights_folder", '"disk"']),
         (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
         (
-            ["cluster.kind=ray", "cluster.engine=vllm", "cluster.rollout_workers=1"],
-            ["cluster.engine", "folder of this machine"],
+            [*VLLM, "cluster.kind=ray", "cluster.address=10.0.0.1:6379", 'cluster.vllm_addresses=["http://a:1"]'],
+            ["cluster.weights_folder", "all their machines"],
+        ),
+        (
+            [*VLLM, 'cluster.vllm_addresses=["http://127.0.0.1:1"]'],
+            ["cluster.vllm_addresses", "ConnectionRefusedError"],
+        ),
+        ([*VLLM, 'cluster.vllm_addresses=["http://a:1","http://a:1/"]'], ["cluster.vllm_addresses", "named twice"]),
+        (
+            [*VLLM, "lora.rank=4", "model.quantization=nf4", "model.device=cuda"],
+            ["model.quantization", "whole weights"],
         ),
         ([*VLLM, "cluster.rollout_workers=0"], ["cluster.engine", "rollout_workers to 1"]),
         (VLLM, ["cluster.engine", "not on PATH", "vllm_addresses"]),
@@ -263,27 +269,3 @@ def test_a_run_in_the_order_of_finishing_says_that_it_is_not_exact_and_trains_ea
     assert max(line["cluster/lag_max"] for line in lines) <= 2  # a step makes two updates
     counts = Counter(number for step in found for number in step)
     assert max(counts.values()) - min(counts.values()) <= 1  # the data is gone through in passes
-
-
-@pytest.mark.slow
-def test_a_run_by_vllm_servers_outlives_one_that_is_killed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old log-probs are the learner's, and close to those of the server; a killed server's shard is redone."""
-    orders = project / "orders"
-    orders.mkdir()
-    server_program(project / "bin")
-    monkeypatch.setenv("PATH", f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(orders))
-    (orders / "SIGKILL-0").touch()
-    settings = ["cluster.rollout_workers=1", "cluster.engine=vllm", "correction.kind=truncated"]
-    said = finish("train", "recipe.toml", *HOST, *settings, "--out", "out")
-    assert "Rollouts are sampled by a vLLM server" in said
-    assert "the old log-probs are recomputed before the first update" in said
-    assert said.count("a worker was lost") == 1
-    assert "same bits" not in said.partition("Rollouts are sampled")[2].partition("An update is made")[0]
-    metrics = [json.loads(line) for line in (project / "out" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in metrics if "cluster/shards_redone" in line]
-    assert len(steps) == 3
-    assert sum(line["cluster/shards_redone"] for line in steps) == 1
-    assert {line["cluster/workers_alive"] for line in steps} == {1.0}
-    for line in steps:
-        assert line["correction/weight"] == about(1.0, torch.bfloat16)  # the policy computes in it, the server does not

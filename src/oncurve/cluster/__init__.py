@@ -12,7 +12,7 @@ sharded.py      a learner whose ranks (shard_rank.py) divide the model among the
                 checkpoints have a file per rank (sharded_files.py)
 engine.py       a rollout engine of several workers (worker.py), which decode fixed shards of the prompts (shards.py,
                 queue.py) by one version of the weights (weights.py)
-vllm.py         workers that have a vLLM server (vllm_server.py) in place of an engine of their own
+vllm.py         workers that have a vLLM server (vllm_server.py, vllm_minder.py) in place of an engine of their own
 
 Covered: copied ranks and workers that are killed, that hang or are stopped, that cannot connect or fail with an error,
 at any time; a nursery that is killed; a run that is killed. None of them changes a bit of the result.

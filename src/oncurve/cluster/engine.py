@@ -89,6 +89,7 @@ class FleetEngine(Closing):
         self._measured: dict[str, float] = defaultdict(float)
         self._bits = " to the same bits" if exact else ""
         self._patience, self._told = max(PATIENCE_SECONDS, start_seconds), exact
+        self._refusals: set[str] = set()
 
     @property
     def exact(self) -> bool:
@@ -337,6 +338,7 @@ class FleetEngine(Closing):
             return
         if isinstance(event.value, OncurveError):
             call.rollout.own.append(call.index)
+            call.rollout.refused[call.index] = str(event.value)
             return
         self._seconds[self._lengths(call.rollout)].append(time.monotonic() - call.began)
         self._keep(call.rollout, call.index, event.value)
@@ -380,7 +382,8 @@ class FleetEngine(Closing):
         return sampling.group_size, sampling.max_new_tokens
 
     def _decode_here(self, rollout: Rollout, index: int) -> None:
-        if not self._told:
+        refused = rollout.refused.get(index)
+        if not self._told and not refused:
             self._told = True
             urgent(
                 "oncurve: no worker can sample; this process decodes with oncurve's own engine as long as that is so"
@@ -388,4 +391,7 @@ class FleetEngine(Closing):
         prompts, firsts = rollout.begin(index)
         with computing_threads(self._threads):
             groups = self.local.generate(prompts, rollout.draw, rollout.sampling, None, firsts)
+        if refused and refused not in self._refusals:
+            self._refusals.add(refused)
+            urgent(f"oncurve: a worker could not decode a shard, and this process did{self._bits}: {refused}")
         self._keep(rollout, index, groups)

@@ -18,7 +18,7 @@ from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.learner import FleetLearner
 from oncurve.cluster.rank import Rank
 from oncurve.cluster.vllm import VllmEngine, VllmSettings, VllmWorker
-from oncurve.cluster.vllm_server import vllm_program
+from oncurve.cluster.vllm_server import ServerFaultError, VllmServer, vllm_program
 from oncurve.cluster.weights import Carrier, InMemory, OnDisk
 from oncurve.cluster.worker import Worker
 from oncurve.errors import ConfigError
@@ -60,16 +60,17 @@ class ProcessCluster(Component):
     safetensors into `weights_folder`. It does not change any result."""
 
     weights_folder: str = ""
-    """With weights = "disk": the folder, which all machines must see under the same name. It has at most two versions,
-    below a name of its own for each run. "": that of temporary files, for the workers of one machine."""
+    """With weights = "disk", or with `vllm_addresses`: the folder, which all machines must see under the same name. It
+    has at most two versions (and of each vLLM server two), below a name of its own for each run. "": that of temporary
+    files, for the workers and servers of one machine."""
 
     engine: Literal["own", "vllm"] = "own"
     """What samples. "vllm": a vLLM server per worker, whose tokens and log-probs are not those of oncurve's own engine;
     the old log-probs are computed by the learner, and `[correction]` applies. Part of the result."""
 
-    vllm_addresses: tuple[Annotated[str, Field(pattern=r"^http://[^/\s]+:\d+/?$")], ...] = ()
-    """`"http://host:port"` of running vLLM servers, one per worker, which read the weights from a folder for temporary
-    files that they share with this process. Empty: each worker starts one, with `vllm` from PATH."""
+    vllm_addresses: tuple[Annotated[str, Field(pattern=r"^http://[^/@\s]+:\d+/?$")], ...] = ()
+    """`"http://host:port"` of running vLLM servers, one per worker, which read the weights from `weights_folder`.
+    Empty: each worker starts one on its machine, with `vllm` from PATH."""
 
     vllm_arguments: tuple[str, ...] = ()
     """Further arguments of `vllm serve`, like `["--gpu-memory-utilization", "0.4"]`."""
@@ -114,9 +115,9 @@ class ProcessCluster(Component):
             'and cluster.rollout_workers to 1 or more, or cluster.order to "exact"',
         ),
         Impossible(
-            lambda cluster: bool(cluster.weights_folder) and cluster.weights != "disk",
-            'cluster.weights_folder: only weights on the disk need a folder; set cluster.weights to "disk", or leave '
-            "the folder out",
+            lambda cluster: bool(cluster.weights_folder) and cluster.weights != "disk" and not cluster.vllm_addresses,
+            "cluster.weights_folder: only weights on the disk and running vLLM servers need a folder; set "
+            'cluster.weights to "disk", or leave the folder out',
         ),
         Impossible(
             lambda cluster: cluster.engine == "vllm" and not cluster.rollout_workers,
@@ -131,6 +132,16 @@ class ProcessCluster(Component):
             'cluster.vllm_addresses, cluster.vllm_arguments: they are for cluster.engine = "vllm"; leave them out',
         ),
     )
+
+    @field_validator("vllm_addresses")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(address.rstrip("/") for address in value)
+        if wrong := [address for address in found if not 0 < int(address.rpartition(":")[2]) < 1 << 16]:
+            raise ValueError(f"{wrong[0]} has no port that there is; ports are 1 to 65535")
+        if twice := [address for address in found if found.count(address) > 1]:
+            raise ValueError(f"{twice[0]} is named twice, and each worker needs a server of its own")
+        return found
 
     @field_validator("weights", mode="before")
     @classmethod
@@ -210,17 +221,29 @@ class ProcessCluster(Component):
             cast("ShardedLearner", learner).check_folder(folder)
 
     @property
+    def on_this_machine(self) -> bool:
+        """Whether all processes are on this machine."""
+        return True
+
+    @property
     def exact(self) -> bool:
         """Whether the workers sample with oncurve's own engine."""
         return self.engine == "own"
 
     def check_machine(self) -> None:
         """Raises ConfigError: `weights_folder` cannot be written to, or the workers are to start vLLM servers, and vllm
-        is not on PATH."""
+        is not on PATH; or a server that they are to use does not answer, or lacks what a run needs."""
         if self.weights_folder:
             OnDisk.check(Path(self.weights_folder))
-        if self.engine == "vllm" and not self.vllm_addresses:
+        if self.engine == "vllm" and not self.vllm_addresses and self.on_this_machine:
             vllm_program()
+        for address in self.vllm_addresses:
+            try:
+                VllmServer(address).check_routes()
+            except ServerFaultError as fault:
+                raise ConfigError(
+                    f"cluster.vllm_addresses: {fault}; start it as docs/cluster.md says, or leave it out"
+                ) from fault
 
     def rollout_engine(
         self,
@@ -250,26 +273,30 @@ class ProcessCluster(Component):
     def _vllm(
         self, local: RolloutEngine, sampling: Sampling, make: Callable[[VllmSettings], RolloutEngine]
     ) -> RolloutEngine:
-        folder = tempfile.TemporaryDirectory(prefix="oncurve-vllm-")
-        root = Path(folder.name)
-        settings = VllmSettings(root, self.vllm_addresses, self.vllm_arguments, self.wait_seconds)
-
         def make_fleet(model: CausalModel) -> Fleet:
             if model.adapter is not None and model.adapter.quantized:
                 raise ConfigError(
                     'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
                 )
-            return self.fleet(
-                partial(VllmWorker, model, partial(make, settings), self.worker_threads), self.rollout_workers
+            folder = _shared_folder(self.weights_folder) if self.vllm_addresses else None
+            settings = VllmSettings(
+                self.vllm_addresses,
+                "" if folder is None else folder.name,
+                self.vllm_arguments,
+                self.wait_seconds,
+                self.silence_seconds,
             )
+            worker = partial(VllmWorker, model, partial(make, settings), self.worker_threads)
+            fleet = self.fleet(worker, self.rollout_workers)
+            if folder is not None:
+                weakref.finalize(fleet, folder.cleanup)
+            return fleet
 
         shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
         workers = self.rollout_workers
-        engine = FleetEngine(
+        return FleetEngine(
             local, sampling, make_fleet, shards, threads, wait, self._carrier(), wait, exact=False, workers=workers
         )
-        weakref.finalize(engine, folder.cleanup)
-        return engine
 
     def sentences(self) -> list[str]:
         """How rollouts and updates are shared."""
@@ -313,6 +340,16 @@ class ProcessCluster(Component):
             else "without rollout_workers that saves no time, and has the same bits as with them"
         )
         return [f"Step n trains what the weights after step n - {1 + self.lag} wrote, exactly; {when}."]
+
+
+def _shared_folder(parent: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder of the run's own in `parent`; "": among temporary files. Raises ConfigError: it cannot be made."""
+    try:
+        where = Path(parent or tempfile.gettempdir()).absolute()
+        where.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="oncurve-vllm-", dir=where)
+    except OSError as error:
+        raise ConfigError(f"cluster.weights_folder: no folder can be made there: {error}") from error
 
 
 def _vllm_engine(

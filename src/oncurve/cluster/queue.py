@@ -22,6 +22,7 @@ class Rollout:
     queue     shards that no process has
     own       shards that the driver is to decode
     losses    by shard, how many workers were lost with it
+    refused   by shard, why a worker could not decode it
     groups    by prompt, those that have come
     on_begin  called with the index of each prompt of a shard that a process is given
     """
@@ -36,6 +37,7 @@ class Rollout:
     queue: deque[int] = field(init=False)
     own: deque[int] = field(default_factory=deque)
     losses: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    refused: dict[int, str] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

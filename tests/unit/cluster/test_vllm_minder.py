@@ -1,0 +1,141 @@
+"""The process between a worker and its vLLM server: nothing outlives the worker, and the first cause is told."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from oncurve.cluster import vllm_minder
+from oncurve.cluster.vllm_minder import Minder, first_cause
+
+WITH_AN_ENGINE = ["sh", "-c", 'sleep 600 & echo $! > "$0/engine"; wait']
+"""A server that starts another process, as vLLM does; its id is in a file."""
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def engine_of(folder: Path) -> psutil.Process:
+    file = folder / "engine"
+    until(lambda: file.is_file() and file.read_text().endswith("\n"))
+    return psutil.Process(int(file.read_text()))
+
+
+def start_with_an_engine(minder: Minder) -> psutil.Process:
+    minder.start([*WITH_AN_ENGINE, str(minder.folder)])
+    return engine_of(minder.folder)
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_close_ends_the_server_and_what_it_has_started_and_removes_the_folder() -> None:
+    minder = Minder({})
+    engine = start_with_an_engine(minder)
+    assert minder.ending() == ""
+    minder.close()
+    until(lambda: gone(engine))
+    assert not minder.folder.exists()
+    minder.close()
+
+
+def test_a_minder_that_starts_nothing_removes_its_folder() -> None:
+    minder = Minder({})
+    assert minder.folder.is_dir()
+    minder.close()
+    assert not minder.folder.exists()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
+    code = (
+        f"import sys, time; sys.path.append({str(Path(vllm_minder.__file__).parent)!r})\n"
+        "from vllm_minder import Minder\n"
+        "minder = Minder({}); minder.start([*sys.argv[1:], str(minder.folder)])\n"
+        "print(minder.folder, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, *WITH_AN_ENGINE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as worker:
+        try:
+            assert worker.stdout is not None
+            folder = Path(worker.stdout.readline().strip())
+            engine = engine_of(folder)
+            if stopped:
+                engine.parent().suspend()
+        finally:
+            os.killpg(worker.pid, signal.SIGKILL)
+    until(lambda: gone(engine))
+    until(lambda: not folder.exists())
+
+
+def test_a_server_that_ends_takes_what_it_has_started_with_it_and_its_ending_is_told() -> None:
+    minder = Minder({})
+    engine = start_with_an_engine(minder)
+    engine.parent().send_signal(signal.SIGKILL)
+    assert minder.ending(20.0) == "the vLLM server ended (signal 9)"
+    assert gone(engine)
+    assert minder.folder.is_dir()
+    minder.close()
+    assert not minder.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["sh", "-c", "echo one; echo two >&2; exit 3"], "the vLLM server ended (exit code 3): two"),
+        (["sh", "-c", "exit 0"], "the vLLM server ended (exit code 0)"),
+        (["/no/such/vllm"], "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/vllm'"),
+    ],
+)
+def test_how_a_server_ended_and_what_it_said(command: list[str], words: str) -> None:
+    minder = Minder({})
+    minder.start(command)
+    try:
+        assert words in minder.ending(20.0)
+    finally:
+        minder.close()
+
+
+def test_a_server_has_the_variables_that_were_asked_for() -> None:
+    minder = Minder({"ONCURVE_TEST_WORD": "here"})
+    minder.start(["sh", "-c", "echo $ONCURVE_TEST_WORD; exit 1"])
+    try:
+        assert minder.ending(20.0).endswith(": here")
+    finally:
+        minder.close()
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("", ""),
+        (
+            "starting\nusage: vllm\nvllm: error: unrecognized arguments: --x\n",
+            "vllm: error: unrecognized arguments: --x",
+        ),
+        (
+            "Traceback (most recent call last):\n  File\nOSError: no room\n\nThe above\n\nRuntimeError: it failed\n",
+            "OSError: no room",
+        ),
+        (
+            "(APIServer pid=1) INFO 11-23 14:00:00 [api_server.py:1] ValueErrors: 0\n"
+            "(EngineCore pid=2) ERROR 11-23 14:00:09 [core.py:842] Traceback (most recent call last):\n"
+            "(EngineCore pid=2) ERROR 11-23 14:00:09 [core.py:842] ValueError: To serve at least one request\n"
+            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.\n",
+            "ValueError: To serve at least one request",
+        ),
+    ],
+)
+def test_the_first_error_of_a_log_is_its_cause(log: str, cause: str) -> None:
+    assert first_cause(log) == cause
