@@ -36,6 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=host", "cluster.sharding=fsdp", "lora.rank=4"], ["lora.rank", "replicate"]),
         (["cluster.kind=host", "cluster.sharding=fsdp", "learner.masters=split"], ["learner.masters", "float32"]),
         (["cluster.kind=host", "cluster.sharding=fsdp", "kl.coef=0.1", "kl.estimator=full"], ["kl.estimator", "k3"]),
+        (["cluster.kind=host", "cluster.offload=true"], ["cluster.offload", "divided", "fsdp"]),
         (["cluster.kind=host", "cluster.gradient_shards=6"], ["cluster.gradient_shards", "1, 2, 4, 8"]),
         (["cluster.kind=host", "cluster.learner_ranks=9"], ["cluster.learner_ranks", "gradient_shards"]),
         (["cluster.kind=host", "advantage.kind=gae", "critic.kind=own"], ["critic.kind", "several ranks"]),

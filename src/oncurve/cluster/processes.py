@@ -88,6 +88,10 @@ class ProcessCluster(Component):
     """"replicate": every rank has the whole model with its optimizer. "fsdp": every rank has its part of the
     parameters, gradients and optimizer state, and the number of ranks changes results by rounding."""
 
+    offload: bool = False
+    """With sharding = "fsdp": parameters, gradients and optimizer state are in the host's memory, where the step is
+    made; a GPU has the layers that are gathered, and activations. On a CPU it changes nothing."""
+
     rank_threads: int = Field(default=1, ge=1, le=1024)
     """Processor threads of each rank while it computes updates. Part of the result."""
 
@@ -113,6 +117,11 @@ class ProcessCluster(Component):
             lambda cluster: cluster.order == "window" and not (cluster.lag and cluster.rollout_workers),
             'cluster.order: "window" chooses among groups that other processes sample for later steps; set cluster.lag '
             'and cluster.rollout_workers to 1 or more, or cluster.order to "exact"',
+        ),
+        Impossible(
+            lambda cluster: cluster.offload and cluster.sharding != "fsdp",
+            "cluster.offload: only a model that is divided among the ranks is moved to the host's memory; set "
+            'cluster.sharding to "fsdp", or leave it out',
         ),
         Impossible(
             lambda cluster: bool(cluster.weights_folder) and cluster.weights != "disk" and not cluster.vllm_addresses,
@@ -209,6 +218,7 @@ class ProcessCluster(Component):
         from oncurve.cluster.shard_rank import ShardRank  # here: without shards torch.distributed is not imported
         from oncurve.cluster.sharded import ShardedLearner
 
+        make = partial(_offloading, make) if self.offload else make
         fleet = None
         if self.learner_ranks > 1:
             recipe = partial(ShardRank, Outline(make), self.rank_threads, self.wait_seconds)
@@ -306,6 +316,7 @@ class ProcessCluster(Component):
         workers = f"{self.rollout_workers} other process{'es' * (self.rollout_workers > 1)}"
         own = f"{self.worker_threads} thread{'s' * (self.worker_threads > 1)}"
         together = f"{self.shard_groups} group{'s' * (self.shard_groups > 1)}"
+        kept = ", and keep them in the host's memory" if self.offload else ""
         servers = "a vLLM server" if self.rollout_workers == 1 else f"{self.rollout_workers} vLLM servers"
         return [
             f"Rollouts are sampled by {servers}, {together} at a time: they are not "
@@ -317,8 +328,8 @@ class ProcessCluster(Component):
             else f"Rollouts are decoded by this process with {own}, {together} together.",
             *self._lag(),
             f"An update is made by {ranks} of {self.where} with {threads} each, which divide parameters, gradients "
-            "and optimizer state: their number changes results by rounding, and after the loss of one the run goes "
-            "back to its last checkpoint."
+            f"and optimizer state{kept}: their number changes results by rounding, and after the loss of one the run "
+            "goes back to its last checkpoint."
             if self.divided
             else f"An update is made by {ranks} of {self.where} with {threads} each, in {shards}: their number, and "
             "losses of them, change no bit.",
@@ -360,3 +371,7 @@ def _vllm_engine(
 
 def _rank(make: Callable[[], Learner], threads: int, wait_seconds: float) -> Rank:
     return Rank(cast("LocalLearner", make()), threads, wait_seconds)
+
+
+def _offloading(recipe: Callable[..., Learner], make: Callable[..., Learner], **others: Any) -> Learner:
+    return recipe(make=partial(make, offload=True), **others)

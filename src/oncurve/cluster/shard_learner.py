@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,11 +28,18 @@ import psutil
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from oncurve.batching import micro_batches
 from oncurve.cluster.exchange import DirectGather, DirectReduce, waited
 from oncurve.cluster.sharded_files import load_part, rows_of, save_part
+from oncurve.cluster.sharded_modules import Within, layers_of, on_meta, replace_parameters, units_of
 from oncurve.errors import CheckpointError, ConfigError, ModelError
 from oncurve.learner import (
     Accumulated,
@@ -46,7 +53,7 @@ from oncurve.learner import (
     widened,
 )
 from oncurve.metrics import Metrics
-from oncurve.models import CausalModel, token_stats
+from oncurve.models import CausalModel, module_device, token_stats
 from oncurve.parallel import Meeting
 from oncurve.types import TokenStats, TrainBatch
 
@@ -73,18 +80,6 @@ class RankRows:
             yield micro, False
 
 
-class _Within(nn.Module):
-    """A network as the root of its shards: `run` calls a function while the outermost parameters are whole."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def run(self, function: Any, *arguments: Any) -> Any:
-        """`function(*arguments)`, which may use the network and its head."""
-        return function(*arguments)
-
-
 class ShardAdamW(MasterAdamW):
     """AdamW on this rank's shards; the gradient's norm is that of all ranks' shards together."""
 
@@ -100,11 +95,18 @@ class ShardLearner(LocalLearner):
     Its methods are called on all ranks at the same time. Raises ConfigError, ModelError: what shards cannot do.
     """
 
+    def __init__(self, *parts: Any, offload: bool = False, **named: Any) -> None:
+        """As `LocalLearner`. `offload`: shards, their gradients and moments are in the host's memory, where the step is
+        made; the device of the model has what is gathered, and activations."""
+        self.offload = offload
+        super().__init__(*parts, **named)
+
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
         self.rank, self.size = library.get_rank(), library.get_world_size()
-        self._mesh = DeviceMesh("cpu", torch.arange(self.size))
         whole, config = self.model, self.config
         _check_shardable(whole, self.objective.needs | self.regularizer.needs)
+        self._device = _rank_0s_device(module_device(whole.module))
+        self._mesh = DeviceMesh(self._device.type, torch.arange(self.size))
         names = [name for name, _ in whole.module.named_parameters()]
         self.whole = whole
         self.model, self._within = self._sharded(whole, widened, dtype)
@@ -115,7 +117,7 @@ class ShardLearner(LocalLearner):
             cast_parameter(parameter, dtype)
         for model in (whole, given) if self.rank else ():
             if model is not None:
-                _replace(model.module, _on_meta)  # this rank has its shards alone
+                replace_parameters(model.module, on_meta)  # this rank has its shards alone
         holder = nn.Module()
         for number, parameter in enumerate(self._sharded_parameters.values()):
             holder.register_parameter(str(number), nn.Parameter(local(parameter)))
@@ -125,31 +127,34 @@ class ShardLearner(LocalLearner):
 
     def _sharded(
         self, model: CausalModel, converted: Callable[[Tensor], Tensor], dtype: torch.dtype | None
-    ) -> tuple[CausalModel, _Within]:
+    ) -> tuple[CausalModel, Within]:
         """`model` with a network of its own, whose parameters are shards of rank 0's, and its root.
 
         The shards are what `converted` makes of the parameters; they are gathered in `dtype`, or None: as they are.
         """
         own = copy.deepcopy(model, {id(parameter): parameter for parameter in model.module.parameters()})
-        root = _Within(own.module)
+        root = Within(own.module)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None, cast_forward_inputs=False)
         if dtype in (torch.bfloat16, torch.float16):
             policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        for layer in [*_layers(own.module), root]:
-            _replace(layer, lambda parameter: self._from_first(parameter, converted))
-            fully_shard(layer, mesh=self._mesh, mp_policy=policy)
-        for layer in _units(root):
+        on_cpu = self._device.type == "cpu"
+        offload = CPUOffloadPolicy(pin_memory=not on_cpu) if self.offload else OffloadPolicy()
+        for layer in [*layers_of(own.module), root]:
+            replace_parameters(layer, lambda parameter: self._from_first(parameter, converted))
+            fully_shard(layer, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
+        for layer in units_of(root):
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
-            layer.set_custom_all_gather(DirectGather())
-            layer.set_custom_reduce_scatter(DirectReduce())
+            if on_cpu:
+                layer.set_custom_all_gather(DirectGather())
+                layer.set_custom_reduce_scatter(DirectReduce())
         register_fsdp_forward_method(root, "run")
         return own, root
 
     @torch.no_grad()
     def _from_first(self, parameter: nn.Parameter, converted: Callable[[Tensor], Tensor]) -> nn.Parameter:
         """Rank 0's parameter, `converted`, whole on every rank."""
-        data = parameter.detach().contiguous() if not self.rank else torch.empty(parameter.shape, dtype=parameter.dtype)
+        data = torch.empty_like(parameter, device=self._device) if self.rank else parameter.detach().contiguous()
         library.broadcast(data, 0)
         return nn.Parameter(converted(data), requires_grad=parameter.requires_grad)
 
@@ -164,18 +169,18 @@ class ShardLearner(LocalLearner):
 
     def accumulate_part(self, part: RankRows) -> Accumulated:
         """The gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's part."""
-        metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64)
+        metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64, device=self._device)
         self.optimizer.zero_grad()
         for micro, counts in part.micro_batches(self.budget.tokens):
             if counts:
-                loss += self._backward(micro, metrics)
+                loss += self._backward(micro.to(self._device), metrics)
             else:
-                self._backward(_weightless(micro), Metrics())
+                self._backward(_weightless(micro).to(self._device), Metrics())
         for name, parameter in self._sharded_parameters.items():
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
                 self.optimizer.parameters[self._numbers[name]].grad = local(gradient)
-        return Accumulated(loss, metrics)
+        return Accumulated(loss.cpu(), metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
         loss = self._within.run(self._loss, micro, metrics)
@@ -204,7 +209,7 @@ class ShardLearner(LocalLearner):
 
     def _collect(self, name: str, whole: Tensor) -> None:
         """Fill rank 0's `whole` with the rows of a parameter that all ranks have, in the dtype of `whole`."""
-        rows = local(self._sharded_parameters[name]).to(whole.dtype)
+        rows = local(self._sharded_parameters[name]).to(self._device, whole.dtype)
         ends = [rows_of(rank, self.size, len(whole)) for rank in range(self.size)]
         if self.rank:
             waited([library.isend(rows, 0)] if len(rows) else [])
@@ -223,9 +228,9 @@ class ShardLearner(LocalLearner):
             seen = self._stats(self.model, self._within, part, asked)
             found |= {"old_logprobs": seen.logprobs} if "old" in asked else {}
             found |= {"entropy": seen.entropy} if seen.entropy is not None else {}
-        return found
+        return {name: tensor.cpu() for name, tensor in found.items()}
 
-    def _stats(self, model: CausalModel, within: _Within, part: RankRows, want: frozenset[str]) -> TokenStats:
+    def _stats(self, model: CausalModel, within: Within, part: RankRows, want: frozenset[str]) -> TokenStats:
         seen, pieces = want & {"entropy"}, []
 
         def stats(micro: TrainBatch) -> TokenStats:
@@ -233,7 +238,7 @@ class ShardLearner(LocalLearner):
 
         own = len(list(micro_batches(part.rows, self.budget.tokens)))
         for micro, _ in part.micro_batches(self.budget.tokens):
-            pieces.append(within.run(stats, micro))
+            pieces.append(within.run(stats, micro.to(self._device)))
         root: Any = within
         root.reshard()  # a pass without a backward leaves the outermost parameters whole
         return of_the_whole(part.rows, pieces[:own], want)
@@ -242,7 +247,7 @@ class ShardLearner(LocalLearner):
     def whole_master(self, name: str) -> Tensor:
         """A parameter in float32, on rank 0 gathered from all ranks. The others' tensors are without meaning."""
         parameter: Any = self._sharded_parameters[name]
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta" if self.rank else None)
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta" if self.rank else self._device)
         self._collect(name, whole)
         return whole
 
@@ -292,19 +297,10 @@ def _check_shardable(model: CausalModel, needs: frozenset[str]) -> None:
         raise ModelError('parameters of the model are frozen; shards train all: set cluster.sharding to "replicate"')
 
 
-def _replace(module: nn.Module, made_of: Callable[[nn.Parameter], nn.Parameter]) -> None:
-    """Put `made_of(parameter)` in the place of each parameter, tied ones once; shards stay."""
-    before = [parameter for parameter in module.parameters() if not isinstance(parameter, distributed.tensor.DTensor)]
-    made = {id(parameter): made_of(parameter) for parameter in before}
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
-            if id(parameter) in made:
-                part.register_parameter(name, made[id(parameter)])
-
-
-def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
-    """Its shape, without memory."""
-    return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+def _rank_0s_device(own: torch.device) -> torch.device:
+    """The kind of device that rank 0's model is on: this rank's model may have no memory yet."""
+    kinds = ("cpu", "cuda")
+    return torch.device(kinds[int(gathered(float(kinds.index(own.type) if own.type in kinds else 0))[0])])
 
 
 def local(tensor: Any) -> Tensor:
@@ -359,16 +355,3 @@ def _weightless(micro: TrainBatch) -> TrainBatch:
     """The micro-batch at weight 0: its gradient is 0."""
     micro = micro.having(token_weights=torch.zeros_like(micro.loss_mask, dtype=torch.float32))
     return micro if micro.kl_weights is None else micro.having(kl_weights=torch.zeros_like(micro.kl_weights))
-
-
-def _layers(module: nn.Module) -> Sequence[nn.Module]:
-    """The blocks whose parameters are gathered together: the members of the outermost lists of modules."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else _layers(child)
-    return found
-
-
-def _units(root: nn.Module) -> list[Any]:
-    """What is gathered at a time: the layers, and the root for the rest."""
-    return [unit for unit in root.modules() if isinstance(unit, distributed.fsdp.FSDPModule)]

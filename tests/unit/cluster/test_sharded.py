@@ -72,10 +72,14 @@ def make_llama(
 
 
 @contextmanager
-def sharded(ranks: int, make: Any = make_llama, silence: float = 20.0, **settings: Any) -> Iterator[ShardedLearner]:
+def sharded(
+    ranks: int, make: Any = make_llama, silence: float = 20.0, offload: bool = False, **settings: Any
+) -> Iterator[ShardedLearner]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    cluster = HostCluster(learner_ranks=ranks, sharding="fsdp", silence_seconds=silence, wait_seconds=300.0)
+    cluster = HostCluster(
+        learner_ranks=ranks, sharding="fsdp", offload=offload, silence_seconds=silence, wait_seconds=300.0
+    )
     learner = cluster.learner(partial(make, **settings))
     assert isinstance(learner, ShardedLearner)
     try:
@@ -155,6 +159,31 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
         for name, tensor in exported.items():
             assert tensor.dtype == torch.float32
             assert float((tensor - right[name]).abs().max()) <= near * float(right[name].abs().max().clamp(min=1)), name
+
+
+def test_checkpointed_layers_are_computed_again_in_the_backward_pass() -> None:
+    times = []
+    for checkpointing in (False, True):
+        with sharded(1, gradient_checkpointing=checkpointing) as learner:
+            batch, calls = batch_for(learner), []
+            layer = learner.local.model.module.model.layers[0].mlp
+            layer.register_forward_pre_hook(lambda *ignored, calls=calls: calls.append(1))
+            learner.update(batch)
+            times.append(len(calls))
+    assert times[1] == 2 * times[0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_host_s_memory_holds_the_same_bits(ranks: int) -> None:
+    found = []
+    for offload in (False, True):
+        with sharded(ranks, dtype=torch.bfloat16, offload=offload) as learner:
+            assert learner.local.offload is offload
+            for seed in range(2):
+                assert not learner.update(batch_for(learner, seed)).skipped
+            found.append([tensor.clone() for tensor in learner.weights().model.module.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.slow
