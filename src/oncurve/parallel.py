@@ -1,7 +1,8 @@
 """Processes that share an update: a world of ranks, and the sums and copies between them.
 
     world = World()                                    this process alone: no socket, nothing is imported
-    world = World.join(rank, size, meeting, seconds)   `size` processes that find each other at `meeting`, over gloo
+    world = World.join(rank, size, meeting, seconds)   `size` processes that find each other at `meeting`, over gloo,
+                                                       or over NCCL where each has a GPU of its own
 
     world.tree_sum(leaf, shards)      the sum of all shards in a fixed tree, whichever rank computes which shard
     world.broadcast(tensors)          rank 0's tensors on every rank
@@ -17,6 +18,7 @@ has ended, and at the limit where it does not answer.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,15 +26,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 _ADDRESS_SECONDS = 10.0
+_CPU = torch.device("cpu")
 
 BUCKET_BYTES = 64 * 2**20
 """What is sent at once: large enough that the number of messages costs nothing, small enough as scratch space."""
+
+Backend = Literal["gloo", "nccl"]
+"""What carries messages: gloo in memory of processors, to which tensors of a GPU are copied; NCCL from GPU to GPU."""
 
 Leaf = Callable[[int], Sequence[Tensor]]
 """The tensors of one shard, by its index. They are valid until the next call, and are added to in place."""
@@ -124,34 +130,41 @@ class World:
     waited       seconds for which this process has waited for others
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, seconds: float = 0.0) -> None:
-        """`group`: the processes as torch.distributed has them; `seconds`: the limit of a wait. `join` makes both."""
+    def __init__(
+        self, rank: int = 0, size: int = 1, group: Any = None, seconds: float = 0.0, device: torch.device = _CPU
+    ) -> None:
+        """`group`: the processes as torch.distributed has them, whose messages are on `device`; `seconds`: the limit of
+        a wait. `join` makes them."""
         self.rank, self.size = rank, size
         self.waited = 0.0
-        self._group, self._limit = group, timedelta(seconds=seconds)
+        self._group, self._limit, self._device = group, timedelta(seconds=seconds), device
 
     @classmethod
-    def join(cls, rank: int, size: int, meeting: Meeting | None, seconds: float, start_seconds: float = 30.0) -> World:
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        meeting: Meeting | None,
+        seconds: float,
+        start_seconds: float = 30.0,
+        backend: Backend = "gloo",
+    ) -> World:
         """The world in which this process is `rank`, as soon as all others have joined it.
 
         meeting        the same for the ranks of this world, and for no others; None: `size` is 1
         seconds        the limit of every later wait
         start_seconds  the limit of this one
+        backend        the same for all ranks; "nccl" needs a GPU of its own for each, the process's current one
 
         Raises LostRankError: not all have joined in time.
         """
         if size == 1 or meeting is None:
             return cls()
-        from torch import distributed  # here: a process that is alone does without it
-
-        library: Any = distributed
-        gloo = library.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = timedelta(seconds=start_seconds)
+        make, device = (
+            (_gloo, _CPU) if backend == "gloo" else (_nccl, torch.device("cuda", torch.cuda.current_device()))
+        )
         with _lost(f"rank {rank} of {size} could not join the others"):
-            options._devices = [gloo.create_device(hostname=meeting.address())]
-            store = meeting.store(size, start_seconds)
-            world = cls(rank, size, gloo(store, rank, size, options), seconds)
+            world = cls(rank, size, make(rank, size, meeting, start_seconds), seconds, device)
         world.agree(True)  # a connection to each of them, before there is work to lose
         return world
 
@@ -168,7 +181,7 @@ class World:
         from torch.distributed import AllreduceOptions, ReduceOp
 
         options: Any = AllreduceOptions()
-        options.reduceOp, votes = ReduceOp.MIN, torch.tensor([int(flag)])
+        options.reduceOp, votes = ReduceOp.MIN, torch.tensor([int(flag)], device=self._device)
         with _lost("not all ranks have agreed"):
             self._wait(self._here().allreduce([votes], options))
         return bool(votes.item())
@@ -206,7 +219,7 @@ class World:
         """Send `tensors` to a rank that receives as many of the same shapes. Raises LostRankError."""
         for bucket in _buckets(tensors):
             with _lost(f"rank {to} did not take what was sent"):
-                self._wait(self._here().send([_as_bytes(torch.cat(bucket))], to, 0))
+                self._wait(self._here().send([_as_bytes(self._message(torch.cat(bucket)))], to, 0))
 
     def receive(self, tensors: Sequence[Tensor], source: int) -> None:
         """Fill `tensors` with what rank `source` sends. Raises LostRankError: then some may be filled."""
@@ -214,7 +227,7 @@ class World:
 
     def _receive(self, tensors: Sequence[Tensor], source: int, put: Callable[[Tensor, Tensor], Tensor]) -> None:
         for bucket in _buckets(tensors):
-            arrived = bucket[0].new_empty(sum(map(Tensor.numel, bucket)))
+            arrived = self._room(bucket)
             with _lost(f"rank {source} sent nothing"):
                 self._wait(self._here().recv([_as_bytes(arrived)], source, 0))
             _spread(arrived, bucket, put)
@@ -227,11 +240,24 @@ class World:
 
         options = BroadcastOptions()
         for bucket in _buckets(tensors):
-            joined = torch.cat(bucket) if self.rank == 0 else bucket[0].new_empty(sum(map(Tensor.numel, bucket)))
+            joined = self._message(torch.cat(bucket)) if self.rank == 0 else self._room(bucket)
             with _lost("not all ranks have rank 0's tensors"):
                 self._wait(self._here().broadcast([_as_bytes(joined)], options))
             if self.rank:
                 _spread(joined, bucket, Tensor.copy_)
+
+    def _message(self, joined: Tensor) -> Tensor:
+        """A bucket where the connections take it from: gloo from pinned memory, if it is on a GPU."""
+        if joined.device == self._device:
+            return joined
+        return torch.empty(joined.shape, dtype=joined.dtype, device=self._device, pin_memory=True).copy_(joined)
+
+    def _room(self, bucket: Sequence[Tensor]) -> Tensor:
+        """Memory for a bucket where the connections put it."""
+        first = bucket[0]
+        pinned = first.device != self._device
+        count = sum(map(Tensor.numel, bucket))
+        return torch.empty(count, dtype=first.dtype, device=self._device, pin_memory=pinned)
 
     def _wait(self, work: Any) -> None:
         began = time.perf_counter()
@@ -244,6 +270,30 @@ class World:
         if self._group is None:
             raise LostRankError("this process has left the world")
         return self._group
+
+
+def _gloo(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
+    """The processes at `meeting`, connected by sockets."""
+    from torch import distributed  # here: a process that is alone does without it
+
+    library: Any = distributed
+    gloo = library.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=seconds)
+    options._devices = [gloo.create_device(hostname=meeting.address())]
+    return gloo(meeting.store(size, seconds), rank, size, options)
+
+
+def _nccl(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
+    """The processes at `meeting`, connected by NCCL. A wait that fails raises here and ends no process: torch's own
+    watchdog, which would, is off."""
+    from torch import distributed
+
+    os.environ |= {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    library: Any = distributed
+    options = library.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=seconds)
+    return library.ProcessGroupNCCL(meeting.store(size, seconds), rank, size, options)
 
 
 ALONE = World()
@@ -302,11 +352,12 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """Gloo takes bytes of every dtype."""
+    """Bytes of every dtype are taken."""
     return tensor.view(torch.uint8)
 
 
 def _spread(joined: Tensor, bucket: Sequence[Tensor], put: Callable[[Tensor, Tensor], Tensor]) -> None:
+    joined = joined.to(bucket[0].device)
     for piece, part in zip(bucket, torch.split(joined, [piece.numel() for piece in bucket]), strict=True):
         put(piece, part)
 

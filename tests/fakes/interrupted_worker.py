@@ -1,7 +1,9 @@
-"""A worker that is ended, stopped or given other bits while it copies the weights, once for each file of orders.
+"""A worker that is ended, stopped or given other bits while it takes the weights, once for each file of orders.
 
-The orders are those of `DeadlyEngine`, its engine: `order(orders, "copying-SIGKILL")`. At "weights" in the folder
-`spoilt` next to it one of its weights is no number after it has taken them, at "logprobs" one of its log-probs is none.
+The orders are those of `DeadlyEngine`, its engine: `order(orders, "copying-SIGKILL")`. Buckets are taken by half first;
+of a broadcast, the first piece. "deaf": it takes no part in a broadcast. At "weights" in the
+folder `spoilt` next to it one of its weights is no number after it has taken them, at "logprobs" one of its log-probs
+is none.
 """
 
 import os
@@ -15,18 +17,30 @@ from typing import Any
 import torch
 
 from fakes.deadly_engine import DeadlyEngine, released
+from oncurve import parallel
 from oncurve.cluster import Worker
+from oncurve.cluster.broadcast import Invitation
+from oncurve.cluster.worker import Brought
+from oncurve.parallel import LostRankError
 from oncurve.types import Group
+
+SPREAD = parallel._spread
 
 
 class InterruptedWorker(Worker):
-    def take(self, version: int, digest: str, what: Sequence[memoryview] | Path) -> None:
+    def take(self, version: int, digest: str, what: Brought) -> None:
         assert isinstance(self.engine, DeadlyEngine)
+        parallel._spread = SPREAD
         for order in sorted(self.engine.orders.glob("copying-*")):
             with suppress(FileNotFoundError):  # another worker was faster
                 order.unlink()
                 assert not isinstance(what, Path)
-                what = self.obeyed(order.name.split("-")[1], what)
+                action = order.name.split("-")[1]
+                if isinstance(what, Invitation):
+                    interrupt_broadcast(action)
+                else:
+                    what = self.obeyed(action, what)
+                break
         super().take(version, digest, what)
         if self.is_spoilt("weights"):
             with torch.no_grad():
@@ -70,8 +84,24 @@ class InterruptedWorker(Worker):
 class ReleasingWorker(Worker):
     """With the weights of version 1 it lets the workers go on that are held."""
 
-    def take(self, version: int, digest: str, what: Sequence[memoryview] | Path) -> None:
+    def take(self, version: int, digest: str, what: Brought) -> None:
         super().take(version, digest, what)
         assert isinstance(self.engine, DeadlyEngine)
         if version == 1:
             released(self.engine.orders).touch()
+
+
+def interrupt_broadcast(action: str) -> None:
+    """In this process the next bucket that comes is not put where it belongs."""
+    if action == "deaf":
+        raise LostRankError("this worker takes no part")
+
+    def spread(joined: Any, bucket: Any, put: Any) -> None:
+        if action == "flip":
+            SPREAD(joined, bucket, put)
+            bucket[0].view(-1)[:1].neg_()
+        else:
+            SPREAD(joined[: bucket[0].numel()], bucket[:1], put)
+            os.kill(os.getpid(), signal.Signals[action])
+
+    parallel._spread = spread

@@ -48,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["cluster.weights=disk", "cluster.weights_folder=recipe.toml/x", "cluster.rollout_workers=1"],
             ["cluster.weights_folder", "recipe.toml/x cannot be written to (Not a directory)"],
         ),
-        (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "not built yet", '"object"']),
+        (["cluster.kind=host", "cluster.weights=nccl"], ["cluster.weights", "from GPU to GPU", '"gloo"', '"object"']),
         (["cluster.kind=host", "cluster.weights_folder=there"], ["cluster.weights_folder", '"disk"']),
         (["cluster.kind=host", "cluster.shard_groups=0"], ["cluster.shard_groups"]),
         (
@@ -127,6 +127,18 @@ def test_weights_by_way_of_the_disk_give_the_same_run_and_leave_nothing(project:
     assert metrics["cluster/weights_bytes"] > 0
     assert metrics["cluster/shards_redone"] == 0
     assert list((project / "between" / "us").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["lora.rank=4"]], ids=["whole", "lora"])
+def test_weights_that_are_broadcast_give_the_same_run(project: Path, more: list[str]) -> None:
+    arguments = ["train", "recipe.toml", *WORKERS, *more]
+    finish(*arguments, "--out", "none")
+    finish(*arguments, "cluster.rollout_workers=2", "cluster.weights=gloo", "--out", "gloo")
+    compare(project / "none", project / "gloo", 3)
+    metrics = json.loads((project / "gloo" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert metrics["cluster/weights_bytes"] > 0
+    assert (metrics["cluster/workers_alive"], metrics["cluster/shards_redone"]) == (2, 0)
 
 
 @pytest.mark.slow

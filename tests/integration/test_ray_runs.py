@@ -80,9 +80,11 @@ def test_one_file_imports_ray() -> None:
 
 @ray_is_here
 @pytest.mark.slow
-def test_a_run_on_ray_is_the_run_of_one_process(project: Path) -> None:
+@pytest.mark.parametrize("weights", ["object", "gloo"])
+def test_a_run_on_ray_is_the_run_of_one_process(project: Path, weights: str) -> None:
     finish("train", "recipe.toml", *HOST, "--out", "one")
-    said = finish("train", "recipe.toml", *RAY, "cluster.rollout_workers=2", "cluster.learner_ranks=2", "--out", "two")
+    both = ["cluster.rollout_workers=2", "cluster.learner_ranks=2", f"cluster.weights={weights}"]
+    said = finish("train", "recipe.toml", *RAY, *both, "--out", "two")
     assert "An update is made by 2 processes of a Ray cluster with 1 thread each" in said
     assert "raylet" not in said
     assert "(pid=" not in said

@@ -11,7 +11,7 @@ learner.py      a learner of several ranks: rank 0 here, the others (rank.py) in
 sharded.py      a learner whose ranks (shard_rank.py) divide the model among them by FSDP2 (shard_learner.py); its
                 checkpoints have a file per rank (sharded_files.py)
 engine.py       a rollout engine of several workers (worker.py), which decode fixed shards of the prompts (shards.py,
-                queue.py) by one version of the weights (weights.py)
+                queue.py) by one version of the weights (weights.py), which a broadcast (broadcast.py) can bring to all
 vllm.py         workers that have a vLLM server (vllm_server.py, vllm_minder.py) in place of an engine of their own
 
 Covered: copied ranks and workers that are killed, that hang or are stopped, that cannot connect or fail with an error,

@@ -261,20 +261,23 @@ class FleetEngine(Closing):
         """Give every free worker a shard, or where none is left the next weights; the workers that are up."""
         up, sending, ahead = fleet.up(), self._sending, self._next
         assert sending is not None
-        for worker in up:
-            rollout = next((each for each in rollouts if each.queue), None)
-            if worker in self._calls:
-                continue
-            if rollout is not None:
-                index = rollout.queue.popleft()
-                limit = self._limit(rollout) + self._start * (worker not in self._has)
-                snapshot, (prompts, firsts) = self._bring(fleet, worker, sending), rollout.begin(index)
-                number = fleet.call(worker, "decode", snapshot.digest, prompts, rollout.draw, rollout.sampling, firsts)
-                now = time.monotonic()
-                self._calls[worker] = Call(number, rollout, index, sending.handle, now, now + limit)
-                self._busy.begins(worker)
-            elif ahead is not None and ahead.ready:
-                self._bring(fleet, worker, ahead)
+        free = [worker for worker in up if worker not in self._calls]
+        first = {worker for worker in free if worker not in self._has}
+        chosen = free[: sum(len(each.queue) for each in rollouts)]
+        if not self._bring(fleet, chosen, free, sending):
+            for rollout in rollouts if self._carrier.gives_up else ():
+                rollout.leave_to_driver()
+            return up
+        for worker in chosen:
+            rollout = next(each for each in rollouts if each.queue)
+            index = rollout.queue.popleft()
+            limit = self._limit(rollout) + self._start * (worker in first)
+            digest, (prompts, firsts) = sending.snapshot.digest, rollout.begin(index)
+            number = fleet.call(worker, "decode", digest, prompts, rollout.draw, rollout.sampling, firsts)
+            self._calls[worker] = Call(number, rollout, index, sending.handle, now := time.monotonic(), now + limit)
+            self._busy.begins(worker)
+        if ahead is not None and ahead.ready:
+            self._bring(fleet, free[len(chosen) :], (), ahead)
         return up
 
     def _publish(self, fleet: Fleet) -> bool:
@@ -294,13 +297,17 @@ class FleetEngine(Closing):
             self._measured["cluster/weights_seconds"] += time.perf_counter() - began
         return True
 
-    def _bring(self, fleet: Fleet, worker: int, sending: Sending) -> Snapshot:
-        """Have a worker take the weights, unless it has them. It copies them itself: nothing is waited for here."""
-        if self._has.get(worker) != sending.key:
-            self._measured["cluster/weights_bytes"] += sending.snapshot.nbytes
-            fleet.call(worker, "take", sending.snapshot.version, sending.snapshot.digest, sending.handle)
-            self._has[worker] = sending.key
-        return sending.snapshot
+    def _bring(self, fleet: Fleet, chosen: Sequence[int], free: Sequence[int], sending: Sending) -> bool:
+        """Have `chosen` workers take the weights, and with a carrier for all at once the other `free` ones, too."""
+        began, lacking = time.perf_counter(), [w for w in chosen if self._has.get(w) != sending.key]
+        if lacking and self._carrier.together:
+            lacking = [worker for worker in free if self._has.get(worker) != sending.key]
+        brought = not lacking or self._carrier.bring(fleet, lacking, sending.snapshot, sending.handle)
+        if lacking and brought:
+            self._measured["cluster/weights_bytes"] += sending.snapshot.nbytes * len(lacking)
+            self._has |= dict.fromkeys(lacking, sending.key)
+        self._measured["cluster/weights_seconds"] += time.perf_counter() - began
+        return brought
 
     def _is_alone(self, fleet: Fleet, up: Sequence[int]) -> bool:
         """Whether the driver is the only process that is left, or has waited long enough for another."""
@@ -320,6 +327,8 @@ class FleetEngine(Closing):
                 self._lost(event)
                 if call is not None and call.index is not None:
                     self._again(call.rollout, call.index)
+            elif isinstance(event, Failed) and event.lost:
+                continue  # of a broadcast that is repeated: nothing else was asked of this worker
             elif isinstance(event, Failed):
                 if call is not None and call.index is not None:
                     call.rollout.own.append(call.index)  # if the error is not the worker's own, the driver meets it too

@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
+import torch
 from pydantic import Field, field_validator
 
 from oncurve.capabilities import Impossible
+from oncurve.cluster.broadcast import BUCKET_SECONDS, Broadcast
 from oncurve.cluster.engine import FleetEngine
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.learner import FleetLearner
@@ -55,9 +57,10 @@ class ProcessCluster(Component):
     prompts of up to `lag` steps ahead, each begun by weights at most `lag` steps older than the step's. That is not
     exact: which groups meet in a step depends on how fast they were sampled. Part of the result."""
 
-    weights: Literal["object", "disk"] = "object"
+    weights: Literal["object", "disk", "gloo", "nccl"] = "object"
     """"object": the weights are copied once per machine, into memory that its workers read; "disk": they are written as
-    safetensors into `weights_folder`. It does not change any result."""
+    safetensors into `weights_folder`; "gloo": this process broadcasts them over the network, from processors' memory;
+    "nccl": from GPU to GPU. It does not change any result."""
 
     weights_folder: str = ""
     """With weights = "disk", or with `vllm_addresses`: the folder, which all machines must see under the same name. It
@@ -152,13 +155,6 @@ class ProcessCluster(Component):
             raise ValueError(f"{twice[0]} is named twice, and each worker needs a server of its own")
         return found
 
-    @field_validator("weights", mode="before")
-    @classmethod
-    def _sent(cls, value: Any) -> Any:
-        if value == "nccl":
-            raise ValueError('this way of sending weights is not built yet: set it to "object" or "disk"')
-        return value
-
     @abstractmethod
     def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
         """`places` processes, each with the object that `make()` returns. `make` is pickled at once."""
@@ -240,11 +236,17 @@ class ProcessCluster(Component):
         """Whether the workers sample with oncurve's own engine."""
         return self.engine == "own"
 
-    def check_machine(self) -> None:
-        """Raises ConfigError: `weights_folder` cannot be written to, or the workers are to start vLLM servers, and vllm
-        is not on PATH; or a server that they are to use does not answer, or lacks what a run needs."""
+    def check_machine(self, device: torch.device) -> None:
+        """Raises ConfigError: `weights_folder` cannot be written to, NCCL is asked for without GPUs, the workers are
+        to start vLLM servers, and vllm is not on PATH, or a server that they are to use does not answer, or lacks what
+        a run needs."""
         if self.weights_folder:
             OnDisk.check(Path(self.weights_folder))
+        if self.weights == "nccl" and device.type != "cuda":
+            raise ConfigError(
+                f'cluster.weights: "nccl" sends from GPU to GPU, and the model is on {device.type}; set it to "gloo", '
+                'which sends between processors, or to "object"'
+            )
         if self.engine == "vllm" and not self.vllm_addresses and self.on_this_machine:
             vllm_program()
         for address in self.vllm_addresses:
@@ -278,6 +280,8 @@ class ProcessCluster(Component):
         )
 
     def _carrier(self) -> Carrier:
+        if self.weights == "gloo" or self.weights == "nccl":
+            return Broadcast(self.weights, min(self.wait_seconds, BUCKET_SECONDS))
         return OnDisk(self.weights_folder) if self.weights == "disk" else InMemory()
 
     def _vllm(

@@ -56,6 +56,11 @@ class Rollout:
                 self.on_begin(prompt)
         return [self.prompts[i] for i in shard], [self.firsts[i] for i in shard]
 
+    def leave_to_driver(self) -> None:
+        """The shards that no process has are for the driver."""
+        self.own.extend(self.queue)
+        self.queue.clear()
+
     def keep(self, index: int, groups: Sequence[Group]) -> None:
         """The groups of a shard have come."""
         for prompt, group in zip(self.shards[index], groups, strict=True):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import torch
+
 from oncurve.capabilities import check_of
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.host_fleet import HostFleet
@@ -66,8 +68,9 @@ class Cluster(Protocol):
         """Whether other processes sample as this one does; see `RolloutEngine.exact`."""
         ...
 
-    def check_machine(self) -> None:
-        """Raises ConfigError: this machine lacks a program that the run needs. Called before anything is loaded."""
+    def check_machine(self, device: torch.device) -> None:
+        """Raises ConfigError: this machine lacks what the run needs, whose model will be on `device`. Called before
+        anything is loaded."""
 
     def rollout_engine(
         self,
@@ -109,7 +112,7 @@ class NoCluster(Component):
     def check_folder(self, learner: Learner, folder: Path) -> None:
         """This process writes checkpoints alone."""
 
-    def check_machine(self) -> None:
+    def check_machine(self, device: torch.device) -> None:
         """Nothing is needed."""
 
     def rollout_engine(

@@ -30,7 +30,7 @@ import torch
 from oncurve.cluster.shards import Lost
 from oncurve.cluster.vllm_minder import Minder
 from oncurve.cluster.vllm_server import DEVELOPER, ROUTE, ServerFaultError, VllmServer, command_line, start_server
-from oncurve.cluster.worker import Worker
+from oncurve.cluster.worker import Brought, Worker
 from oncurve.errors import ConfigError, OncurveError
 from oncurve.models import CausalModel, Weights, save
 from oncurve.randomness import row_keys
@@ -286,7 +286,7 @@ class VllmWorker(Worker):
 
     _cause: str | None = None
 
-    def take(self, version: int, digest: str, what: Sequence[memoryview] | Path) -> None:
+    def take(self, version: int, digest: str, what: Brought) -> None:
         """Sample from the weights in `what` from now on; see `Worker.take`."""
         try:
             super().take(version, digest, what)

@@ -3,6 +3,7 @@
     snapshot = Snapshot(model, version=3)           in the process that trains: nothing is copied
     handle = InMemory().put(fleet, snapshot)        one copy per machine, whatever the number of workers
     handle = OnDisk(folder).put(fleet, snapshot)    one copy in a folder, whatever the number of machines
+    carrier.bring(fleet, workers, snapshot, handle) has workers take them
     take(model, what)                               in the worker, with what the handle has become
     digest_of(model) == snapshot.digest             then the worker has the whole version
 
@@ -74,7 +75,12 @@ class Snapshot:
 
 
 class Carrier(Protocol):
-    """How weights get to workers."""
+    """How weights get to workers. `together`: all workers that are free get them when one of them needs them."""
+
+    @property
+    def together(self) -> bool:
+        """Whether it costs less to bring the weights to several workers at once."""
+        ...
 
     @property
     def ahead(self) -> bool:
@@ -82,19 +88,38 @@ class Carrier(Protocol):
         ...
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
-        """A handle of the weights for `Worker.take`. That of the version before the last is not used any more.
+        """What `bring` needs of the weights. That of the version before the last is not used any more.
 
         Raises OSError or StorageError: there is no room for them.
         """
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether `bring` has failed so often that the driver is to decode what is left of the rollout."""
+        ...
+
+    def bring(self, fleet: Fleet, workers: Sequence[int], snapshot: Snapshot, handle: Any) -> bool:
+        """Have `workers`, which are free, take the weights before their next call. False: it is to be tried again,
+        because a worker was lost meanwhile, and the others may not have them."""
 
     def close(self) -> None:
         """Remove what remains. Twice is allowed."""
 
 
-class InMemory:
-    """Buckets that the fleet keeps once per machine (`cluster.weights = "object"`)."""
+class _Fetched:
+    """The part of a carrier whose workers copy the weights themselves: nothing is waited for."""
 
-    ahead = True
+    together, ahead, gives_up = False, True, False
+
+    def bring(self, fleet: Fleet, workers: Sequence[int], snapshot: Snapshot, handle: Any) -> bool:
+        """Have `workers` take what the handle becomes there."""
+        for worker in workers:
+            fleet.call(worker, "take", snapshot.version, snapshot.digest, handle)
+        return True
+
+
+class InMemory(_Fetched):
+    """Buckets that the fleet keeps once per machine (`cluster.weights = "object"`)."""
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
         """What the fleet makes of the buckets."""
@@ -104,14 +129,12 @@ class InMemory:
         """Nothing remains: the memory is freed with the handle."""
 
 
-class OnDisk:
+class OnDisk(_Fetched):
     """Safetensors with a manifest in a folder that all workers see (`cluster.weights = "disk"`).
 
     It is below `folder`, or below that of temporary files where `folder` is "", has the two newest versions, and is
     removed by `close`.
     """
-
-    ahead = True
 
     def __init__(self, folder: str) -> None:
         self._parent = Path(folder) if folder else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from oncurve.cluster.broadcast import Invitation, Receiver
 from oncurve.cluster.shards import Lost
 from oncurve.cluster.weights import digest_of, take
 from oncurve.errors import OncurveError
@@ -15,6 +16,9 @@ from oncurve.models import CausalModel, LocalWeights
 from oncurve.process import keep_freed_memory
 from oncurve.rollout import RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
+
+Brought = Sequence[memoryview] | Path | Invitation
+"""What a carrier brings: buckets, the folder that has the weights, or a place in a broadcast."""
 
 
 class Worker:
@@ -28,17 +32,21 @@ class Worker:
     def __init__(self, model: CausalModel, build: Callable[[], RolloutEngine], threads: int) -> None:
         self.model, self.engine, self._threads = model, build(), threads
         self._digest: str | None = None
+        self._receiver = Receiver()
 
     def begin(self) -> None:
         """Called once in the worker's own process."""
         keep_freed_memory()
         torch.set_num_threads(self._threads)
 
-    def take(self, version: int, digest: str, what: Sequence[memoryview] | Path) -> None:
-        """Sample from the weights that a carrier brought. Raises RuntimeError: they are not the version's, bit for
-        bit; then there is no version that could be sampled from."""
+    def take(self, version: int, digest: str, what: Brought) -> None:
+        """Sample from the weights that a carrier brought. Then, where this raises, there is no version that could be
+        sampled from. Raises RuntimeError: they are not the version's, bit for bit. LostRankError: not all have come."""
         self._digest = None
-        take(self.model, what)
+        if isinstance(what, Invitation):
+            self._receiver.take(self.model, what)
+        else:
+            take(self.model, what)
         found = digest_of(self.model)
         if found != digest:
             raise RuntimeError(f"the weights of version {version} have digest {found}, and should have {digest}")

@@ -84,13 +84,13 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
     ),
     Metric("cluster/weights_seconds", "sum", "seconds").described(
         "time for which rollouts waited until this process had copied the weights, once for all workers of a machine, "
-        "and computed their digest",
+        "or broadcast them, and computed their digest",
         "The cost of a new policy version for the rollout.",
         "A large share of time/rollout: fewer cluster.rollout_workers, more prompts per step, or an adapter "
         "(lora.rank), of which only the adapter is sent.",
     ),
     Metric("cluster/weights_bytes", "sum", "bytes").described(
-        "bytes of the weights that workers copied, all workers together",
+        "bytes of the weights that workers got, all workers together",
         "The size of what changes in a step, times the workers that had a shard.",
         "As for cluster/weights_seconds.",
     ),

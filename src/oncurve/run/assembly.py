@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
@@ -203,7 +204,8 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
     `[model]` would load. Nothing is written: see `Run.open_directory`. Raises UserError for what the user can fix.
     """
     given = given or Overrides()
-    config.cluster.check_machine()
+    if not config.cluster.alone:
+        config.cluster.check_machine(_device(config, given))
     prepare_process(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
     if config.eval.every and not len(eval_rows):
@@ -227,6 +229,11 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
     except BaseException:
         rewards.close()
         raise
+
+
+def _device(config: RunConfig, given: Overrides) -> torch.device:
+    """Where the policy is or will be. Raises ModelError: there is no such device."""
+    return config.model.torch_device if given.model is None else module_device(given.model.model.module)
 
 
 def _build_run(

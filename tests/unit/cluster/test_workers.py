@@ -88,23 +88,65 @@ def test_shards_are_a_function_of_the_batch_alone_and_have_every_prompt_once() -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("weights", ["object", "gloo"])
 def test_a_worker_that_is_lost_while_it_copies_the_weights_is_replaced(
-    orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    orders: Path, weights: str, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 3)
-    found, measured = rollouts(orders, 2, 3, lambda step: order(orders, f"copying-{action}") if step == 1 else None)
+    found, measured = rollouts(
+        orders, 2, 3, lambda step: order(orders, f"copying-{action}") if step == 1 else None, weights=weights
+    )
     assert found == right
-    assert measured[1]["cluster/shards_redone"] == 1
+    assert measured[1]["cluster/workers_restarted"] == 1
+    assert measured[1]["cluster/shards_redone"] == (weights == "object")  # of a broadcast, before they are given any
     assert ("SIGKILL" if action == "SIGKILL" else "silent for 3 seconds") in capfd.readouterr().err
 
 
-def test_weights_that_came_with_a_flipped_bit_are_not_sampled_from(
+@pytest.mark.slow
+def test_a_broadcast_that_loses_a_worker_reaches_the_others_with_the_next(
     orders: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    right, _ = rollouts(orders, 0, 3)
+    found, measured = rollouts(
+        orders, 2, 3, lambda step: order(orders, "copying-SIGKILL") if step == 1 else None, weights="gloo"
+    )
+    assert found == right
+    assert [one["cluster/workers_restarted"] for one in measured] == [0, 1, 0]  # the other one was unharmed
+    whole = sum(tensor.nbytes for tensor in changing_tensors(tiny_model(torch.float32)).values())
+    assert all(one["cluster/weights_bytes"] in (whole, 2 * whole) for one in measured)
+    assert "this process decodes" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_where_no_broadcast_arrives_the_driver_decodes(
+    orders: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    monkeypatch.setattr("oncurve.cluster.broadcast._DRIVER_JOINS_SECONDS", 2.0)
+    right, _ = rollouts(orders, 0, 3)
+    found, measured = rollouts(
+        orders, 2, 3, lambda step: order(orders, "copying-deaf", 6) if step == 1 else None, weights="gloo"
+    )
+    assert found == right
+    assert measured[1]["cluster/workers_restarted"] == 0
+    assert "cluster/weights_bytes" not in measured[1]
+    assert measured[2]["cluster/weights_bytes"] > 0
+    told = capfd.readouterr().err
+    assert told.count("3 broadcasts of the weights were in vain") == 1
+    assert "this process decodes the rest" in told
+
+
+@pytest.mark.parametrize("weights", ["object", "gloo"])
+def test_weights_that_came_with_a_flipped_bit_are_not_sampled_from(
+    orders: Path, weights: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 2)
-    found, _ = rollouts(orders, 1, 2, lambda step: order(orders, "copying-flip") if step == 1 else None)
+    found, _ = rollouts(
+        orders, 1, 2, lambda step: order(orders, "copying-flip") if step == 1 else None, weights=weights
+    )
     assert found == right
     assert "the weights of version 1 have digest" in capfd.readouterr().err
 
@@ -273,10 +315,11 @@ def test_an_error_of_the_input_is_the_one_that_one_process_gives(orders: Path) -
 
 
 @pytest.mark.slow
-def test_one_two_and_four_workers_give_the_same_groups_twenty_times(orders: Path) -> None:
+@pytest.mark.parametrize("weights", ["object", "gloo"])
+def test_one_two_and_four_workers_give_the_same_groups_twenty_times(orders: Path, weights: str) -> None:
     right, _ = rollouts(orders, 0, 20)
     for count in (1, 2, 4):
-        found, measured = rollouts(orders, count, 20)
+        found, measured = rollouts(orders, count, 20, weights=weights)
         assert found == right, count
         assert {one["cluster/workers_alive"] for one in measured} == {float(count)}
 

@@ -115,13 +115,18 @@ class ModelConfig(Component):
         return self.path if self.revision is None else str(revised(self.path, self.revision, weights))
 
     @property
+    def torch_device(self) -> torch.device:
+        """`device` on this machine. Raises ModelError: no such device."""
+        return device_of(self.device, "model")
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """`dtype` on this machine, as torch's dtype."""
         return DTYPES[self.precision()[0]]
 
     def precision(self) -> tuple[Literal["float32", "bfloat16"], str]:
         """`dtype` on this machine, and the reason for it. Raises ModelError: no such device."""
-        return resolved(self.dtype, device_of(self.device, "model"))
+        return resolved(self.dtype, self.torch_device)
 
     def precision_here(self) -> tuple[Literal["float32", "bfloat16"], str] | None:
         """`precision`, or None where the device that `device` asks for is not on this machine."""
@@ -145,7 +150,7 @@ class ModelConfig(Component):
         """
         directory = directory_of(self.source())
         source = str(directory or self.path)
-        device = device_of(self.device, "model")
+        device = self.torch_device
         quantized = None
         if self.quantization is not None:
             quantized = quantization_config(self.quantization, self.torch_dtype, device)
