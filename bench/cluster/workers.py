@@ -159,7 +159,7 @@ def gradient(size: str, repeats: int) -> dict[str, Any]:
 def weights(size: str, repeats: int) -> dict[str, Any]:
     """A version that is new each time, to two workers."""
     model = random_model(size)
-    fleet = HostCluster(rollout_workers=2).fleet(partial(Worker, model, build, 1), 2)
+    fleet = HostCluster(rollout_workers=2).fleet(partial(Worker, model, build, 1), 2, "workers")
     version = 0
 
     def send() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from fakes.cluster_runs import compare, finish, start
 from fakes.project import lay_out, oncurve, refused
@@ -56,6 +57,7 @@ def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int) -
     ("settings", "words"),
     [
         (["cluster.address=127.0.0.1:1"], ["cluster.address", "no Ray answers at 127.0.0.1:1", "ray start --head"]),
+        (["cluster.mixed=true"], ["cluster.mixed", "raise cluster.rollout_workers"]),
         (["cluster.address=ray://head:10001"], ["cluster.address", "host:port", "without ray://"]),
     ],
 )
@@ -181,6 +183,58 @@ def test_ranks_and_workers_on_ray_that_are_killed_change_no_bit(project: Path) -
     assert "a worker was lost: it was killed by signal SIGKILL" in said
     assert "rank 1 was lost: it was killed by signal SIGKILL" in said
     compare(project / "one", project / "two", steps)
+
+
+def run_of_other_versions(name: str, value: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A run of this process's torch and kernels that takes itself for one with others; its workers see the truth."""
+    code = f"""
+import sys
+from oncurve import cli
+from oncurve.cluster import kept
+true = kept._versions
+kept._versions = lambda: true() | {{{name!r}: {value!r}}}
+sys.argv = ["oncurve", *{list(arguments)!r}]
+sys.exit(cli.main())
+"""
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=240)
+
+
+@ray_is_here
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "value"), [("torch", "2.99.0"), ("kernels for", "ZVECTOR")])
+def test_a_worker_of_another_torch_or_other_kernels_is_refused_with_both_in_the_message(
+    project: Path, name: str, value: str
+) -> None:
+    here = torch.__version__ if name == "torch" else torch.backends.cpu.get_cpu_capability()
+    run = run_of_other_versions(name, value, "train", "recipe.toml", *RAY, "cluster.rollout_workers=1", "--out", "out")
+    assert run.returncode != 0
+    assert f"has {name} {here}, and the run has {value}: their bits may differ" in run.stderr
+    assert "use the same version there" in run.stderr
+    assert "cluster.mixed=true" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_mixed_accepts_workers_of_another_torch_and_gives_up_that_they_are_exact(project: Path) -> None:
+    mixed = [*RAY, "cluster.mixed=true", "cluster.rollout_workers=2", "--out", "out"]
+    run = run_of_other_versions("torch", "2.99.0", "train", "recipe.toml", *mixed)
+    assert run.returncode == 0, run.stderr
+    said = run.stdout + run.stderr
+    assert said.count(f"has torch {torch.__version__}, and the run has 2.99.0: cluster.mixed accepts") == 1
+    assert "on machines with another torch or other kernels they are not exact" in said
+    assert "the old log-probs are recomputed before the first update" in said
+    last = metrics_of(project / "out")[-1]
+    assert last["cluster/workers_alive"] == 2
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_ranks_of_another_torch_are_refused_also_where_workers_are_not(project: Path) -> None:
+    both = [*RAY, "cluster.mixed=true", "cluster.rollout_workers=1", "cluster.learner_ranks=2", "--out", "out"]
+    run = run_of_other_versions("torch", "2.99.0", "train", "recipe.toml", *both)
+    assert run.returncode != 0
+    assert f"has torch {torch.__version__}, and the run has 2.99.0: their bits may differ" in run.stderr
 
 
 @ray_is_here

@@ -40,11 +40,15 @@ _SEND_SECONDS = 600.0
 BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.kept import main; main(int(sys.argv[2]))"
 
 
-def recipe_of(make: Callable[[], Any]) -> bytes:
-    """What a process needs to make the object, on a machine that has none of this one's files but the packages."""
+def recipe_of(make: Callable[[], Any], mixed: bool = False) -> bytes:
+    """What a process needs to make the object, on a machine that has none of this one's files but the packages.
+
+    mixed   whether it may have other versions than this process
+    """
     files = [(name, file, Path(file).read_text()) for name, file in _imported()]
     path = [str(Path(entry).absolute()) for entry in sys.path]
-    recipe = {"path": path, "files": files, "versions": _versions(), "make": cloudpickle.dumps(make)}
+    recipe = {"path": path, "files": files, "versions": _versions(), "mixed": mixed}
+    recipe["make"] = cloudpickle.dumps(make)
     return bytes(cloudpickle.dumps(recipe))
 
 
@@ -90,29 +94,35 @@ def main(descriptor: int) -> NoReturn:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         torch.set_num_threads(1)  # as in the nursery of a host
-        made = _made()
+        made, other = _made()
     except BaseException as error:
         Channel(end, _SEND_SECONDS).send(("unmade", last_words(error)))
         os._exit(1)
-    serve(made, end)
+    serve(made, end, other)
 
 
-def _made() -> Any:
+def _made() -> tuple[Any, str]:
+    """The object, and what this machine has in other versions than the run; empty: nothing."""
     recipe = cloudpickle.load(sys.stdin.buffer)
     sys.path += [entry for entry in recipe["path"] if entry not in sys.path and Path(entry).exists()]
     here = _versions()
-    for name, expected in recipe["versions"].items():
-        if here[name] != expected:
-            raise ConfigError(
-                f"{socket.gethostname()} has {name} {here[name]}, and the run has {expected}: their bits may differ; "
-                "use the same version there, or, for kernels, the same ATEN_CPU_CAPABILITY for the run"
-            )
+    other = ", ".join(
+        f"{name} {here[name]}, and the run has {expected}"
+        for name, expected in recipe["versions"].items()
+        if here[name] != expected
+    )
+    other = f"{socket.gethostname()} has {other}" if other else ""
+    if other and not recipe["mixed"]:
+        raise ConfigError(
+            f"{other}: their bits may differ; use the same version there, or, for kernels, the same "
+            "ATEN_CPU_CAPABILITY for the run; for workers alone cluster.mixed=true accepts it, and is not exact"
+        )
     for name, file, source in recipe["files"]:
         if Path(file).is_file():
             import_file(file)
         else:
             _import_source(name, file, source)
-    return cloudpickle.loads(recipe["make"])()
+    return cloudpickle.loads(recipe["make"])(), other
 
 
 def _imported() -> list[tuple[str, str]]:

@@ -140,14 +140,15 @@ def _fork(made: Any, descriptor: int, control: socket.socket) -> int:
     os._exit(1)
 
 
-def serve(made: Any, end: socket.socket) -> NoReturn:
-    """Do the calls that come on the socket, in order, until it is closed. `made.begin()` is called first."""
+def serve(made: Any, end: socket.socket, remark: str = "") -> NoReturn:
+    """Do the calls that come on the socket, in order, until it is closed. `made.begin()` is called first; the `remark`
+    is sent with the message that this process is up."""
     channel = Channel(end, _SEND_SECONDS)
     calls: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_beat, args=(channel,), daemon=True).start()
     threading.Thread(target=_listen, args=(channel, calls), daemon=True).start()
     made.begin()
-    channel.send(("up", os.getpid()))
+    channel.send(("up", os.getpid(), remark))
     while True:
         try:
             number, method, arguments = calls.get(timeout=_TURN_SECONDS)

@@ -32,6 +32,9 @@ from oncurve.spec import Component
 if TYPE_CHECKING:
     from oncurve.cluster.sharded import ShardedLearner
 
+Part = Literal["ranks", "workers"]
+"""What the processes of a fleet are for."""
+
 
 class ProcessCluster(Component):
     """Ranks and workers in a fleet. A kind of cluster says by `fleet` where its processes are."""
@@ -156,8 +159,8 @@ class ProcessCluster(Component):
         return found
 
     @abstractmethod
-    def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
-        """`places` processes, each with the object that `make()` returns. `make` is pickled at once."""
+    def fleet(self, make: Callable[[], Any], places: int, part: Part) -> Fleet:
+        """`places` processes for a `part`, each with the object that `make()` returns. `make` is pickled at once."""
 
     @property
     def threads_per_process(self) -> int:
@@ -199,7 +202,7 @@ class ProcessCluster(Component):
         fleet = None
         if self.learner_ranks > 1:
             make_rank = partial(_rank, partial(make, tokenizer=None), self.rank_threads, self.wait_seconds)
-            fleet = self.fleet(make_rank, self.learner_ranks - 1)
+            fleet = self.fleet(make_rank, self.learner_ranks - 1, "ranks")
         try:
             local = cast("LocalLearner", make())
             return FleetLearner(local, fleet, self.gradient_shards, self.rank_threads, self.wait_seconds)
@@ -218,7 +221,7 @@ class ProcessCluster(Component):
         fleet = None
         if self.learner_ranks > 1:
             recipe = partial(ShardRank, Outline(make), self.rank_threads, self.wait_seconds)
-            fleet = self.fleet(recipe, self.learner_ranks - 1)
+            fleet = self.fleet(recipe, self.learner_ranks - 1, "ranks")
         return ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds)
 
     def check_folder(self, learner: Learner, folder: Path) -> None:
@@ -234,7 +237,12 @@ class ProcessCluster(Component):
     @property
     def exact(self) -> bool:
         """Whether the workers sample with oncurve's own engine."""
-        return self.engine == "own"
+        return not self.served
+
+    @property
+    def served(self) -> bool:
+        """Whether vLLM servers sample."""
+        return self.engine == "vllm"
 
     def check_machine(self, device: torch.device) -> None:
         """Raises ConfigError: `weights_folder` cannot be written to, NCCL is asked for without GPUs, the workers are
@@ -271,13 +279,12 @@ class ProcessCluster(Component):
             return self._vllm(local, sampling, partial(_vllm_engine, sampling, tokenizer, tuple(eos_ids), seed))
 
         def make_fleet(model: CausalModel) -> Fleet:
-            return self.fleet(partial(Worker, model, build, self.worker_threads), self.rollout_workers)
+            return self.fleet(partial(Worker, model, build, self.worker_threads), self.rollout_workers, "workers")
 
         workers = make_fleet if self.rollout_workers else None
         shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
-        return FleetEngine(
-            local, sampling, workers, shards, threads, wait, self._carrier(), workers=self.rollout_workers
-        )
+        carrier, count = self._carrier(), self.rollout_workers
+        return FleetEngine(local, sampling, workers, shards, threads, wait, carrier, exact=self.exact, workers=count)
 
     def _carrier(self) -> Carrier:
         if self.weights == "gloo" or self.weights == "nccl":
@@ -301,7 +308,7 @@ class ProcessCluster(Component):
                 self.silence_seconds,
             )
             worker = partial(VllmWorker, model, partial(make, settings), self.worker_threads)
-            fleet = self.fleet(worker, self.rollout_workers)
+            fleet = self.fleet(worker, self.rollout_workers, "workers")
             if folder is not None:
                 weakref.finalize(fleet, folder.cleanup)
             return fleet
@@ -325,7 +332,10 @@ class ProcessCluster(Component):
         return [
             f"Rollouts are sampled by {servers}, {together} at a time: they are not "
             "exact, and the learner computes the old log-probs."
-            if self.engine == "vllm"
+            if self.served
+            else f"Rollouts are decoded by {workers} with {own} each, {together} together; on machines with another "
+            "torch or other kernels they are not exact, and the learner computes the old log-probs."
+            if not self.exact
             else f"Rollouts are decoded by {workers} with {own} each, {together} "
             f"together{'' if self.windowed else ': the number of processes, and losses of them, change no bit'}."
             if self.rollout_workers

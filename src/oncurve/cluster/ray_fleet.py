@@ -33,7 +33,7 @@ from oncurve.cluster.channel import Frames, framed
 from oncurve.cluster.fleet import Fleet, Health, Kill, Order, Start, WatchedFleet, act_on
 from oncurve.cluster.keeper import cause_of, keeper_class
 from oncurve.cluster.kept import BOOT, StoredBytes, recipe_of
-from oncurve.cluster.processes import ProcessCluster
+from oncurve.cluster.processes import Part, ProcessCluster
 from oncurve.cluster.ray_session import SESSION, missing
 from oncurve.errors import ConfigError
 from oncurve.output import urgent
@@ -69,6 +69,7 @@ class RayFleet(WatchedFleet):
     silence_seconds  a process that says nothing for so long is killed and replaced
     address          `host:port` of a running Ray, of which this machine is a node; "": a Ray of this run, here
     threads          of a process: as many processors are asked for, of a running Ray
+    mixed            whether processes may have other versions of torch than this one, or other kernels
 
     See `oncurve.cluster.fleet.Fleet` for the methods. The processes start in the background, on machines that join
     later too. They end with `close()`, when the fleet is garbage-collected, and when this process dies.
@@ -77,9 +78,15 @@ class RayFleet(WatchedFleet):
     """
 
     def __init__(
-        self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, address: str = "", threads: int = 1
+        self,
+        make: Callable[[], Any],
+        places: int,
+        silence_seconds: float = 20.0,
+        address: str = "",
+        threads: int = 1,
+        mixed: bool = False,
     ) -> None:
-        recipe = recipe_of(make)
+        recipe = recipe_of(make, mixed)
         ray = SESSION.use(address, len(recipe))
         self._ray, self._own = ray, not address
         super().__init__(Health(places, silence_seconds, math.inf))  # of the start, `_late` decides
@@ -87,6 +94,7 @@ class RayFleet(WatchedFleet):
         self._inbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._numbers = self._meetings = 0
         self._failure: str | None = None
+        self._remarks: set[str] = set()
         self._server: Any = None
         self._begun = self._any_up = self._said_full = self._closed = False
         self._end = weakref.finalize(self, _end, ray, self._processes)
@@ -203,12 +211,20 @@ class RayFleet(WatchedFleet):
             if message[0] == "unmade":
                 self._failure = how = message[1]
             elif kept.killed_at is None:
-                self._any_up = self._any_up or message[0] == "up"
+                if message[0] == "up":
+                    self._any_up = True
+                    self._remark(message[2])
                 self._obey(act_on(message, number, self._health, self._events, now))
         if how is not None:
             self._has_ended(number, kept, how, now)
         else:
             self._watch(number, lambda: kept.keeper.listen.options(concurrency_group="listening").remote())
+
+    def _remark(self, remark: str) -> None:
+        """Say once what a machine has in other versions."""
+        if remark and remark not in self._remarks:
+            self._remarks.add(remark)
+            urgent(f"oncurve: {remark}: cluster.mixed accepts its completions, whose log-probs may differ")
 
     def _has_ended(self, number: int, kept: _Kept, cause: str, now: float) -> None:
         self._discharge(kept)
@@ -299,6 +315,10 @@ class RayCluster(ProcessCluster):
     """`host:port` of a running Ray, of which this machine must be a node. Empty: a Ray of this run on this machine,
     which ends with it."""
 
+    mixed: bool = False
+    """Workers may be on machines with another torch or other kernels. Then rollouts are not exact: the old log-probs
+    are computed by the learner, and `[correction]` applies. Ranks there stay refused. Part of the result."""
+
     impossible: ClassVar[tuple[Impossible, ...]] = (
         *ProcessCluster.impossible,
         Impossible(lambda cluster: find_spec("ray") is None, missing()),
@@ -311,6 +331,10 @@ class RayCluster(ProcessCluster):
             lambda cluster: bool(cluster.address and cluster.vllm_addresses) and not cluster.weights_folder,
             "cluster.weights_folder: the workers of a Ray cluster write weights for the servers of "
             "cluster.vllm_addresses; name a folder that all their machines see",
+        ),
+        Impossible(
+            lambda cluster: cluster.mixed and not cluster.rollout_workers,
+            "cluster.mixed: it is for workers, and there are none; raise cluster.rollout_workers, or leave it out",
         ),
     )
 
@@ -326,6 +350,12 @@ class RayCluster(ProcessCluster):
         """Whether the Ray is one of this run, here."""
         return not self.address
 
-    def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
+    @property
+    def exact(self) -> bool:
+        """Whether the workers have oncurve's own engine, and the versions of this process."""
+        return super().exact and not self.mixed
+
+    def fleet(self, make: Callable[[], Any], places: int, part: Part) -> Fleet:
         """`places` processes on the cluster's machines."""
-        return RayFleet(make, places, self.silence_seconds, self.address, self.threads_per_process)
+        mixed = self.mixed and part == "workers"
+        return RayFleet(make, places, self.silence_seconds, self.address, self.threads_per_process, mixed)

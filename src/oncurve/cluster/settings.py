@@ -11,7 +11,7 @@ import torch
 from oncurve.capabilities import check_of
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.host_fleet import HostFleet
-from oncurve.cluster.processes import ProcessCluster
+from oncurve.cluster.processes import Part, ProcessCluster
 from oncurve.cluster.ray_fleet import RayCluster
 from oncurve.learner import Learner
 from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
@@ -68,6 +68,11 @@ class Cluster(Protocol):
         """Whether other processes sample as this one does; see `RolloutEngine.exact`."""
         ...
 
+    @property
+    def served(self) -> bool:
+        """Whether servers sample that take and give token ids alone."""
+        ...
+
     def check_machine(self, device: torch.device) -> None:
         """Raises ConfigError: this machine lacks what the run needs, whose model will be on `device`. Called before
         anything is loaded."""
@@ -96,6 +101,7 @@ class NoCluster(Component):
     alone: ClassVar[bool] = True
     divided: ClassVar[bool] = False
     exact: ClassVar[bool] = True
+    served: ClassVar[bool] = False
     processes: ClassVar[int] = 1
     workers: ClassVar[int] = 0
     lag: ClassVar[int] = 0
@@ -136,7 +142,7 @@ class HostCluster(ProcessCluster):
     """Processes of this machine (`kind = "host"`), forked from one that has loaded everything. This is the kind of a
     section with other keys and without a `kind`."""
 
-    def fleet(self, make: Callable[[], Any], places: int) -> Fleet:
+    def fleet(self, make: Callable[[], Any], places: int, part: Part) -> Fleet:
         """`places` forked processes of this machine."""
         return HostFleet(make, places, self.silence_seconds)
 
@@ -157,6 +163,7 @@ check_cluster = check_of(
         "check_folder",
         "check_machine",
         "exact",
+        "served",
         "alone",
         "divided",
         "processes",

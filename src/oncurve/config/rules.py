@@ -196,17 +196,17 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'set it to false, or cluster.order to "exact"',
     ),
     Impossible(
-        lambda c: not c.cluster.exact and c.model.quantization is not None,
+        lambda c: c.cluster.served and c.model.quantization is not None,
         "model.quantization: vLLM servers get whole weights, and a quantised base has none; leave it out, or set "
         'cluster.engine to "own"',
     ),
     Impossible(
-        lambda c: not c.cluster.exact and bool(c.rollout.stop),
+        lambda c: c.cluster.served and bool(c.rollout.stop),
         'rollout.stop: vLLM workers get token ids and return token ids, without text; set cluster.engine to "own", or '
         "stop by rollout.eos_ids",
     ),
     Impossible(
-        lambda c: not c.cluster.exact and 0 < c.rollout.temperature < 0.01,
+        lambda c: c.cluster.served and 0 < c.rollout.temperature < 0.01,
         'rollout.temperature: vLLM takes 0.01 for lower ones; raise it, or set cluster.engine to "own"',
     ),
     *policy_term.IMPOSSIBLE,

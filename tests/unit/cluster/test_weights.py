@@ -82,7 +82,7 @@ def test_another_process_reads_the_same_memory_as_long_as_the_handle_is_kept() -
 def test_the_disk_has_two_whole_versions_and_a_flipped_bit_in_it_is_found(tmp_path: Path) -> None:
     first, second = tiny_model(torch.bfloat16, seed=0, tied=True), tiny_model(torch.bfloat16, seed=1, tied=True)
     carrier = OnDisk(str(tmp_path / "between"))
-    fleet = HostCluster(rollout_workers=1).fleet(partial(tiny_model, torch.bfloat16), 1)
+    fleet = HostCluster(rollout_workers=1).fleet(partial(tiny_model, torch.bfloat16), 1, "workers")
     try:
         earliest, earlier = (carrier.put(fleet, Snapshot(first, version)) for version in (2, 3))
         path = carrier.put(fleet, snapshot := Snapshot(first, 4))
