@@ -76,7 +76,7 @@ def test_no_step_waits_for_a_group_that_others_can_replace(orders: Path, action:
     if action != "none":
         order(orders, action)
     with windowed(orders) as loop:
-        if action == "hold":  # the first group is finished only after the steps that can do without it
+        if action == "hold":  # a worker's first group is finished only after the steps that can do without it
 
             def release(result: StepResult) -> None:
                 if result.step == LAG:
@@ -85,10 +85,10 @@ def test_no_step_waits_for_a_group_that_others_can_replace(orders: Path, action:
             loop.observers = (release,)
         found = trained(loop)
     check(found)
-    first = in_order(1)[0]
     if action == "hold":
-        assert first not in [number for step in prompts_of(found)[:LAG] for number in step]
-        assert prompts_of(found)[LAG].count(first) == 1
+        early = {number for step in prompts_of(found)[:LAG] for number in step}
+        (held,) = set(in_order(1)[:2]) - early  # one of the two workers was faster to take the order
+        assert prompts_of(found)[LAG].count(held) == 1
         assert found[LAG].metrics["cluster/lag_max"] == LAG
     if action == "SIGKILL":
         assert sum(step.metrics.get("cluster/shards_redone", 0.0) for step in found) == 1
