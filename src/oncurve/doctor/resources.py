@@ -93,6 +93,7 @@ RESOURCE_RULES = (
         (
             "End the other work, or start with a smaller run.threads (1 for a small model).",
             "Give the rewards fewer processes in [[rewards]].",
+            "With [cluster], lower cluster.rollout_workers or cluster.learner_ranks, which changes no result.",
         ),
     ),
 )

@@ -27,7 +27,7 @@ SAMPLING = Sampling(group_size=4, max_new_tokens=4)
 def windowed(orders: Path, steps: int = STEPS, workers: int = 2, **settings: Any) -> Iterator[Trainer]:
     loop = make_loop(steps=steps, prompts=SIZE, parts={"rollouts": WindowedRollouts(LAG)}, **settings)
     build = partial(DeadlyEngine, orders, os.getpid(), SAMPLING, 5)
-    cluster = HostCluster(rollout_workers=workers, shard_groups=1, silence_seconds=3.0)
+    cluster = HostCluster(rollout_workers=workers, shard_groups=1)
     loop.engine = cluster.rollout_engine(build(), build, SAMPLING)
     try:
         yield loop
