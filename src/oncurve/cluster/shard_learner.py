@@ -165,7 +165,16 @@ class ShardLearner(LocalLearner):
             return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
         own, self._reference_within = self._sharded(model, converted, None)
-        return Reference(own)
+        found = Reference(own)
+        found.tensors = {name: local(parameter) for name, parameter in found.tensors.items()}
+        return found
+
+    def move_reference(self, alpha: float) -> None:
+        """Each rank moves its own rows of the reference, float32 rows towards the masters and half ones by an average,
+        as `Reference.move` does."""
+        if self.reference is not None:
+            rows = {name: local(parameter) for name, parameter in self._sharded_parameters.items()}
+            self.reference.follow(rows, rows, alpha)
 
     def accumulate_part(self, part: RankRows) -> Accumulated:
         """The gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's part."""
@@ -252,9 +261,13 @@ class ShardLearner(LocalLearner):
         return whole
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write this rank's shards of weights and moments; the record, which is the same on all ranks."""
-        save_part(folder, self.rank, self.size, self._stored())
+        """Write this rank's shards of weights and moments, and of a reference that has moved; the record, which is the
+        same on all ranks."""
+        moved = self.reference if self.reference is not None and self.reference.version else None
+        reference = {} if moved is None else {f"reference.{name}": rows for name, rows in moved.state().items()}
+        save_part(folder, self.rank, self.size, self._stored() | reference)
         return {
+            "reference": 0 if moved is None else moved.version,
             "steps": self.optimizer.steps,
             "attempts": self._attempts,
             "tokens_per_micro_batch": self.budget.tokens,
@@ -272,13 +285,21 @@ class ShardLearner(LocalLearner):
         shapes = {name: list(parameter.shape) for name, parameter in self._sharded_parameters.items()}
         if "shapes" not in meta or dict(meta["shapes"]) != shapes:
             raise CheckpointError("the checkpoint's shards are of another model than this one")
-        kinds = ["master", *(["moment1", "moment2"] if meta["steps"] else [])]
+        moved = int(meta["reference"])
+        if moved and self.reference is None:
+            raise CheckpointError("the checkpoint has a reference, but this run's settings need none (kl.coef = 0)")
+        kinds = ["master", *(["moment1", "moment2"] if meta["steps"] else []), *(["reference"] if moved else [])]
         names = {f"{kind}.{name}": shape for name, shape in shapes.items() for kind in kinds}
         parts = load_part(folder, int(meta["ranks"]), names, self.rank, self.size)
-        tensors = {}
+        tensors, rows = {}, {}
         for key, tensor in parts.items():
             kind, _, name = key.partition(".")
-            tensors[f"{kind}.{self._numbers[name]}"] = tensor
+            if kind == "reference":
+                rows[name] = tensor
+            else:
+                tensors[f"{kind}.{self._numbers[name]}"] = tensor
+        if moved and self.reference is not None:
+            self.reference.take_over(moved, rows)
         self.optimizer.load_state(tensors, int(meta["steps"]))
         self._attempts = int(meta["attempts"])
         self.budget.lower_to(int(meta["tokens_per_micro_batch"]))

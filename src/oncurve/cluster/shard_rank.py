@@ -42,6 +42,10 @@ class ShardRank:
         found: dict[str, Tensor] = self._do(self._here().score_part, part, want)
         return found
 
+    def move_reference(self, alpha: float) -> None:
+        """Move this rank's rows of the reference towards the policy's."""
+        self._do(self._here().move_reference, alpha)
+
     def whole_master(self, name: str) -> None:
         """Give this rank's rows of a parameter to rank 0."""
         self._do(self._here().whole_master, name)

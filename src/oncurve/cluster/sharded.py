@@ -135,7 +135,9 @@ class ShardedLearner:
         return batch.having(**joined(batch, found))
 
     def move_reference(self, alpha: float) -> None:
-        """Nothing: a reference that moves is refused on shards."""
+        """π_ref ← α π_θ + (1 - α) π_ref, by every rank for its rows."""
+        with self._all("move_reference", *((alpha,) for _ in self._members)):
+            self.local.move_reference(alpha)
 
     def check_folder(self, folder: Path) -> None:
         """Raises ConfigError: another rank does not see `folder`, into which all of them write checkpoints."""

@@ -178,11 +178,6 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'them; set it to "float32"',
     ),
     Impossible(
-        lambda c: c.cluster.divided and c.reference.every > 0,
-        "reference.every: a reference that follows the policy is not built in shards; set it to 0, or "
-        'cluster.sharding to "replicate"',
-    ),
-    Impossible(
         lambda c: c.cluster.divided and teacher_of(c.advantage) is not None,
         'advantage.kind: a teacher is not built in shards; set cluster.sharding to "replicate"',
     ),

@@ -127,8 +127,12 @@ class Reference:
         Raises ModelError, with nothing changed, where the reference is another model than the policy.
         """
         check_can_follow(policy, self.model)
+        self.follow(dict(policy.module.named_parameters()), masters, mixup_alpha)
+
+    @torch.no_grad()
+    def follow(self, now: Mapping[str, Tensor], masters: Mapping[str, Tensor], mixup_alpha: float) -> None:
+        """`move` by tensors of the names and shapes of `tensors`: the policy's, and its `masters`."""
         self.version += 1  # before the first tensor changes, so that a move that fails half-way can be told
-        now = dict(policy.module.named_parameters())
         for name, parameter in self.tensors.items():
             if mixup_alpha == 1 or not parameter.is_floating_point():
                 self._averages.pop(name, None)

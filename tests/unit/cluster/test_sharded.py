@@ -161,6 +161,45 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
             assert float((tensor - right[name]).abs().max()) <= near * float(right[name].abs().max().clamp(min=1)), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "alpha"), [(None, 1.0), (None, 0.3), (torch.bfloat16, 0.3)], ids=["copy", "average", "bfloat16"]
+)
+def test_a_reference_that_moves_is_that_of_one_process_and_is_resumed(
+    tmp_path: Path, dtype: torch.dtype | None, alpha: float
+) -> None:
+    def apart(first: Tensor, second: Tensor) -> float:
+        return float((first - second).abs().mean())
+
+    def scored(learner: Any) -> Tensor:
+        found = learner.score(plain, frozenset({"reference"})).ref_logprobs
+        assert found is not None
+        return found
+
+    one = make_llama(dtype)
+    plain, batches = collate(random_groups(count=4, size=4, seed=9)), [batch_for(one, seed) for seed in range(2)]
+    still = scored(one)
+    for batch in batches:
+        one.update(batch)
+        one.move_reference(alpha)
+    with sharded(2, dtype=dtype) as learner:
+        for batch in batches:
+            learner.update(batch)
+            learner.move_reference(alpha)
+        moved, changes = scored(learner), learner.changes
+        record = json.loads(json.dumps(learner.save(tmp_path)))
+    near = (1e-3 if dtype is None else 0.2) * apart(moved, still)
+    assert apart(moved, still) > 0.001
+    assert apart(moved, scored(one)) < near
+    with sharded(1, dtype=dtype) as learner:
+        learner.load(tmp_path, record)
+        assert learner.changes == changes
+        assert_close(scored(learner), moved)
+        learner.move_reference(alpha)
+        one.move_reference(alpha)
+        assert apart(scored(learner), scored(one)) < near
+
+
 def test_checkpointed_layers_are_computed_again_in_the_backward_pass() -> None:
     times = []
     for checkpointing in (False, True):
