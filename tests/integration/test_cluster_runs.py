@@ -74,6 +74,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=none", "cluster.lag=1"], ["cluster.lag", "unknown key"]),
         (["cluster.kind=host", "cluster.order=window", "cluster.lag=1"], ["cluster.order", "rollout_workers to 1"]),
         ([*WINDOW, "filter.dynamic_sampling=true"], ["filter.dynamic_sampling", "cluster.order"]),
+        (["cluster.kind=host", "cluster.partial=true"], ["cluster.partial", 'cluster.order = "window"']),
+        ([*WINDOW, "cluster.partial=true", 'rollout.stop=["x"]'], ["rollout.stop", "cluster.partial to false"]),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_name(project, monkeypatch, capfd, settings, words) -> None:

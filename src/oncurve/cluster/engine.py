@@ -11,24 +11,24 @@ shards, not the workers, are part of the result, no fault changes a bit, and non
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from oncurve.closing import Closing
 from oncurve.cluster.busy import Busy
+from oncurve.cluster.deadlines import Deadlines
 from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
 from oncurve.cluster.queue import Call, OnBegin, Rollout
 from oncurve.cluster.sending import Sending
-from oncurve.cluster.shards import Lost, rollout_shards
+from oncurve.cluster.shards import Lost
 from oncurve.cluster.weights import Carrier, Snapshot
 from oncurve.durable import StorageError
 from oncurve.errors import ConfigError, OncurveError
 from oncurve.models import CausalModel, Weights
 from oncurve.output import urgent
 from oncurve.process import computing_threads
-from oncurve.rollout import OnGroup, RolloutEngine, Sampling, count_samples
+from oncurve.rollout import OnGroup, RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
 TRIES = 3
@@ -37,14 +37,9 @@ TRIES = 3
 PATIENCE_SECONDS = 30.0
 """How long the driver waits for a worker before it decodes a shard itself."""
 
-SHORTEST_DEADLINE, DEADLINE_MEDIANS = 60.0, 10.0
-"""A worker has `DEADLINE_MEDIANS` times the median of earlier shards for one, and not less than so many seconds."""
-
 _TURN_SECONDS, _SHORT_TURN_SECONDS = 1.0, 0.02
-_REMEMBERED = 64
 
 MakeFleet = Callable[[CausalModel], Fleet]
-Lengths = tuple[int, int]
 
 
 class FleetEngine(Closing):
@@ -60,6 +55,7 @@ class FleetEngine(Closing):
     start_seconds the time that a worker has in addition for its first shard, in which it starts a server
     exact         whether the workers' log-probs are those of the weights, as the driver's are
     workers       how many workers the fleet has when none is lost
+    partial       what was submitted is interrupted when there are new weights, and continued by these
     """
 
     def __init__(
@@ -74,20 +70,20 @@ class FleetEngine(Closing):
         start_seconds: float = 0.0,
         exact: bool = True,
         workers: int = 1,
+        partial: bool = False,
     ) -> None:
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
-        self._shard_groups, self._threads, self._wait = shard_groups, threads, wait_seconds
+        self._shard_groups, self._threads, self._partial = shard_groups, threads, partial
         self._carrier, self._start, self._exact = carrier, start_seconds, exact
         self._fleet: Fleet | None = None
         self._sending: Sending | None = None
         self._next: Sending | None = None
         self._calls, self._has = dict[int, Call](), dict[int, str]()
         self._open: list[Rollout] = []
-        self._seconds: dict[Lengths, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._deadlines = Deadlines(wait_seconds)
         self._alive_at = 0.0
         self._busy, self._workers = Busy(), workers
         self._measured: dict[str, float] = defaultdict(float)
-        self._bits = " to the same bits" if exact else ""
         self._patience, self._told = max(PATIENCE_SECONDS, start_seconds), exact
         self._refusals: set[str] = set()
 
@@ -95,6 +91,10 @@ class FleetEngine(Closing):
     def exact(self) -> bool:
         """Whether the driver's engine and the workers' are."""
         return self.local.exact and self._exact
+
+    @property
+    def _bits(self) -> str:
+        return " to the same bits" if self._exact and not self._open else ""
 
     def follow(self, weights: Weights) -> None:
         """Sample from these weights from now on. Workers get them with their next shard.
@@ -164,7 +164,8 @@ class FleetEngine(Closing):
 
         Raises what the driver's engine raises, and ConfigError: the workers cannot start.
         """
-        rollout = self._rollout(prompts, draw, sampling, on_group, first_samples)
+        groups = self._shard_groups
+        rollout = Rollout.of(prompts, draw, sampling or self.sampling, groups, on_group, first_samples)
         self._alive_at = time.monotonic()
         try:
             fleet = self._ready()
@@ -187,7 +188,8 @@ class FleetEngine(Closing):
         """
         if not self._open:
             self._alive_at = time.monotonic()
-        self._open.append(self._rollout(prompts, draw, None, on_group, None, on_begin))
+        groups = self._shard_groups
+        self._open.append(Rollout.of(prompts, draw, self.sampling, groups, on_group, on_begin=on_begin))
 
     def advance(self, seconds: float) -> None:
         """Hand out shards of what was submitted, and take in what workers have done within so many `seconds`, or until
@@ -197,8 +199,7 @@ class FleetEngine(Closing):
         """
         if not self._open:
             return
-        fleet, ready = self._fleet, self._ready()
-        waiting = next((each for each in self._open if each.queue), None)
+        waiting, fleet, ready = next((each for each in self._open if each.queue), None), self._fleet, self._ready()
         if ready is None and waiting is not None:
             self._decode_here(waiting, waiting.queue.popleft())
         elif fleet is not None:
@@ -210,20 +211,6 @@ class FleetEngine(Closing):
         """Forget what was submitted."""
         self._forget(self._open)
         self._open = []
-
-    def _rollout(
-        self,
-        prompts: Sequence[Prompt],
-        draw: int,
-        sampling: Sampling | None,
-        on_group: OnGroup | None,
-        firsts: Sequence[int] | None,
-        on_begin: OnBegin | None = None,
-    ) -> Rollout:
-        if firsts is None:
-            firsts = count_samples(prompts, (sampling or self.sampling).group_size)
-        shards = rollout_shards(len(prompts), self._shard_groups)
-        return Rollout(prompts, firsts, draw, sampling, on_group, shards, on_begin)
 
     def _forget(self, rollouts: Sequence[Rollout]) -> None:
         """What workers still do for these is of no use."""
@@ -246,6 +233,7 @@ class FleetEngine(Closing):
         """Hand out shards, decode one here if it has come to that, and take in what has happened."""
         if self._fleet is not fleet:
             raise RuntimeError("the engine was closed during a rollout")
+        self._interrupt(fleet)
         up = self._dispatch(fleet, rollouts)
         own = next((each for each in rollouts if each.own), None)
         waiting = next((each for each in rollouts if each.queue), None)
@@ -271,14 +259,30 @@ class FleetEngine(Closing):
         for worker in chosen:
             rollout = next(each for each in rollouts if each.queue)
             index = rollout.queue.popleft()
-            limit = self._limit(rollout) + self._start * (worker in first)
-            digest, (prompts, firsts) = sending.snapshot.digest, rollout.begin(index)
-            number = fleet.call(worker, "decode", digest, prompts, rollout.draw, rollout.sampling, firsts)
-            self._calls[worker] = Call(number, rollout, index, sending.handle, now := time.monotonic(), now + limit)
+            limit = self._deadlines.limit(rollout.sampling) + self._start * (worker in first)
+            number = self._ask(fleet, worker, sending.snapshot.digest, rollout, index)
+            self._calls[worker] = Call(number, rollout, index, sending, now := time.monotonic(), now + limit)
             self._busy.begins(worker)
         if ahead is not None and ahead.ready:
             self._bring(fleet, free[len(chosen) :], (), ahead)
         return up
+
+    def _ask(self, fleet: Fleet, worker: int, digest: str, rollout: Rollout, index: int) -> int:
+        """Have a worker decode a shard, or go on with one that was interrupted; the number of the call."""
+        begun = rollout.begun.get(index)
+        if begun is not None:
+            return fleet.call(worker, "go_on", digest, begun, rollout.draw, rollout.sampling)
+        prompts, firsts = rollout.begin(index)
+        return fleet.call(worker, "decode", digest, prompts, rollout.draw, rollout.sampling, firsts)
+
+    def _interrupt(self, fleet: Fleet) -> None:
+        """Interrupt what workers decode by other weights than the present ones."""
+        present = "" if self._sending is None else self._sending.key
+        for worker, call in self._calls.items():
+            stale = call.sending.key != present and not call.interrupted
+            if self._partial and stale and call.index is not None and any(call.rollout is each for each in self._open):
+                fleet.call(worker, "interrupt")
+                call.interrupted = True
 
     def _publish(self, fleet: Fleet) -> bool:
         """Make the weights ready for workers that lack them, in one copy. False: there is no room for it."""
@@ -289,8 +293,8 @@ class FleetEngine(Closing):
         except (OSError, StorageError) as error:
             size = self._sending.snapshot.nbytes / 2**30
             urgent(
-                f"oncurve: there is no room for {size:.2f} GiB of weights ({error}); this process decodes all shards, "
-                "to the same bits"
+                f"oncurve: there is no room for {size:.2f} GiB of weights ({error}); this process decodes all "
+                f"shards{self._bits}"
             )
             return False
         finally:
@@ -349,14 +353,11 @@ class FleetEngine(Closing):
             call.rollout.own.append(call.index)
             call.rollout.refused[call.index] = str(event.value)
             return
-        self._seconds[self._lengths(call.rollout)].append(time.monotonic() - call.began)
-        self._keep(call.rollout, call.index, event.value)
-
-    def _keep(self, rollout: Rollout, index: int, groups: Sequence[Group]) -> None:
-        if index in rollout.losses:
-            tokens = sum(len(completion.ids) for group in groups for completion in group.completions)
-            self._measured["cluster/tokens_redone"] += tokens
-        rollout.keep(index, groups)
+        if call.interrupted and (cut := call.rollout.cut(call.index, event.value)):
+            self._measured["cluster/completions_continued"] += cut
+            return
+        self._deadlines.took(call.rollout.sampling, time.monotonic() - call.began)
+        self._measured["cluster/tokens_redone"] += call.rollout.keep(call.index, event.value)
 
     def _again(self, rollout: Rollout, index: int) -> None:
         """A worker was lost with a shard."""
@@ -379,17 +380,6 @@ class FleetEngine(Closing):
                 call.deadline = float("inf")
                 fleet.kill(worker, f"it did not decode a shard within {now - call.began:.0f} seconds")
 
-    def _limit(self, rollout: Rollout) -> float:
-        """The seconds that a worker has for a shard of this rollout."""
-        earlier = self._seconds[self._lengths(rollout)]
-        if not earlier:
-            return self._wait
-        return min(self._wait, max(SHORTEST_DEADLINE, DEADLINE_MEDIANS * statistics.median(earlier)))
-
-    def _lengths(self, rollout: Rollout) -> Lengths:
-        sampling = rollout.sampling or self.sampling
-        return sampling.group_size, sampling.max_new_tokens
-
     def _decode_here(self, rollout: Rollout, index: int) -> None:
         refused = rollout.refused.get(index)
         if not self._told and not refused:
@@ -397,10 +387,12 @@ class FleetEngine(Closing):
             urgent(
                 "oncurve: no worker can sample; this process decodes with oncurve's own engine as long as that is so"
             )
+        rollout.begun.pop(index, None)
         prompts, firsts = rollout.begin(index)
         with computing_threads(self._threads):
             groups = self.local.generate(prompts, rollout.draw, rollout.sampling, None, firsts)
         if refused and refused not in self._refusals:
             self._refusals.add(refused)
             urgent(f"oncurve: a worker could not decode a shard, and this process did{self._bits}: {refused}")
-        self._keep(rollout, index, groups)
+        if tokens := rollout.keep(index, groups):
+            self._measured["cluster/tokens_redone"] += tokens

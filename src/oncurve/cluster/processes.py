@@ -19,6 +19,7 @@ from oncurve.cluster.engine import FleetEngine
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.learner import FleetLearner
 from oncurve.cluster.rank import Rank
+from oncurve.cluster.sentences import sentences_of
 from oncurve.cluster.vllm import VllmEngine, VllmSettings, VllmWorker
 from oncurve.cluster.vllm_server import ServerFaultError, VllmServer, vllm_program
 from oncurve.cluster.weights import Carrier, InMemory, OnDisk
@@ -26,7 +27,7 @@ from oncurve.cluster.worker import Worker
 from oncurve.errors import ConfigError
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel
-from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
+from oncurve.rollout import InProcessEngine, RolloutEngine, Sampling, Tokenizer
 from oncurve.spec import Component
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class ProcessCluster(Component):
     """"exact": steps train the prompts in their order. "window": a step trains the groups that are finished first, of
     prompts of up to `lag` steps ahead, each begun by weights at most `lag` steps older than the step's. That is not
     exact: which groups meet in a step depends on how fast they were sampled. Part of the result."""
+
+    partial: bool = False
+    """With order = "window": completions that are being sampled when there are new weights are continued by these. Each
+    token keeps the log-prob of the weights that sampled it. That is not exact. Part of the result."""
 
     weights: Literal["object", "disk", "gloo", "nccl"] = "object"
     """"object": the weights are copied once per machine, into memory that its workers read; "disk": they are written as
@@ -123,6 +128,11 @@ class ProcessCluster(Component):
             lambda cluster: cluster.order == "window" and not (cluster.lag and cluster.rollout_workers),
             'cluster.order: "window" chooses among groups that other processes sample for later steps; set cluster.lag '
             'and cluster.rollout_workers to 1 or more, or cluster.order to "exact"',
+        ),
+        Impossible(
+            lambda cluster: cluster.partial and (cluster.order != "window" or cluster.engine != "own"),
+            'cluster.partial: completions are continued by newer weights only with cluster.order = "window" and '
+            'cluster.engine = "own"; set these, or cluster.partial to false',
         ),
         Impossible(
             lambda cluster: cluster.offload and cluster.sharding != "fsdp",
@@ -283,8 +293,24 @@ class ProcessCluster(Component):
 
         workers = make_fleet if self.rollout_workers else None
         shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
+        if self.partial and not isinstance(local, InProcessEngine):
+            raise ConfigError(
+                f"cluster.partial: {type(local).__name__} cannot continue a completion; set it to false, or "
+                'engine.kind to "local"'
+            )
         carrier, count = self._carrier(), self.rollout_workers
-        return FleetEngine(local, sampling, workers, shards, threads, wait, carrier, exact=self.exact, workers=count)
+        return FleetEngine(
+            local,
+            sampling,
+            workers,
+            shards,
+            threads,
+            wait,
+            carrier,
+            exact=self.exact,
+            workers=count,
+            partial=self.partial,
+        )
 
     def _carrier(self) -> Carrier:
         if self.weights == "gloo" or self.weights == "nccl":
@@ -321,50 +347,7 @@ class ProcessCluster(Component):
 
     def sentences(self) -> list[str]:
         """How rollouts and updates are shared."""
-        shards = f"{self.gradient_shards} gradient shard{'s' * (self.gradient_shards > 1)} added in a fixed tree"
-        ranks = f"{self.learner_ranks} process{'es' * (self.learner_ranks > 1)}"
-        threads = f"{self.rank_threads} thread{'s' * (self.rank_threads > 1)}"
-        workers = f"{self.rollout_workers} other process{'es' * (self.rollout_workers > 1)}"
-        own = f"{self.worker_threads} thread{'s' * (self.worker_threads > 1)}"
-        together = f"{self.shard_groups} group{'s' * (self.shard_groups > 1)}"
-        kept = ", and keep them in the host's memory" if self.offload else ""
-        servers = "a vLLM server" if self.rollout_workers == 1 else f"{self.rollout_workers} vLLM servers"
-        return [
-            f"Rollouts are sampled by {servers}, {together} at a time: they are not "
-            "exact, and the learner computes the old log-probs."
-            if self.served
-            else f"Rollouts are decoded by {workers} with {own} each, {together} together; on machines with another "
-            "torch or other kernels they are not exact, and the learner computes the old log-probs."
-            if not self.exact
-            else f"Rollouts are decoded by {workers} with {own} each, {together} "
-            f"together{'' if self.windowed else ': the number of processes, and losses of them, change no bit'}."
-            if self.rollout_workers
-            else f"Rollouts are decoded by this process with {own}, {together} together.",
-            *self._lag(),
-            f"An update is made by {ranks} of {self.where} with {threads} each, which divide parameters, gradients "
-            f"and optimizer state{kept}: their number changes results by rounding, and after the loss of one the run "
-            "goes back to its last checkpoint."
-            if self.divided
-            else f"An update is made by {ranks} of {self.where} with {threads} each, in {shards}: their number, and "
-            "losses of them, change no bit.",
-        ]
-
-    def _lag(self) -> list[str]:
-        if not self.lag:
-            return []
-        ahead = f"{self.lag} step{'s' * (self.lag > 1)}"
-        if self.windowed:
-            return [
-                f"Steps train groups in the order in which they are finished, out of prompts of up to {ahead} ahead, "
-                f"begun by weights at most {ahead} older than the step's: that is not exact, and a second run or a "
-                "resume has other numbers."
-            ]
-        when = (
-            f"those of up to {ahead} ahead are sampled while a step trains"
-            if self.rollout_workers
-            else "without rollout_workers that saves no time, and has the same bits as with them"
-        )
-        return [f"Step n trains what the weights after step n - {1 + self.lag} wrote, exactly; {when}."]
+        return sentences_of(self)
 
 
 def _shared_folder(parent: str) -> tempfile.TemporaryDirectory[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from oncurve.rollout import OnGroup, Sampling
+from oncurve.cluster.sending import Sending
+from oncurve.cluster.shards import rollout_shards
+from oncurve.rollout import OnGroup, Sampling, count_samples, was_interrupted
 from oncurve.types import Group, Prompt
 
 OnBegin = Callable[[int], None]
@@ -24,13 +25,14 @@ class Rollout:
     losses    by shard, how many workers were lost with it
     refused   by shard, why a worker could not decode it
     groups    by prompt, those that have come
+    begun     by shard, its groups as far as they were written when it was interrupted
     on_begin  called with the index of each prompt of a shard that a process is given
     """
 
     prompts: Sequence[Prompt]
     firsts: Sequence[int]
     draw: int
-    sampling: Sampling | None
+    sampling: Sampling
     on_group: OnGroup | None
     shards: list[range]
     on_begin: OnBegin | None = None
@@ -39,6 +41,22 @@ class Rollout:
     losses: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     refused: dict[int, str] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
+    begun: dict[int, Sequence[Group]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Prompt],
+        draw: int,
+        sampling: Sampling,
+        shard_groups: int,
+        on_group: OnGroup | None,
+        firsts: Sequence[int] | None = None,
+        on_begin: OnBegin | None = None,
+    ) -> Rollout:
+        """The prompts in shards of `shard_groups`; without `firsts` samples are counted within `prompts`."""
+        firsts = count_samples(prompts, sampling.group_size) if firsts is None else firsts
+        return cls(prompts, firsts, draw, sampling, on_group, rollout_shards(len(prompts), shard_groups), on_begin)
 
     def __post_init__(self) -> None:
         self.queue = deque(range(len(self.shards)))
@@ -61,25 +79,37 @@ class Rollout:
         self.own.extend(self.queue)
         self.queue.clear()
 
-    def keep(self, index: int, groups: Sequence[Group]) -> None:
-        """The groups of a shard have come."""
+    def cut(self, index: int, groups: Sequence[Group]) -> int:
+        """The groups of a shard have come that was interrupted: how many completions are not whole. If there are any,
+        the shard is to go on before others begin."""
+        count = sum(was_interrupted(row, self.sampling) for group in groups for row in group.completions)
+        if count:
+            self.begun[index] = groups
+            self.queue.appendleft(index)
+        return count
+
+    def keep(self, index: int, groups: Sequence[Group]) -> int:
+        """The groups of a shard have come: the number of their tokens, if the shard was lost before; otherwise 0."""
         for prompt, group in zip(self.shards[index], groups, strict=True):
             self.groups[prompt] = group
             if self.on_group is not None:
                 self.on_group(prompt, group)
+        return sum(len(row.ids) for group in groups for row in group.completions) if index in self.losses else 0
 
 
 @dataclass
 class Call:
     """What a worker is doing.
 
-    index   of the shard of `rollout`; None: of one that was given up
-    handle  of the weights, which are there as long as a worker may read them
+    index        of the shard of `rollout`; None: of one that was given up
+    sending      the weights by which it decodes; their copy is there as long as the worker may read it
+    interrupted  it was told to answer with what it has
     """
 
     number: int
     rollout: Rollout
     index: int | None
-    handle: Any
+    sending: Sending
     began: float
     deadline: float
+    interrupted: bool = False

@@ -55,6 +55,11 @@ class Cluster(Protocol):
         """Whether steps train groups in the order in which they are finished; its engine is a `StreamingEngine`."""
         ...
 
+    @property
+    def partial(self) -> bool:
+        """Whether completions are continued by newer weights than those that began them."""
+        ...
+
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The run's learner, from `make(tokenizer=...)`, which builds the local one."""
         ...
@@ -106,6 +111,7 @@ class NoCluster(Component):
     workers: ClassVar[int] = 0
     lag: ClassVar[int] = 0
     windowed: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
 
     def learner(self, make: Callable[..., Learner]) -> Learner:
         """The learner that `make()` builds."""
@@ -171,6 +177,7 @@ check_cluster = check_of(
         "idle_workers",
         "lag",
         "windowed",
+        "partial",
         "sentences",
     ),
     ("alone",),

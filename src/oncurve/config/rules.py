@@ -186,6 +186,11 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'kl.estimator: the exact KL is not built in shards; set it to "k3", or cluster.sharding to "replicate"',
     ),
     Impossible(
+        lambda c: c.cluster.partial and bool(c.rollout.stop),
+        "rollout.stop: a stop string is not found where a completion is continued; stop by rollout.eos_ids, or set "
+        "cluster.partial to false",
+    ),
+    Impossible(
         lambda c: c.cluster.windowed and c.filter.dynamic_sampling,
         'filter.dynamic_sampling: cluster.order = "window" trains all groups in the order in which they are finished; '
         'set it to false, or cluster.order to "exact"',

@@ -17,6 +17,7 @@ from oncurve.rollout.engine import (
     measured as measured,
     prepare as prepare,
     sample as sample,
+    was_interrupted as was_interrupted,
     worked as worked,
 )
 from oncurve.rollout.kinds import ENGINE_KINDS as ENGINE_KINDS, EngineConfig as EngineConfig, LocalEngine as LocalEngine

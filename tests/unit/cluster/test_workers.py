@@ -330,7 +330,7 @@ def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
     orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if action == "hang":
-        monkeypatch.setattr("oncurve.cluster.engine.SHORTEST_DEADLINE", 3.0)
+        monkeypatch.setattr("oncurve.cluster.deadlines.SHORTEST_DEADLINE", 3.0)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None)
     assert found == right

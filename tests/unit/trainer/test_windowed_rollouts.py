@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes.deadly_engine import DeadlyEngine, order, released
+from fakes.deadly_engine import DeadlyEngine, SlowEngine, order, released
 from fakes.loops import PROMPTS, make_loop
 from oncurve import durable
 from oncurve.cluster import HostCluster
@@ -24,11 +24,21 @@ SAMPLING = Sampling(group_size=4, max_new_tokens=4)
 
 
 @contextmanager
-def windowed(orders: Path, steps: int = STEPS, workers: int = 2, **settings: Any) -> Iterator[Trainer]:
+def windowed(
+    orders: Path, steps: int = STEPS, workers: int = 2, partial_tokens: int = 0, **settings: Any
+) -> Iterator[Trainer]:
     loop = make_loop(steps=steps, prompts=SIZE, parts={"rollouts": WindowedRollouts(LAG)}, **settings)
-    build = partial(DeadlyEngine, orders, os.getpid(), SAMPLING, 5)
-    cluster = HostCluster(rollout_workers=workers, shard_groups=1)
-    loop.engine = cluster.rollout_engine(build(), build, SAMPLING)
+    kind = SlowEngine if partial_tokens else DeadlyEngine
+    sampling = SAMPLING.model_copy(update={"max_new_tokens": partial_tokens or SAMPLING.max_new_tokens})
+    build = partial(kind, orders, os.getpid(), sampling, 5)
+    cluster = HostCluster(
+        rollout_workers=workers,
+        shard_groups=1,
+        lag=LAG,
+        order="window",
+        partial=partial_tokens > 0,
+    )
+    loop.engine = cluster.rollout_engine(build(), build, sampling)
     try:
         yield loop
     finally:
@@ -72,7 +82,9 @@ def orders(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "action", [pytest.param("none", marks=pytest.mark.slow), "hold", pytest.param("SIGKILL", marks=pytest.mark.slow)]
 )
-def test_no_step_waits_for_a_group_that_others_can_replace(orders: Path, action: str) -> None:
+def test_no_step_waits_for_a_group_that_others_can_replace(
+    orders: Path, action: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     if action != "none":
         order(orders, action)
     with windowed(orders) as loop:
@@ -92,6 +104,9 @@ def test_no_step_waits_for_a_group_that_others_can_replace(orders: Path, action:
         assert found[LAG].metrics["cluster/lag_max"] == LAG
     if action == "SIGKILL":
         assert sum(step.metrics.get("cluster/shards_redone", 0.0) for step in found) == 1
+        said = capfd.readouterr().err
+        assert "a worker was lost: it was killed by signal SIGKILL; the run goes on" in said
+        assert "same bits" not in said
 
 
 @pytest.mark.slow
@@ -161,3 +176,19 @@ def test_the_order_is_another_than_that_of_a_lag(orders: Path) -> None:
     exact = make_loop(steps=STEPS, prompts=SIZE, parts={"rollouts": LaggedRollouts(LAG, ahead=False)})
     assert prompts_of(trained(exact)) == [in_order(STEPS)[n * SIZE : (n + 1) * SIZE] for n in range(STEPS)]
     assert window != prompts_of(trained(make_loop(steps=STEPS, prompts=SIZE)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_completions_are_continued_by_new_weights(orders: Path, killed: bool) -> None:
+    """Between the first and the last token of some completions the weights change: their log-probs are of both."""
+    if killed:
+        order(orders, "SIGKILL")
+    with windowed(orders, partial_tokens=40) as loop:
+        found = trained(loop)
+    check(found)
+    assert sum(step.metrics.get("cluster/completions_continued", 0.0) for step in found) > 0
+    for step in found:
+        for group in step.groups:
+            assert len(group.completions) == 4
+            assert all(len(row.ids) == len(row.logprobs) == 40 for row in group.completions)
