@@ -115,6 +115,74 @@ def test_a_run_on_ray_that_is_killed_leaves_no_process_and_goes_on_without_ray(p
     compare(project / "one", project / "two", steps)
 
 
+@ray_is_here
+@pytest.mark.slow
+def test_a_ray_of_the_run_alone_is_reached_from_this_machine_alone(project: Path) -> None:
+    more = ["cluster.rollout_workers=2", "cluster.learner_ranks=2", "run.steps=400"]
+    process = start("train", "recipe.toml", *RAY, *more, "--out", "two")
+    try:
+        until_checkpoints(process, project / "two", 1)
+        own = psutil.Process(process.pid)
+        addresses = [
+            each.laddr.ip
+            for one in (own, *own.children(recursive=True))
+            for each in one.net_connections("inet")
+            if each.status == psutil.CONN_LISTEN or (each.type == socket.SOCK_DGRAM and not each.raddr)
+        ]
+        assert len(addresses) > 5
+        assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+@ray_is_here
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_run_that_is_killed_on_host_and_on_ray_goes_on_with_other_processes_to_the_same_bits(
+    project: Path, lag: int
+) -> None:
+    same = [*SETTINGS, f"cluster.lag={lag}", "run.steps=9"]
+    finish("train", "recipe.toml", "cluster.kind=host", *same, "--out", "one")
+    processes = ["cluster.kind=host", "cluster.rollout_workers=1", "cluster.learner_ranks=2"]
+    arguments = ["train", "recipe.toml", *same, *processes, "--out", "two"]
+    for count, (workers, ranks) in ((2, (2, 2)), (4, (1, 3))):
+        process = start(*arguments)
+        until_checkpoints(process, project / "two", count)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(children, timeout=90)
+        assert alive == []
+        processes = ["cluster.kind=ray", f"cluster.rollout_workers={workers}", f"cluster.learner_ranks={ranks}"]
+        arguments = ["resume", "two", *processes]
+    said = finish(*arguments)
+    assert "of a Ray cluster" in said
+    assert "exact: the run goes on to the same numbers" in said
+    compare(project / "one", project / "two", 9)
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_a_run_whose_ray_loses_its_first_machine_ends_with_the_cause_and_goes_on_without_ray(project: Path) -> None:
+    """The server of the cluster is killed; the nodes live on, as other machines do."""
+    more = ["cluster.rollout_workers=1", "cluster.learner_ranks=2", "checkpoint.keep=10000", "run.steps=10000"]
+    with toy_cluster(3) as toy:
+        process = start("train", "recipe.toml", *RAY, *more, f"cluster.address={toy.address}", "--out", "two")
+        until_checkpoints(process, project / "two", 2)
+        toy.tell("behead")
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, said
+    assert f"oncurve: the Ray cluster at {toy.address} has ended: its first machine has not answered" in said
+    assert "stopped by TrainingError; to continue after step" in said
+    assert "Traceback" not in said
+    assert "raylet" not in said
+    steps = max(step for step, _ in durable.numbered(project / "two" / "checkpoints")) + 2
+    finish("resume", "two", "cluster.kind=host", f"run.steps={steps}")
+    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "checkpoint.keep=10000", "--out", "one")
+    compare(project / "one", project / "two", steps)
+
+
 FSDP = ["cluster.sharding=fsdp", "cluster.learner_ranks=2"]
 
 

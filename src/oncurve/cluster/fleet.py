@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from oncurve.closing import Closing
+from oncurve.errors import TrainingError
 from oncurve.parallel import Meeting
 
 PAUSES = (0.0, 0.0, 2.0)
@@ -82,7 +83,10 @@ Event = Replied | Failed | Ended
 
 
 class Fleet(Protocol):
-    """Processes on one machine or several. No method waits without a limit."""
+    """Processes on one machine or several. No method waits without a limit.
+
+    `up`, `settled` and `wait` raise TrainingError where no process can be reached any more, and none will be.
+    """
 
     def up(self) -> list[int]:
         """The processes that can be called, by their places."""
@@ -265,16 +269,24 @@ class WatchedFleet(Closing):
         self._health = health
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
+        self._gone: TrainingError | None = None
 
     def up(self) -> list[int]:
-        """The processes that can be called, by their places."""
+        """The processes that can be called, by their places. Raises TrainingError: none of them ever can again."""
         with self._changed:
+            self._require()
             return self._health.up
 
+    def _require(self) -> None:
+        if self._gone is not None:
+            raise self._gone
+
     def wait(self, seconds: float) -> list[Event]:
-        """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""
+        """What has happened since the last call, in order; after so many `seconds` perhaps nothing. Raises
+        TrainingError: no process can be reached any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._events, seconds)
+            self._changed.wait_for(lambda: self._events or self._gone is not None, seconds)
+            self._require()
             found = list(self._events)
             self._events.clear()
             return found

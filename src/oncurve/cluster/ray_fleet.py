@@ -34,13 +34,16 @@ from oncurve.cluster.fleet import Fleet, Health, Kill, Order, Start, WatchedFlee
 from oncurve.cluster.keeper import cause_of, keeper_class
 from oncurve.cluster.kept import BOOT, StoredBytes, recipe_of
 from oncurve.cluster.processes import Part, ProcessCluster
-from oncurve.cluster.ray_session import SESSION, missing
-from oncurve.errors import ConfigError
+from oncurve.cluster.ray_session import SESSION, Head, missing
+from oncurve.errors import ConfigError, TrainingError
 from oncurve.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
 
 START_SECONDS = 600.0
 """For importing everything and making the object, once Ray has found a machine for it."""
+
+HEAD_SECONDS = 20.0
+"""Without the first machine of a Ray cluster for so long, the run ends."""
 
 ROOM_SECONDS = 30.0
 """A place for which Ray has found no machine after so long is not waited for; it is used when there is one."""
@@ -88,7 +91,7 @@ class RayFleet(WatchedFleet):
     ) -> None:
         recipe = recipe_of(make, mixed)
         ray = SESSION.use(address, len(recipe))
-        self._ray, self._own = ray, not address
+        self._ray, self._own, self._head = ray, not address, Head(address)
         super().__init__(Health(places, silence_seconds, math.inf))  # of the start, `_late` decides
         self._processes: dict[int, _Kept] = {}
         self._inbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
@@ -117,7 +120,10 @@ class RayFleet(WatchedFleet):
         Raises ConfigError: the first processes could not make the object.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or self._is_settled(), seconds)
+            self._changed.wait_for(
+                lambda: self._failure is not None or self._gone is not None or self._is_settled(), seconds
+            )
+            self._require()
             if self._failure is not None and not self._any_up:
                 raise ConfigError(f"cluster.kind: the processes cannot start: {self._failure}")
             return self._health.up
@@ -182,9 +188,16 @@ class RayFleet(WatchedFleet):
 
     def turn(self, arrived: list[tuple[int, Any]]) -> bool:
         """One round of the thread: act on what has arrived, and on the time. False: the fleet is closed."""
+        gone = self._head.silence() > HEAD_SECONDS
         with self._changed:
             if self._closed:
                 return False
+            if gone and self._gone is None:
+                self._gone = TrainingError(
+                    f"the Ray cluster at {self._head.address} has ended: its first machine has not answered for "
+                    f"{HEAD_SECONDS:g} seconds. The run goes on with `oncurve resume` and its folder, with the "
+                    "cluster.address of another Ray, or with cluster.kind=host"
+                )
             for number, future in arrived:
                 self._hear(number, future)
             self._bury()

@@ -16,6 +16,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,10 +26,15 @@ from oncurve.errors import ConfigError
 from oncurve.output import urgent
 
 _PROBE_SECONDS = 10.0
+_ASK_SECONDS = 2.0
 _CONNECT_SECONDS = 120.0
 _SHUTDOWN_SECONDS = 30.0
 _TURN_SECONDS = 60.0
 _OBJECT_STORE_BYTES = 512 * 2**20
+
+
+_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
+"""Ray itself would end this process a minute after the first machine, without a word of the run."""
 
 
 class _Session:
@@ -51,7 +57,7 @@ class _Session:
                     _probe(address)
                 if address or nbytes > self._room:
                     self._end()
-                with _environment({} if address else self._of_own_ray()):
+                with _environment(_PATIENCE if address else self._of_own_ray()):
                     self._ray = _imported()
                     if not self._ray.is_initialized():  # the program may have a Ray of its own
                         self._connect(address, nbytes)
@@ -84,7 +90,12 @@ class _Session:
             )
             return {}
         self._token = self._token or secrets.token_hex(32)
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token, "RAY_USAGE_STATS_ENABLED": "0"}
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self._token,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
 
     def _connect(self, address: str, nbytes: int) -> None:
         logging.getLogger("ray").setLevel(logging.CRITICAL)  # what goes wrong is said by the fleets
@@ -122,11 +133,34 @@ def missing() -> str:
     return "cluster.kind: \"ray\" needs Ray; install it with: pip install 'oncurve[cluster]'"
 
 
+class Head:
+    """The first machine of the Ray cluster at `address`: without it no process of the cluster can be reached for long.
+    Of a Ray of this process (""), which ends with it, nothing is asked."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._asked = self._answered = time.monotonic()
+
+    def silence(self) -> float:
+        """Seconds for which it has not answered; it is asked every few seconds."""
+        now = time.monotonic()
+        if self.address and now - self._asked > _ASK_SECONDS:
+            self._asked = now
+            with contextlib.suppress(OSError):
+                _connect(self.address, _ASK_SECONDS)
+                self._answered = time.monotonic()
+        return self._asked - self._answered
+
+
+def _connect(address: str, seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+
+
 def _probe(address: str) -> None:
     """Raises ConfigError: nothing listens at `address`."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
+        _connect(address, _PROBE_SECONDS)
     except OSError as error:
         raise ConfigError(
             f"cluster.address: no Ray answers at {address}: {error}; start one there (`ray start --head`), correct the "
