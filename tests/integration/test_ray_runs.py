@@ -1,11 +1,13 @@
 """`cluster.kind = "ray"` from the command line: the bits of `host`, whatever is killed, and what is refused."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from fakes.cluster_runs import compare, finish, start
 from fakes.project import lay_out, oncurve, refused
 from fakes.toy_cluster import toy_cluster
+from fakes.vllm_server import server_program
 from oncurve import durable
 from oncurve.run.identity import compare as compare_settings
 
@@ -373,3 +376,37 @@ def test_a_resume_may_change_host_to_ray_and_back_and_nothing_else_of_the_kind()
     ):
         before, after = ({"settings": {"cluster.kind": kind}, "files": {}} for kind in (was, now))
         assert len(compare_settings(before, after).refused) == refused_lines, (was, now)
+
+
+def servers_of(project: Path) -> list[psutil.Process]:
+    """The minders whose servers are started by the program in a project."""
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            if "vllm_minder" in " ".join(one.cmdline()) and str(project / "bin") in one.environ()["PATH"]:
+                found.append(one)
+    return found
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_workers_on_ray_have_vllm_servers_and_share_no_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server_program(project / "bin")
+    monkeypatch.setenv("PATH", f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    arguments = ["train", "recipe.toml", *RAY, "model.dtype=float32", "cluster.rollout_workers=2"]
+    with toy_cluster(2) as toy:
+        process = start(*arguments, "cluster.engine=vllm", f"cluster.address={toy.address}", "--out", "out")
+        until_checkpoints(process, project / "out", 1)
+        minders = servers_of(project)
+        folders = [Path(one.cmdline()[-1]) for one in minders]
+        said, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+        assert "Rollouts are sampled by 2 vLLM servers" in said
+        assert "was lost" not in said
+        assert len(minders) == 2
+        assert psutil.wait_procs(minders, timeout=60)[1] == []
+        assert not any(folder.exists() for folder in folders)
+    lines = [line for line in metrics_of(project / "out") if "policy/loss" in line]
+    assert len(lines) == 3
+    assert {line["cluster/shards_redone"] for line in lines} == {0.0}
+    assert lines[0]["policy/mismatch"] < 1e-4
