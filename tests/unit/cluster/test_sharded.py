@@ -200,6 +200,27 @@ def test_a_reference_that_moves_is_that_of_one_process_and_is_resumed(
         assert apart(scored(learner), scored(one)) < near
 
 
+def make_stored_in_bfloat16(tokenizer: object = None, make: type[LocalLearner] = LocalLearner) -> Any:
+    objective, regularizer = OBJECTIVE_KINDS["clipped"](), Regularizer(KLPenalty(coef=0.0), 0.0)
+    model = wrap(llama().to(torch.bfloat16))
+    return LearnerConfig(learning_rate=1e-6).build(model, objective, regularizer, make=make, dtype=torch.bfloat16)
+
+
+def test_small_updates_of_weights_that_are_stored_in_bfloat16_are_kept_in_float32() -> None:
+    one = make_stored_in_bfloat16()
+    batch = batch_for(one)
+    one.update(batch)
+    with sharded(1, make=make_stored_in_bfloat16) as learner:
+        before = {name: learner.local.whole_master(name) for name in one.optimizer.trained}
+        learner.update(batch)
+        for name, right in one.optimizer.masters.items():
+            now = learner.local.whole_master(name)
+            assert now.dtype == torch.float32
+            assert torch.equal(before[name], before[name].bfloat16().float())
+            assert 0 < float((now - before[name]).abs().max()) < 2e-6
+            assert float((now - right).abs().max()) < 4e-6
+
+
 def test_checkpointed_layers_are_computed_again_in_the_backward_pass() -> None:
     times = []
     for checkpointing in (False, True):
