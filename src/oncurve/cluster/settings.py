@@ -37,6 +37,11 @@ class Cluster(Protocol):
         ...
 
     @property
+    def offload(self) -> bool:
+        """Whether what they divide is in the memory of their hosts."""
+        ...
+
+    @property
     def workers(self) -> int:
         """Processes that each hold a policy to sample from, in addition."""
         ...
@@ -105,6 +110,7 @@ class NoCluster(Component):
 
     alone: ClassVar[bool] = True
     divided: ClassVar[bool] = False
+    offload: ClassVar[bool] = False
     exact: ClassVar[bool] = True
     served: ClassVar[bool] = False
     processes: ClassVar[int] = 1
@@ -172,6 +178,7 @@ check_cluster = check_of(
         "served",
         "alone",
         "divided",
+        "offload",
         "processes",
         "workers",
         "idle_workers",

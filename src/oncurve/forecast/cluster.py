@@ -10,8 +10,9 @@ bytes:
     copy            N·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
                     versions that wait
 
-Activations, head and workspace are those of one process: each rank computes passes of as many tokens. A worker holds
-the weights, keys and values, and what sampling takes.
+With `cluster.offload` the first three lines are in the host's memory. Activations, head and workspace are those of one
+process: each rank computes passes of as many tokens. A worker holds the weights, keys and values, and what sampling
+takes.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
         parts["reference"] /= layout.ranks
         parts["gathered"] = width * 3 * layer + (width + 4) * shape.outside_layers
         parts["copy"] = copy if first else 0.0
+        if variant.offloaded and not variant.on_cpu:
+            parts |= dict.fromkeys(("parameters", "optimizer", "gradients", "reference"), 0.0)
     state = sum(
         parts.get(name, 0.0)
         for name in ("process", "parameters", "optimizer", "reference", "critic", "reward_models", "teacher")

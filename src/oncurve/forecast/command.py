@@ -208,6 +208,7 @@ def variant_of(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_
         reward_model_bytes(config),
         teacher=teacher_bytes(config, dtype),
         held=not config.lora.adapted or config.lora.path is not None or config.following.every > 0,
+        offloaded=config.cluster.offload,
     )
 
 

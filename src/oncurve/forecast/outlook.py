@@ -182,6 +182,8 @@ class Variant:
     held: bool = True
     """Whether the reference has weights of its own, and is not the model with its adapter off."""
     teacher: float = 0.0
+    offloaded: bool = False
+    """Whether ranks that divide the model keep their parts in the host's memory."""
 
     @property
     def footprint(self) -> Footprint:

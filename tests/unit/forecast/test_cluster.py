@@ -201,6 +201,15 @@ def _measured(found: dict[str, Any]) -> Variant:
     return Variant(shape, work, found["dtype"], "float32", "float32", found["kl_coef"] > 0, True)
 
 
+def test_what_is_offloaded_is_not_on_a_gpu() -> None:
+    kept = replace(SEVEN, reference=True)
+    before, after = (rank_memory(each, Layout(2, 1, "fsdp")) for each in (kept, replace(kept, offloaded=True)))
+    assert before.peak - after.peak == pytest.approx((4 + 8 + 4 + 2) * SEVEN.shape.parameters / 2)
+    assert after.parts["gathered"] == before.parts["gathered"]
+    here = replace(kept, on_cpu=True)
+    assert rank_memory(replace(here, offloaded=True), Layout(2, 1, "fsdp")) == rank_memory(here, Layout(2, 1, "fsdp"))
+
+
 def test_ranks_in_shards_take_less_of_one_host_than_copies() -> None:
     variant = replace(SEVEN, on_cpu=True)
     shards = [on_one_host(variant, Layout(ranks, sharding="fsdp")) for ranks in (1, 2, 4)]
