@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WINDOW_SECONDS = 0.25
+TURN_SECONDS, END_SECONDS = 60.0, 5.0  # of a thread that waits for its end; for a thread that is to end
 ENTER, LEAVE = 0.3, 0.2  # threads without a processor: next to a busy process 0.7 to 1 that spin, 0.35 that sleep
 NOISE = 0.005  # the same per thread of a quiet machine
 ENTER_WINDOWS, LEAVE_WINDOWS = 2, 8  # half a second begins contention, two seconds end it
@@ -135,14 +136,14 @@ class ShortWaits:
             arguments = (libraries, ready, self._over)
             self._holder = threading.Thread(target=self._hold, args=arguments, name="oncurve-short-waits", daemon=True)
             self._holder.start()
-            ready.wait()
+            ready.wait(END_SECONDS)
         return bool(libraries)
 
     def end(self) -> None:
         """Let libgomp wait as by default."""
         if self._holder is not None and self._over is not None:
             self._over.set()
-            self._holder.join()
+            self._holder.join(END_SECONDS)
         self._holder = self._over = None
 
     def _hold(self, libraries: list[ctypes.CDLL], ready: threading.Event, over: threading.Event) -> None:
@@ -150,7 +151,8 @@ class ShortWaits:
         for library in libraries:
             library.GOMP_parallel(nothing, None, self.team, 0)
         ready.set()
-        over.wait()
+        while not over.wait(TURN_SECONDS):
+            pass
 
 
 def _libgomp() -> list[ctypes.CDLL]:
@@ -191,7 +193,7 @@ class Watch:
         """End the thread, and restore libgomp."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(END_SECONDS)
         self.waits.end()
 
     def _run(self) -> None:

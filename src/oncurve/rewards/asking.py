@@ -11,6 +11,8 @@ from typing import Any
 from oncurve.closing import Closing
 from oncurve.workers import Reply, kind_of_fault, last_words
 
+_TURN_SECONDS = 60.0
+
 Request = tuple[str, Mapping[str, Any]]
 """A request's hash, under which equal requests are one, and its body."""
 
@@ -70,7 +72,8 @@ class Asking(Closing):
         with self._changed:
             now = time.monotonic()
             self.overlapped_seconds = self._seconds + sum(now - begun for begun in self._begun.values())
-            self._changed.wait_for(lambda: self._threads == 0)
+            while not self._changed.wait_for(lambda: self._threads == 0, _TURN_SECONDS):
+                pass  # each request has a limit of its own
             if self._error is not None:
                 raise self._error
             found = [self._replies[each] if isinstance(each, str) else each for each in self._order]

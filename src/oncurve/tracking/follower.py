@@ -125,7 +125,7 @@ class Follower:
 
     def _wait_beyond(self, step: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._ending or self._recorded != step)
+            self._changed.wait_for(lambda: self._ending or self._recorded != step, LONGEST_WAIT)
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt, or until the run ends; whether there is one: not where it had ended before."""

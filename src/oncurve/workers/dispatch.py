@@ -21,6 +21,8 @@ from oncurve.errors import ConfigError
 from oncurve.workers.process import Item, Reply, Start, Work, Worker
 
 LARGEST_CHUNK = 64
+_TURN_SECONDS = 60.0  # a new order wakes the thread before
+_END_SECONDS = 60.0  # for killing all workers, each of which has a few seconds
 MOST_IDLE_DEATHS = 3  # per process: workers in a row that start, and end before they begin an item
 
 
@@ -73,7 +75,7 @@ class Dispatcher:
         self.do(None)
         os.close(self._wake)
         if threading.current_thread() is not self._thread:  # the garbage collector calls from any thread
-            self._thread.join()
+            self._thread.join(_END_SECONDS)
 
     def add(self, work: Work, encoded: list[str]) -> None:
         """Append items of `work` to those that wait."""
@@ -118,7 +120,7 @@ class Dispatcher:
     def _do_orders(self) -> bool:
         """Call the functions in the queue; False: end."""
         while not self._orders.empty():
-            order = self._orders.get()
+            order = self._orders.get_nowait()  # no other thread takes any
             if order is None:
                 return False
             order()
@@ -150,7 +152,7 @@ class Dispatcher:
                     selector.register(worker.incoming, selectors.EVENT_READ, slot)
                     if worker.outgoing:
                         selector.register(worker.request, selectors.EVENT_WRITE, slot)
-            happened = selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
+            happened = selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else _TURN_SECONDS)
         replied = set()
         for key, event in happened:
             if key.data < 0:

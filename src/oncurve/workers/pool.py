@@ -62,7 +62,8 @@ class WorkerPool(Closing):
     def about(self) -> Any:
         """The attribute `about` of the loaded callable. Waits for a worker; raises ConfigError if it cannot start."""
         self._require_open()
-        self._dispatcher.loaded.wait()
+        while self._dispatcher.alive and not self._dispatcher.loaded.wait(_PATIENCE_SECONDS):
+            pass  # a worker that does not start within its limit ends the dispatcher
         if self._dispatcher.error is not None:
             raise self._dispatcher.error
         return self._dispatcher.about

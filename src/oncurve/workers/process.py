@@ -217,8 +217,8 @@ class Worker:
         code = self._exit_code()
         if code is None:
             self.kill()
-            code = self.process.wait()
-            if code == 0:  # the supervisor ended it, as it was told
+            code = self.process.poll()
+            if not code:  # the supervisor ended it, as it was told, or the kernel has not ended it yet
                 return "the worker process broke its channel"
         if code < 0:
             self.killed_by_others = -code in _SENT_TO_END
@@ -243,4 +243,5 @@ class Worker:
             self.process.wait(_SLOWEST_END_SECONDS)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk: the kernel ends it after that
+            self.process.wait(_SLOWEST_END_SECONDS)
