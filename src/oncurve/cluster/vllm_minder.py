@@ -35,7 +35,8 @@ _LONGEST_WORDS = 300
 
 # "ValueError: ..." at the beginning of a line, or after the words that vLLM puts before a line: process and log record.
 _ERROR = re.compile(
-    r"^(?:\([^()\n]*\) )?(?:ERROR [^\]\n]*\] )?((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .*)$", re.MULTILINE
+    r"^(?:\([^()\n]*\) )?(?:ERROR [^\]\n]*\] )?((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: .*)?(?:\n +\S.*)*)$",
+    re.MULTILINE,
 )
 
 
@@ -96,10 +97,10 @@ class Minder:
 
 
 def first_cause(log: str) -> str:
-    """The error in a server's output from which the others follow: the first one that is logged or raised, or else the
-    last line."""
+    """The error in a server's output from which the others follow: the first one that is logged or raised, with the
+    indented lines after it, or else the last line."""
     found = _ERROR.search(log)
-    return found[1].strip() if found else log.strip().rpartition("\n")[2].strip()
+    return " ".join(found[1].split()) if found else log.strip().rpartition("\n")[2].strip()
 
 
 def mind(folder: Path) -> None:

@@ -128,6 +128,11 @@ def test_a_server_has_the_variables_that_were_asked_for() -> None:
             "Traceback (most recent call last):\n  File\nOSError: no room\n\nThe above\n\nRuntimeError: it failed\n",
             "OSError: no room",
         ),
+        ("(Worker pid=1) ERROR 11-23 15:15:49 [executor.py:1063] AssertionError\nend\n", "AssertionError"),
+        (
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, too long\n\nmore\n",
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig Value error, too long",
+        ),
         (
             "(APIServer pid=1) INFO 11-23 14:00:00 [api_server.py:1] ValueErrors: 0\n"
             "(EngineCore pid=2) ERROR 11-23 14:00:09 [core.py:842] Traceback (most recent call last):\n"
