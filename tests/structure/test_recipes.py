@@ -48,7 +48,7 @@ OPTIONAL = {
 """Sections that a GRPO run does without. So it does without the kinds of a section that are not its default: of each
 the keys of its own are counted by themselves."""
 OPTIONAL_CAP = 10
-SERVICE, SERVICE_CAP = {"model_judge", "host", "ray"}, 20
+SERVICE, SERVICE_CAP = {"model_judge", "host", "ray"}, 21
 """Kinds that ask a service, half of whose keys are those of its request (decision 003), and kinds of cluster, which
 have ranks, workers and what they wait for (decision 007)."""
 

@@ -7,6 +7,7 @@ other process can write to it.
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import struct
 import threading
@@ -14,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import cloudpickle
+from torch import Tensor
 
 _LENGTH = struct.Struct("<Q")
 _PIECE = 1 << 20
@@ -23,9 +25,25 @@ class ClosedError(Exception):
     """The other end is closed, or takes nothing within the limit."""
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles tensors as tensors of a processor: the process that reads them may have no GPU, or another."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Tensor and obj.device.type not in ("cpu", "meta"):
+            return obj.detach().cpu().__reduce_ex__(2)  # type: ignore[no-untyped-call]
+        return super().reducer_override(obj)
+
+
+def pickled(message: Any) -> bytes:
+    """A message as bytes. Its tensors are on a processor when they are read."""
+    file = io.BytesIO()
+    _Pickler(file).dump(message)
+    return file.getvalue()
+
+
 def framed(message: Any) -> bytes:
     """A message as bytes, with its length before it."""
-    data = cloudpickle.dumps(message)
+    data = pickled(message)
     return bytes(_LENGTH.pack(len(data)) + data)
 
 
@@ -61,7 +79,7 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Send `message`. Raises ClosedError."""
-        self.send_pickled(cloudpickle.dumps(message))
+        self.send_pickled(pickled(message))
 
     def send_pickled(self, data: bytes) -> None:
         """Send a message that is pickled already. Raises ClosedError."""
@@ -108,7 +126,7 @@ class Sender:
 
     def send(self, message: Any) -> None:
         """Send `message` soon; a channel that is shut down loses it."""
-        self._messages.put(cloudpickle.dumps(message))
+        self._messages.put(pickled(message))
 
     def close(self, seconds: float) -> None:
         """End the thread, of which the channel must have been shut down. Twice is allowed."""

@@ -17,14 +17,13 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import cloudpickle
 
-from oncurve.cluster.channel import Channel, ClosedError, Sender
+from oncurve.cluster.channel import Channel, ClosedError, Sender, pickled
 from oncurve.cluster.fleet import Health, Order, Start, WatchedFleet, act_on
 from oncurve.cluster.host_nursery import HostNursery
 from oncurve.cluster.shared import SharedBytes
@@ -68,18 +67,21 @@ class HostFleet(WatchedFleet):
 
     make             is pickled at once, with all that it holds; the object's `begin()` is called in every process
     silence_seconds  a process that says nothing for so long is killed and replaced
+    gpus             CUDA_VISIBLE_DEVICES of the process in each place; empty: of none
 
     See `oncurve.cluster.fleet.Fleet` for the methods. The processes start in the background. They end with `close()`,
     when the fleet is garbage-collected, and when this process dies, however it dies.
     """
 
-    def __init__(self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0) -> None:
-        self._recipe = _recipe(make)
+    def __init__(
+        self, make: Callable[[], Any], places: int, silence_seconds: float = 20.0, gpus: Sequence[str] = ()
+    ) -> None:
+        self._recipe, self._gpus = _recipe(make), gpus
         super().__init__(Health(places, silence_seconds, START_SECONDS))
         self._nurseries, self._nursery = Health(1, silence_seconds, START_SECONDS), list[HostNursery]()
         self._which = -1
         self._processes: dict[int, _Process] = {}
-        self._asked: deque[int] = deque()  # processes to be forked as soon as the nursery takes another order
+        self._asked: dict[int, Start] = {}  # processes to be forked as soon as the nursery takes another order
         self._numbers = 0
         self._failure: str | None = None
         self._folder: Path | None = None
@@ -184,7 +186,7 @@ class HostFleet(WatchedFleet):
             if isinstance(order, Start):
                 self._which = order.process
                 try:
-                    self._nursery.append(HostNursery(self._recipe))
+                    self._nursery.append(HostNursery(self._recipe, bool(self._gpus)))
                 except OSError as error:
                     self._nurseries.has_ended(self._which, str(error), time.monotonic())
             else:
@@ -249,9 +251,9 @@ class HostFleet(WatchedFleet):
     def _obey(self, orders: list[Order]) -> None:
         for order in orders:
             if isinstance(order, Start):
-                self._asked.append(order.process)
+                self._asked[order.process] = order
             elif order.process in self._asked:
-                self._asked.remove(order.process)
+                del self._asked[order.process]
                 self._health.has_ended(order.process, "it was not forked", time.monotonic())
             elif (process := self._processes.get(order.process)) is not None:
                 if process.handle is not None:
@@ -265,18 +267,20 @@ class HostFleet(WatchedFleet):
         """Have the nursery fork what is asked for, as far as it takes orders now: waiting for it could wait for ever,
         because it waits for its own messages to be read here."""
         while self._asked:
+            number, order = next(iter(self._asked.items()))
             try:
-                self._processes[self._asked[0]] = _Process(self._nursery[0].fork(self._asked[0]))
+                gpus = self._gpus[order.place] if self._gpus else ""
+                self._processes[number] = _Process(self._nursery[0].fork(number, gpus))
             except BlockingIOError:
                 return
             except OSError:
-                self._health.has_ended(self._asked[0], "it could not be forked", time.monotonic())
-            self._asked.popleft()
+                self._health.has_ended(number, "it could not be forked", time.monotonic())
+            del self._asked[number]
 
 
 def _recipe(make: Callable[[], Any]) -> IO[bytes]:
     """The object's recipe in a file without a name, which each nursery reads. Raises ConfigError: it has no room."""
-    recipe = {"path": _absolute(sys.path), "files": imported_files(), "make": cloudpickle.dumps(make)}
+    recipe = {"path": _absolute(sys.path), "files": imported_files(), "make": pickled(make)}
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(tempfile.TemporaryFile())
         try:

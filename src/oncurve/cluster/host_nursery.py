@@ -16,17 +16,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from oncurve.cluster.devices import VISIBLE
 from oncurve.cluster.nursery import how_it_ended
 from oncurve.output import worker_stderr
 
 _MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.nursery import main; main(int(sys.argv[2]))"
 
+_NO_GPUS = {VISIBLE: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
 
 class HostNursery:
-    """A nursery that is started at once, with a `recipe` of its object: a file, which is read from its beginning."""
+    """A nursery that is started at once, with a `recipe` of its object: a file, which is read from its beginning.
 
-    def __init__(self, recipe: IO[bytes]) -> None:
+    With `hide_gpus` it sees none: CUDA must not be touched before its processes are forked and see their own.
+    """
+
+    def __init__(self, recipe: IO[bytes], hide_gpus: bool = False) -> None:
         recipe.seek(0)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(0.0)  # the nursery may wait until it is read from, and its reader is this process
@@ -39,18 +45,18 @@ class HostNursery:
                 stdout=subprocess.DEVNULL,
                 stderr=worker_stderr(),
                 process_group=0,  # Ctrl-C in the terminal is for this process, which ends the others in order
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(_NO_GPUS if hide_gpus else {})},
             )
 
-    def fork(self, number: int) -> socket.socket:
-        """This end of the connection to a process that is to be forked.
+    def fork(self, number: int, gpus: str = "") -> socket.socket:
+        """This end of the connection to a process that is to be forked, and to see these `gpus`.
 
         Raises BlockingIOError: it has enough to do for now. OSError: the nursery has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self.control, [str(number).encode()], [theirs.fileno()])
+                socket.send_fds(self.control, [f"{number} {gpus}".encode()], [theirs.fileno()])
             except OSError:
                 ours.close()
                 raise

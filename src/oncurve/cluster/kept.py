@@ -27,7 +27,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from oncurve.cluster.channel import Channel
+from oncurve.cluster.channel import Channel, pickled
 from oncurve.cluster.nursery import serve
 from oncurve.cluster.shared import Pieces, pieces_of
 from oncurve.errors import ConfigError
@@ -48,7 +48,7 @@ def recipe_of(make: Callable[[], Any], mixed: bool = False) -> bytes:
     files = [(name, file, Path(file).read_text()) for name, file in _imported()]
     path = [str(Path(entry).absolute()) for entry in sys.path]
     recipe = {"path": path, "files": files, "versions": _versions(), "mixed": mixed}
-    recipe["make"] = cloudpickle.dumps(make)
+    recipe["make"] = pickled(make)
     return bytes(cloudpickle.dumps(recipe))
 
 

@@ -68,8 +68,8 @@ def main(control: int) -> NoReturn:
                 message, descriptors, _, _ = socket.recv_fds(end, _LONGEST_MESSAGE, 1)
                 if not message:
                     break
-                process = int(message)
-                running[_fork(made, descriptors[0], end)] = process
+                process, _, gpus = message.decode().partition(" ")
+                running[_fork(made, descriptors[0], end, gpus)] = int(process)
                 os.close(descriptors[0])
     finally:
         for child in running:
@@ -119,8 +119,8 @@ def _tell(end: socket.socket, *words: str) -> None:
         end.send("\0".join(words).encode()[-_LONGEST_MESSAGE:])
 
 
-def _fork(made: Any, descriptor: int, control: socket.socket) -> int:
-    """Fork a process that serves `made` on the socket `descriptor`; its id."""
+def _fork(made: Any, descriptor: int, control: socket.socket, gpus: str) -> int:
+    """Fork a process that serves `made` on the socket `descriptor` and sees these `gpus`, if there are any; its id."""
     nursery = os.getpid()
     child = os.fork()
     if child:
@@ -133,6 +133,8 @@ def _fork(made: Any, descriptor: int, control: socket.socket) -> int:
         if os.getppid() != nursery:
             os._exit(0)
         control.close()
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # CUDA reads it when it is first used
         serve(made, socket.socket(fileno=os.dup(descriptor)))
     except BaseException as error:
         complain(last_words(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -38,3 +39,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 def _on_meta(shape: torch.Size, dtype: torch.dtype, trained: bool) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=trained)
+
+
+def offloading(recipe: Callable[..., Any], make: Callable[..., Any], **others: Any) -> Any:
+    """What `recipe` makes with `make`, its state being kept in the host's memory."""
+    return recipe(make=partial(make, offload=True), **others)

@@ -15,12 +15,13 @@ from pydantic import Field, field_validator
 
 from oncurve.capabilities import Impossible
 from oncurve.cluster.broadcast import BUCKET_SECONDS, Broadcast
+from oncurve.cluster.devices import CPU, Gpus, Placement, check_settings, gpus_of, placed, seen_by
 from oncurve.cluster.engine import FleetEngine
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.learner import FleetLearner
 from oncurve.cluster.rank import Rank
 from oncurve.cluster.sentences import sentences_of
-from oncurve.cluster.vllm import VllmEngine, VllmSettings, VllmWorker
+from oncurve.cluster.vllm import VllmSettings, VllmWorker, vllm_engine
 from oncurve.cluster.vllm_server import ServerFaultError, VllmServer, vllm_program
 from oncurve.cluster.weights import Carrier, InMemory, OnDisk
 from oncurve.cluster.worker import Worker
@@ -55,6 +56,10 @@ class ProcessCluster(Component):
     lag: int = Field(default=0, ge=0, le=64)
     """Step n trains what the weights after step n - 1 - `lag` wrote, so that other processes sample for the next steps
     while a step trains. Part of the result."""
+
+    rollout_gpus: int = Field(default=1, ge=0, le=1)
+    """GPUs of each worker, where the model is on a GPU; 0: all workers share the GPU of this process. It does not
+    change any result."""
 
     order: Literal["exact", "window"] = "exact"
     """"exact": steps train the prompts in their order. "window": a step trains the groups that are finished first, of
@@ -169,8 +174,15 @@ class ProcessCluster(Component):
         return found
 
     @abstractmethod
-    def fleet(self, make: Callable[[], Any], places: int, part: Part) -> Fleet:
-        """`places` processes for a `part`, each with the object that `make()` returns. `make` is pickled at once."""
+    def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
+        """`places` processes for a `part`, each with the object that `make()` returns. `make` is pickled at once.
+
+        gpus   those of this machine, of which each process gets its own; None: they compute on processors
+        """
+
+    def placement(self, gpus: Gpus) -> Placement:
+        """Which process has which of the `gpus`. Raises ConfigError: they are too few, or of several models."""
+        return placed(gpus, self.learner_ranks, self.rollout_workers, self.rollout_gpus)
 
     @property
     def threads_per_process(self) -> int:
@@ -202,17 +214,21 @@ class ProcessCluster(Component):
         """Whether steps train groups in the order in which they are finished."""
         return self.order == "window"
 
-    def learner(self, make: Callable[..., Learner]) -> Learner:
+    def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
         """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank's process makes its own.
 
-        `make` takes a keyword `tokenizer`, which only rank 0 needs, and `make`, the class of what it builds.
+        `make` takes a keyword `tokenizer`, which only rank 0 needs, and `make`, the class of what it builds. `models`
+        are those that it is built of, the policy's first: a rank moves them to its own device before.
         """
         if self.divided:
             return self._sharded(make)
         fleet = None
         if self.learner_ranks > 1:
-            make_rank = partial(_rank, partial(make, tokenizer=None), self.rank_threads, self.wait_seconds)
-            fleet = self.fleet(make_rank, self.learner_ranks - 1, "ranks")
+            gpus = seen_by(models[0]) if models else None
+            moved = (models, torch.device(gpus.device)) if gpus is not None else ()
+            make_local = cast("Callable[[], LocalLearner]", partial(make, tokenizer=None))
+            make_rank = partial(Rank, make_local, self.rank_threads, self.wait_seconds, *moved)
+            fleet = self.fleet(make_rank, self.learner_ranks - 1, "ranks", gpus)
         try:
             local = cast("LocalLearner", make())
             return FleetLearner(local, fleet, self.gradient_shards, self.rank_threads, self.wait_seconds)
@@ -223,11 +239,11 @@ class ProcessCluster(Component):
 
     def _sharded(self, make: Callable[..., Learner]) -> Learner:
         """The learner whose state is divided among the ranks, each of which cuts out its own part."""
-        from oncurve.cluster.outline import Outline
+        from oncurve.cluster.outline import Outline, offloading
         from oncurve.cluster.shard_rank import ShardRank  # here: without shards torch.distributed is not imported
         from oncurve.cluster.sharded import ShardedLearner
 
-        make = partial(_offloading, make) if self.offload else make
+        make = partial(offloading, make) if self.offload else make
         fleet = None
         if self.learner_ranks > 1:
             recipe = partial(ShardRank, Outline(make), self.rank_threads, self.wait_seconds)
@@ -260,6 +276,9 @@ class ProcessCluster(Component):
         a run needs."""
         if self.weights_folder:
             OnDisk.check(Path(self.weights_folder))
+        if (gpus := gpus_of(device)) is not None:
+            check_settings(self.divided, self.served, self.weights == "nccl" and not self.rollout_gpus)
+            self.placement(gpus)
         if self.weights == "nccl" and device.type != "cuda":
             raise ConfigError(
                 f'cluster.weights: "nccl" sends from GPU to GPU, and the model is on {device.type}; set it to "gloo", '
@@ -286,10 +305,13 @@ class ProcessCluster(Component):
     ) -> RolloutEngine:
         """An engine that decodes shards by `rollout_workers` processes, or in this one."""
         if self.engine == "vllm":
-            return self._vllm(local, sampling, partial(_vllm_engine, sampling, tokenizer, tuple(eos_ids), seed))
+            return self._vllm(local, sampling, partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed))
 
         def make_fleet(model: CausalModel) -> Fleet:
-            return self.fleet(partial(Worker, model, build, self.worker_threads), self.rollout_workers, "workers")
+            gpus = seen_by(model)
+            device = CPU if gpus is None else torch.device(gpus.device)
+            make_worker = partial(Worker, model, build, self.worker_threads, device)
+            return self.fleet(make_worker, self.rollout_workers, "workers", gpus)
 
         workers = make_fleet if self.rollout_workers else None
         shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
@@ -358,17 +380,3 @@ def _shared_folder(parent: str) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="oncurve-vllm-", dir=where)
     except OSError as error:
         raise ConfigError(f"cluster.weights_folder: no folder can be made there: {error}") from error
-
-
-def _vllm_engine(
-    sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int, settings: VllmSettings
-) -> RolloutEngine:
-    return VllmEngine(settings, sampling, tokenizer, eos_ids, seed)
-
-
-def _rank(make: Callable[[], Learner], threads: int, wait_seconds: float) -> Rank:
-    return Rank(cast("LocalLearner", make()), threads, wait_seconds)
-
-
-def _offloading(recipe: Callable[..., Learner], make: Callable[..., Learner], **others: Any) -> Learner:
-    return recipe(make=partial(make, offload=True), **others)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oncurve.cluster.devices import move
 from oncurve.learner import Accumulated, LocalLearner
 from oncurve.metrics import Metrics
+from oncurve.models import CausalModel
 from oncurve.parallel import ALONE, Meeting, World
 from oncurve.process import keep_freed_memory
 from oncurve.types import TrainBatch, axes_of
@@ -23,15 +25,31 @@ class Rank:
     It must be as rank 0 is before each call; where it may not be, `take_over` copies rank 0.
     """
 
-    def __init__(self, learner: LocalLearner, threads: int, wait_seconds: float) -> None:
-        self.learner = learner
+    learner: LocalLearner
+
+    def __init__(
+        self,
+        make: Callable[[], LocalLearner],
+        threads: int,
+        wait_seconds: float,
+        models: Sequence[CausalModel] = (),
+        device: torch.device | None = None,
+    ) -> None:
+        """`make` makes the learner of the `models`: here, so that forks share what none writes to, or, with a `device`,
+        in the rank's own process, after they were moved there."""
+        self._make, self._models, self._device = make, models, device
         self._threads, self._wait = threads, wait_seconds
         self._world = ALONE
+        if device is None:
+            self.learner = make()
 
     def begin(self) -> None:
         """Called once in the rank's own process."""
         keep_freed_memory()
         torch.set_num_threads(self._threads)
+        if self._device is not None:
+            move(self._models, self._device)
+            self.learner = self._make()
 
     def join(self, rank: int, size: int, meeting: Meeting | None) -> None:
         """Leave the former world and join another. Raises LostRankError."""
@@ -67,7 +85,7 @@ class Rank:
 def added(before: TrainBatch, after: TrainBatch) -> dict[str, Tensor]:
     """The fields that a batch has got since `before`."""
     names = [name for name in axes_of(after) if getattr(after, name) is not getattr(before, name)]
-    return {name: getattr(after, name) for name in names}
+    return {name: getattr(after, name).to(before.completion_ids.device) for name in names}
 
 
 def norm_of(metrics: Metrics) -> float:

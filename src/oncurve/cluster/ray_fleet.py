@@ -30,6 +30,7 @@ from pydantic import field_validator
 
 from oncurve.capabilities import Impossible
 from oncurve.cluster.channel import Frames, framed
+from oncurve.cluster.devices import Gpus, Placement
 from oncurve.cluster.fleet import Fleet, Health, Kill, Order, Start, WatchedFleet, act_on
 from oncurve.cluster.keeper import cause_of, keeper_class
 from oncurve.cluster.kept import BOOT, StoredBytes, recipe_of
@@ -368,7 +369,13 @@ class RayCluster(ProcessCluster):
         """Whether the workers have oncurve's own engine, and the versions of this process."""
         return super().exact and not self.mixed
 
-    def fleet(self, make: Callable[[], Any], places: int, part: Part) -> Fleet:
+    def placement(self, gpus: Gpus) -> Placement:
+        """Raises ConfigError: GPUs of several machines are not given to processes so far."""
+        raise ConfigError(
+            'cluster.kind: "ray" computes on processors so far; set it to "host", or model.device to "cpu"'
+        )
+
+    def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
         """`places` processes on the cluster's machines."""
         mixed = self.mixed and part == "workers"
         return RayFleet(make, places, self.silence_seconds, self.address, self.threads_per_process, mixed)

@@ -9,11 +9,13 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from oncurve.capabilities import check_of
+from oncurve.cluster.devices import Gpus
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.host_fleet import HostFleet
 from oncurve.cluster.processes import Part, ProcessCluster
 from oncurve.cluster.ray_fleet import RayCluster
 from oncurve.learner import Learner
+from oncurve.models import CausalModel
 from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 from oncurve.spec import Component
 
@@ -65,7 +67,7 @@ class Cluster(Protocol):
         """Whether completions are continued by newer weights than those that began them."""
         ...
 
-    def learner(self, make: Callable[..., Learner]) -> Learner:
+    def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
         """The run's learner, from `make(tokenizer=...)`, which builds the local one."""
         ...
 
@@ -119,7 +121,7 @@ class NoCluster(Component):
     windowed: ClassVar[bool] = False
     partial: ClassVar[bool] = False
 
-    def learner(self, make: Callable[..., Learner]) -> Learner:
+    def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
         """The learner that `make()` builds."""
         return make()
 
@@ -154,9 +156,10 @@ class HostCluster(ProcessCluster):
     """Processes of this machine (`kind = "host"`), forked from one that has loaded everything. This is the kind of a
     section with other keys and without a `kind`."""
 
-    def fleet(self, make: Callable[[], Any], places: int, part: Part) -> Fleet:
+    def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
         """`places` forked processes of this machine."""
-        return HostFleet(make, places, self.silence_seconds)
+        cards = () if gpus is None else getattr(self.placement(gpus), part)
+        return HostFleet(make, places, self.silence_seconds, cards)
 
 
 CLUSTER_KINDS: dict[str, type[Component]] = {"none": NoCluster, "host": HostCluster, "ray": RayCluster}

@@ -281,6 +281,13 @@ class VllmEngine:
         return Completion(tuple(ids), text, tuple(logprobs), ended, number, self._version)
 
 
+def vllm_engine(
+    sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int, settings: VllmSettings
+) -> VllmEngine:
+    """The engine of a worker."""
+    return VllmEngine(settings, sampling, tokenizer, eos_ids, seed)
+
+
 class VllmWorker(Worker):
     """A worker whose engine is a `VllmEngine`: where the server fails the worker is `Lost`."""
 

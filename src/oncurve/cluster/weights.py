@@ -192,19 +192,22 @@ def _take_file(model: CausalModel, file: Path) -> None:
 
 
 def _take_buckets(model: CausalModel, buckets: Sequence[memoryview]) -> None:
-    targets = [_bytes_of(tensor) for tensor in changing_tensors(model).values()]
-    need, have = sum(target.size for target in targets), sum(len(bucket) for bucket in buckets)
+    tensors = changing_tensors(model).values()
+    need, have = sum(tensor.nbytes for tensor in tensors), sum(len(bucket) for bucket in buckets)
     if need != have:
         raise RuntimeError(f"the weights have {need} bytes, and {have} have come")
     rest = iter(buckets)
     source = np.empty(0, dtype=np.uint8)
-    for target in targets:
+    for tensor in tensors:
+        whole = target = _bytes_of(tensor)
         while target.size:
             if not source.size:
                 source = np.frombuffer(next(rest), dtype=np.uint8)
             count = min(target.size, source.size)
             target[:count] = source[:count]
             target, source = target[count:], source[count:]
+        if tensor.device.type != "cpu":
+            tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(whole))
 
 
 def digest_of(model: CausalModel) -> str:
@@ -220,11 +223,14 @@ def digest_of(model: CausalModel) -> str:
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """The bytes of a tensor on the CPU, in the same memory. Raises ConfigError: they are not in one piece."""
+    """The bytes of a tensor in its own memory, or of one on a GPU in a copy.
+
+    Raises ConfigError: they are not in one piece.
+    """
     if not tensor.is_contiguous():
         raise ConfigError(
             f"cluster.rollout_workers: a weight of shape {tuple(tensor.shape)} with strides {tensor.stride()} cannot "
             "be sent; set it to 0, or make the model's tensors contiguous"
         )
-    data: np.ndarray[tuple[int], np.dtype[np.uint8]] = tensor.view(-1).view(torch.uint8).numpy()
+    data: np.ndarray[tuple[int], np.dtype[np.uint8]] = tensor.view(-1).view(torch.uint8).cpu().numpy()
     return data

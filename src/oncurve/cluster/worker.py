@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from oncurve.cluster.broadcast import Invitation, Receiver
+from oncurve.cluster.devices import CPU, move
 from oncurve.cluster.shards import Lost
 from oncurve.cluster.weights import digest_of, take
 from oncurve.errors import OncurveError
@@ -29,10 +30,13 @@ class Worker:
     model    a copy of the policy; `take` replaces its weights
     build    makes the engine
     threads  of this process
+    device   where it computes
     """
 
-    def __init__(self, model: CausalModel, build: Callable[[], RolloutEngine], threads: int) -> None:
-        self.model, self.engine, self._threads = model, build(), threads
+    def __init__(
+        self, model: CausalModel, build: Callable[[], RolloutEngine], threads: int, device: torch.device = CPU
+    ) -> None:
+        self.model, self.engine, self._threads, self._device = model, build(), threads, device
         self._digest: str | None = None
         self._receiver = Receiver()
         self._interrupted = threading.Event()
@@ -43,6 +47,7 @@ class Worker:
         """Called once in the worker's own process."""
         keep_freed_memory()
         torch.set_num_threads(self._threads)
+        move([self.model], self._device)
 
     def take(self, version: int, digest: str, what: Brought) -> None:
         """Sample from the weights that a carrier brought. Then, where this raises, there is no version that could be

@@ -64,6 +64,10 @@ class TransformersModel:
         self._wide = keeps_a_wide_residual(self._body)
         self._hooks = narrow_positions(self._body) if self._wide else []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy captures graphs of its own: those of this object read its weights."""
+        return {**vars(self), "_buffers": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a process that was sent this model, the hook is to be registered, too."""
         register()

@@ -311,14 +311,8 @@ def build_learner(
 ) -> Learner:
     """The learner of `[learner]`, on the ranks of `[cluster]`.
 
-    Raises ConfigError: what its settings build is none; ranks of a model that is not on a CPU.
+    Raises ConfigError: what its settings build is none.
     """
-    device = module_device(loaded.model.module).type
-    if not config.cluster.alone and device != "cpu":
-        raise ConfigError(
-            f'cluster.kind: its processes compute on a CPU so far, and the model is on {device}; set it to "none", or '
-            'model.device to "cpu"'
-        )
     make = partial(
         config.learner.build,
         loaded.model,
@@ -332,7 +326,8 @@ def build_learner(
         dtype=loaded.dtype,
         tokenizer=loaded.tokenizer,
     )
-    learner = config.cluster.learner(make)
+    models = [each.model for each in (loaded, reference, teacher) if each is not None]
+    learner = config.cluster.learner(make, models)
     return check_learner(learner)
 
 

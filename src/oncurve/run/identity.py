@@ -47,6 +47,7 @@ FREE = (
     "eval.temperature",
     "model.trust_remote_code",
     "cluster.rollout_workers",
+    "cluster.rollout_gpus",
     "cluster.address",
     "cluster.vllm_addresses",
     "cluster.weights",

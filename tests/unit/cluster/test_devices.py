@@ -1,0 +1,149 @@
+"""Which GPU each process gets, and processes that get theirs: with a processor's tensors, because no GPU is needed."""
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+from fakes.deadly import make_deadly
+from fakes.learning import finished
+from fakes.tiny_policy import random_groups, tiny_model
+from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
+from oncurve.cluster.channel import pickled
+from oncurve.cluster.devices import VISIBLE, Gpus, entries_of, gpus_of, placed
+from oncurve.errors import ConfigError
+from oncurve.models import LocalWeights
+from oncurve.rollout import InProcessEngine, Sampling
+from oncurve.types import Prompt
+
+
+def gpus(count: int, *names: str) -> Gpus:
+    return Gpus(tuple("abcdefgh"[:count]), names or ("H200",) * count, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "each", "count", "of_ranks", "of_workers"),
+    [
+        (1, 0, 1, 1, (), ()),
+        (2, 3, 1, 8, ("b",), ("c", "d", "e")),
+        (2, 2, 2, 8, ("b",), ("c,d", "e,f")),
+        (1, 3, 0, 1, (), ("a", "a", "a")),
+        (4, 4, 0, 4, ("b", "c", "d"), ("a",) * 4),
+    ],
+)
+def test_rank_0_has_the_first_gpu_the_other_ranks_the_next_and_workers_the_rest(
+    ranks: int, workers: int, each: int, count: int, of_ranks: tuple[str, ...], of_workers: tuple[str, ...]
+) -> None:
+    found = placed(gpus(count), ranks, workers, each)
+    assert (found.ranks, found.workers) == (of_ranks, of_workers)
+
+
+def test_too_few_gpus_are_refused_with_what_is_needed_and_what_to_lower() -> None:
+    words = r"2 ranks with a GPU each and 3 workers with 1 need 5, and this machine has 4; .*cluster\.rollout_gpus=0"
+    with pytest.raises(ConfigError, match=words):
+        placed(gpus(4), 2, 3, 1)
+    with pytest.raises(ConfigError, match="1 rank with a GPU each and 1 worker with 0 need 1, and this machine has 0"):
+        placed(gpus(0), 1, 1, 0)
+
+
+def test_gpus_of_two_models_are_refused_only_where_both_would_be_used() -> None:
+    several = gpus(3, "H100", "H100", "A100")
+    assert placed(several, 1, 1, 1).workers == ("b",)
+    with pytest.raises(ConfigError, match=r"A100 and H100, whose results differ .* set CUDA_VISIBLE_DEVICES"):
+        placed(several, 2, 1, 1)
+
+
+def test_the_entries_of_a_process_that_sees_some_gpus_are_passed_on() -> None:
+    assert entries_of(None, 3) == ["0", "1", "2"]
+    assert entries_of("4, 6", 2) == ["4", "6"]
+    assert entries_of("GPU-1f,GPU-2e,9", 2) == ["GPU-1f", "GPU-2e"]
+    assert gpus_of(torch.device("cpu")) is None
+
+
+class Seeing:
+    """Says which GPUs its process sees, and which its nursery saw."""
+
+    def __init__(self) -> None:
+        self.nursery = os.environ.get(VISIBLE)
+
+    def begin(self) -> None:
+        self.own = os.environ.get(VISIBLE)
+
+    def seen(self) -> tuple[str | None, str | None]:
+        return self.nursery, self.own
+
+
+def answers(fleet: HostFleet) -> list[Any]:
+    up = fleet.settled(60.0)
+    numbers = [fleet.call(process, "seen") for process in up]
+    found: dict[int, Any] = {}
+    deadline = time.monotonic() + 60
+    while len(found) < len(numbers) and time.monotonic() < deadline:
+        found |= {event.number: event.value for event in fleet.wait(0.5) if isinstance(event, Replied)}
+    return [found[number] for number in numbers]
+
+
+def test_each_place_sees_its_own_gpus_also_after_a_death_and_the_nursery_none() -> None:
+    with HostFleet(Seeing, 2, gpus=("3", "5,6")) as fleet:
+        assert answers(fleet) == [("", "3"), ("", "5,6")]
+        fleet.kill(fleet.up()[1], "enough")
+        deadline = time.monotonic() + 60
+        while not any(isinstance(event, Ended) for event in fleet.wait(0.5)):
+            assert time.monotonic() < deadline
+        assert answers(fleet) == [("", "3"), ("", "5,6")]
+
+
+def test_what_is_pickled_for_another_process_keeps_bits_names_and_what_is_tied() -> None:
+    model = tiny_model(torch.bfloat16, tied=True)
+    copy = cloudpickle.loads(pickled(model))
+    assert copy.module.out.weight is copy.module.embedding.weight
+    assert {name: tensor.dtype for name, tensor in copy.module.state_dict().items()} == {
+        name: tensor.dtype for name, tensor in model.module.state_dict().items()
+    }
+    assert all(
+        torch.equal(copy.module.state_dict()[name], tensor) for name, tensor in model.module.state_dict().items()
+    )
+
+
+@pytest.mark.slow
+def test_workers_that_are_placed_and_moved_sample_the_tokens_of_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All but CUDA itself: the device that they are moved to is a processor."""
+    sampling = Sampling(group_size=3, max_new_tokens=8)
+    prompts = [Prompt(number, "", (number, 3)) for number in range(5)]
+    build = partial(InProcessEngine, sampling, seed=5)
+    model, found = tiny_model(torch.float32), []
+    for count in (0, 2):
+        monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model: gpus(3))
+        cluster = HostCluster(rollout_workers=count, shard_groups=2)
+        with cluster.rollout_engine(build(), build, sampling) as engine:
+            engine.follow(LocalWeights(model, 0))
+            found.append(engine.generate(prompts, 0))
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_ranks_that_are_placed_and_build_their_learner_after_the_move_make_the_updates_of_one_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model: gpus(2))
+    make = partial(make_deadly, tmp_path, os.getpid(), torch.float32, learning_rate=0.01)
+    found = []
+    for count in (1, 2):
+        learner = HostCluster(learner_ranks=count, wait_seconds=60.0).learner(make, [tiny_model()])
+        assert isinstance(learner, FleetLearner)
+        try:
+            for step in range(3):
+                batch = finished(learner.local, random_groups(count=4, size=4, seed=step))
+                metrics = learner.update(learner.score(batch, frozenset({"old", "reference"}))).metrics.result()
+            assert metrics["cluster/ranks_lost"] == 0 if count == 2 else "cluster/ranks" not in metrics
+            found.append({name: tensor.clone() for name, tensor in learner.local.state()[1].items()})
+        finally:
+            learner.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -1,0 +1,70 @@
+"""Clusters whose model is on a GPU. They are skipped where there is none, or fewer than they need."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from fakes.learning import finished
+from fakes.tiny_policy import random_groups, tiny_model
+from oncurve.cluster import FleetLearner, HostCluster
+from oncurve.learner import LearnerConfig
+from oncurve.losses import Clipped, KLPenalty, Regularizer
+from oncurve.models import LocalWeights
+from oncurve.rollout import InProcessEngine, Sampling
+from oncurve.types import Group, Prompt
+
+SAMPLING = Sampling(group_size=3, max_new_tokens=8)
+PROMPTS = [Prompt(number, "", (number, 3)) for number in range(5)]
+
+
+def needs_gpus(count: int) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"there are fewer than {count} GPUs")
+
+
+def sampled(count: int, **settings: object) -> list[list[Group]]:
+    """Three rollouts, the weights being others in each."""
+    model = tiny_model(torch.float32)
+    model.module.cuda()
+    build, found = partial(InProcessEngine, SAMPLING, seed=5), []
+    cluster = HostCluster.model_validate({"rollout_workers": count, "shard_groups": 2, **settings})
+    with cluster.rollout_engine(build(), build, SAMPLING) as engine:
+        for step in range(3):
+            engine.follow(LocalWeights(model, step))
+            found.append(engine.generate(PROMPTS, step))
+            with torch.no_grad():
+                for parameter in model.module.parameters():
+                    parameter.mul_(1.01)
+    return found
+
+
+@pytest.mark.slow
+@needs_gpus(1)
+@pytest.mark.parametrize("weights", ["object", "disk", "gloo"])
+def test_workers_that_share_the_gpu_of_this_process_sample_its_tokens(weights: str) -> None:
+    assert sampled(2, rollout_gpus=0, weights=weights) == sampled(0)
+
+
+@pytest.mark.slow
+@needs_gpus(2)
+def test_a_worker_on_a_gpu_of_its_own_gets_the_weights_by_nccl() -> None:
+    assert sampled(1, weights="nccl") == sampled(0)
+
+
+@pytest.mark.slow
+@needs_gpus(2)
+def test_two_ranks_on_two_gpus_make_the_updates_of_one() -> None:
+    found = []
+    for count in (1, 2):
+        model = tiny_model(torch.float32)
+        model.module.cuda()
+        make = partial(LearnerConfig(learning_rate=0.01).build, model, Clipped(), Regularizer(KLPenalty(coef=0.0)))
+        learner = HostCluster(learner_ranks=count).learner(make, [model])
+        assert isinstance(learner, FleetLearner)
+        try:
+            for step in range(3):
+                learner.update(finished(learner.local, random_groups(count=4, size=4, seed=step)))
+            found.append({name: tensor.cpu() for name, tensor in learner.local.state()[1].items()})
+        finally:
+            learner.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
