@@ -104,7 +104,7 @@ class Bench:
                 stdout=output,
             )
 
-    def finished(self, text: str, seconds: float = 30, **variables: str) -> tuple[int, str]:
+    def finished(self, text: str, seconds: float = 120, **variables: str) -> tuple[int, str]:
         process = self.start(text, **variables)
         return process.wait(timeout=seconds), self.output.read_text()
 
