@@ -44,7 +44,8 @@ from oncurve.cluster.launch import (
 from oncurve.cluster.learner import FleetLearner as FleetLearner
 from oncurve.cluster.processes import ProcessCluster as ProcessCluster
 from oncurve.cluster.rank import Rank as Rank
-from oncurve.cluster.ray_fleet import RayCluster as RayCluster, RayFleet as RayFleet
+from oncurve.cluster.ray_cluster import RayCluster as RayCluster
+from oncurve.cluster.ray_fleet import RayFleet as RayFleet
 from oncurve.cluster.settings import (
     CLUSTER_KINDS as CLUSTER_KINDS,
     Cluster as Cluster,

@@ -15,27 +15,20 @@ import contextlib
 import functools
 import math
 import os
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import field_validator
-
-from oncurve.capabilities import Impossible
 from oncurve.cluster.channel import Frames, framed
-from oncurve.cluster.devices import Gpus, Placement
-from oncurve.cluster.fleet import Fleet, Health, Kill, Order, Start, WatchedFleet, act_on
+from oncurve.cluster.fleet import Health, Kill, Order, Start, WatchedFleet, act_on
 from oncurve.cluster.keeper import cause_of, keeper_class
 from oncurve.cluster.kept import BOOT, StoredBytes, recipe_of
-from oncurve.cluster.processes import Part, ProcessCluster
-from oncurve.cluster.ray_session import SESSION, Head, missing
+from oncurve.cluster.ray_session import SESSION, Head
 from oncurve.errors import ConfigError, TrainingError
 from oncurve.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
@@ -317,65 +310,3 @@ def _end(ray: Any, processes: dict[int, _Kept]) -> None:
             with contextlib.suppress(Exception):  # it has ended, or Ray has
                 ray.kill(kept.keeper, no_restart=True)
     SESSION.leave()
-
-
-class RayCluster(ProcessCluster):
-    """Processes on the machines of a Ray cluster (`kind = "ray"`). This is the kind of a section with an `address` and
-    without a `kind`."""
-
-    where: ClassVar[str] = "a Ray cluster"
-
-    address: str = ""
-    """`host:port` of a running Ray, of which this machine must be a node. Empty: a Ray of this run on this machine,
-    which ends with it."""
-
-    mixed: bool = False
-    """Workers may be on machines with another torch or other kernels. Then rollouts are not exact: the old log-probs
-    are computed by the learner, and `[correction]` applies. Ranks there stay refused. Part of the result."""
-
-    impossible: ClassVar[tuple[Impossible, ...]] = (
-        *ProcessCluster.impossible,
-        Impossible(lambda cluster: find_spec("ray") is None, missing()),
-        Impossible(
-            lambda cluster: bool(cluster.address) and cluster.learner_ranks == 1 and not cluster.rollout_workers,
-            "cluster.address: the run has one process, and would use no Ray; raise cluster.rollout_workers or "
-            "cluster.learner_ranks, or leave the address out",
-        ),
-        Impossible(
-            lambda cluster: bool(cluster.address and cluster.vllm_addresses) and not cluster.weights_folder,
-            "cluster.weights_folder: the workers of a Ray cluster write weights for the servers of "
-            "cluster.vllm_addresses; name a folder that all their machines see",
-        ),
-        Impossible(
-            lambda cluster: cluster.mixed and not cluster.rollout_workers,
-            "cluster.mixed: it is for workers, and there are none; raise cluster.rollout_workers, or leave it out",
-        ),
-    )
-
-    @field_validator("address")
-    @classmethod
-    def _is_address(cls, value: str) -> str:
-        if value and re.fullmatch(r"[^\s/]+:\d{1,5}", value) is None:
-            raise ValueError("must be host:port of a running Ray, such as 10.0.0.1:6379, without ray:// before it")
-        return value
-
-    @property
-    def on_this_machine(self) -> bool:
-        """Whether the Ray is one of this run, here."""
-        return not self.address
-
-    @property
-    def exact(self) -> bool:
-        """Whether the workers have oncurve's own engine, and the versions of this process."""
-        return super().exact and not self.mixed
-
-    def placement(self, gpus: Gpus) -> Placement:
-        """Raises ConfigError: GPUs of several machines are not given to processes so far."""
-        raise ConfigError(
-            'cluster.kind: "ray" computes on processors so far; set it to "host", or model.device to "cpu"'
-        )
-
-    def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
-        """`places` processes on the cluster's machines."""
-        mixed = self.mixed and part == "workers"
-        return RayFleet(make, places, self.silence_seconds, self.address, self.threads_per_process, mixed)

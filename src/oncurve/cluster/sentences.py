@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from oncurve.cluster.processes import ProcessCluster
+from oncurve.cluster.keys import ProcessSettings
 
 
-def sentences_of(cluster: ProcessCluster) -> list[str]:
+def sentences_of(cluster: ProcessSettings) -> list[str]:
     """How rollouts and updates are shared."""
     shards = f"{cluster.gradient_shards} gradient shard{'s' * (cluster.gradient_shards > 1)} added in a fixed tree"
     ranks = f"{cluster.learner_ranks} process{'es' * (cluster.learner_ranks > 1)}"
@@ -39,7 +36,7 @@ def sentences_of(cluster: ProcessCluster) -> list[str]:
     ]
 
 
-def _lag(cluster: ProcessCluster) -> list[str]:
+def _lag(cluster: ProcessSettings) -> list[str]:
     if not cluster.lag:
         return []
     ahead = f"{cluster.lag} step{'s' * (cluster.lag > 1)}"

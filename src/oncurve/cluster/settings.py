@@ -13,7 +13,7 @@ from oncurve.cluster.devices import Gpus
 from oncurve.cluster.fleet import Fleet
 from oncurve.cluster.host_fleet import HostFleet
 from oncurve.cluster.processes import Part, ProcessCluster
-from oncurve.cluster.ray_fleet import RayCluster
+from oncurve.cluster.ray_cluster import RayCluster
 from oncurve.learner import Learner
 from oncurve.models import CausalModel
 from oncurve.rollout import RolloutEngine, Sampling, Tokenizer

@@ -1,0 +1,191 @@
+"""The settings that all clusters of several processes share: ranks of a learner, workers of a rollout."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from oncurve.capabilities import Impossible
+from oncurve.spec import Component
+
+
+class ProcessSettings(Component):
+    """What is set of ranks and workers, and what follows from it."""
+
+    alone: ClassVar[bool] = False
+    where: ClassVar[str] = "this machine"
+
+    rollout_workers: int = Field(default=0, ge=0, le=1024)
+    """Processes that sample; 0: this one does. Their number does not change any result."""
+
+    shard_groups: int = Field(default=8, ge=1, le=10**6)
+    """Groups that are decoded together, by one process. Part of the result, like a seed."""
+
+    worker_threads: int = Field(default=1, ge=1, le=1024)
+    """Processor threads of each process while it samples, of this one too. Part of the result."""
+
+    lag: int = Field(default=0, ge=0, le=64)
+    """Step n trains what the weights after step n - 1 - `lag` wrote, so that other processes sample for the next steps
+    while a step trains. Part of the result."""
+
+    rollout_gpus: int = Field(default=1, ge=0, le=1)
+    """GPUs of each worker, where the model is on a GPU; 0: all workers share the GPU of this process. It does not
+    change any result."""
+
+    order: Literal["exact", "window"] = "exact"
+    """"exact": steps train the prompts in their order. "window": a step trains the groups that are finished first, of
+    prompts of up to `lag` steps ahead, each begun by weights at most `lag` steps older than the step's. That is not
+    exact: which groups meet in a step depends on how fast they were sampled. Part of the result."""
+
+    partial: bool = False
+    """With order = "window": completions that are being sampled when there are new weights are continued by these. Each
+    token keeps the log-prob of the weights that sampled it. That is not exact. Part of the result."""
+
+    weights: Literal["object", "disk", "gloo", "nccl"] = "object"
+    """"object": the weights are copied once per machine, into memory that its workers read; "disk": they are written as
+    safetensors into `weights_folder`; "gloo": this process broadcasts them over the network, from processors' memory;
+    "nccl": from GPU to GPU. It does not change any result."""
+
+    weights_folder: str = ""
+    """With weights = "disk", or with `vllm_addresses`: the folder, which all machines must see under the same name. It
+    has at most two versions (and of each vLLM server two), below a name of its own for each run. "": that of temporary
+    files, for the workers and servers of one machine."""
+
+    engine: Literal["own", "vllm"] = "own"
+    """What samples. "vllm": a vLLM server per worker, whose tokens and log-probs are not those of oncurve's own engine;
+    the old log-probs are computed by the learner, and `[correction]` applies. Part of the result."""
+
+    vllm_addresses: tuple[Annotated[str, Field(pattern=r"^http://[^/@\s]+:\d+/?$")], ...] = ()
+    """`"http://host:port"` of running vLLM servers, one per worker, which read the weights from `weights_folder`.
+    Empty: each worker starts one on its machine, with `vllm` from PATH."""
+
+    vllm_arguments: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`, like `["--gpu-memory-utilization", "0.4"]`."""
+
+    learner_ranks: int = Field(default=1, ge=1, le=1024)
+    """Processes that compute the gradient, this one included. Their number does not change any result, unless
+    `sharding` divides the model among them."""
+
+    gradient_shards: int = Field(default=8, ge=1, le=1024)
+    """Shards of an update, a power of two and not less than `learner_ranks`: the gradient of each is computed by
+    itself, and they are added in a fixed tree. Part of the result, like a seed. Without effect where `sharding` divides
+    the model."""
+
+    sharding: Literal["replicate", "fsdp"] = "replicate"
+    """"replicate": every rank has the whole model with its optimizer. "fsdp": every rank has its part of the
+    parameters, gradients and optimizer state, and the number of ranks changes results by rounding."""
+
+    offload: bool = False
+    """With sharding = "fsdp": parameters, gradients and optimizer state are in the host's memory, where the step is
+    made; a GPU has the layers that are gathered, and activations. On a CPU it changes nothing."""
+
+    rank_threads: int = Field(default=1, ge=1, le=1024)
+    """Processor threads of each rank while it computes updates. Part of the result."""
+
+    silence_seconds: float = Field(default=20.0, ge=3, le=1e6)
+    """A process that has said nothing for so long, because it hangs or was stopped, is killed and replaced. Processes
+    say every second that they live, whatever they compute."""
+
+    wait_seconds: float = Field(default=1800.0, ge=1, le=1e6)
+    """The longest wait for the work of another process: a rank's part of an update, a worker's shard. Then another
+    process does it."""
+
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        Impossible(
+            lambda cluster: bool(cluster.gradient_shards & (cluster.gradient_shards - 1)),
+            "cluster.gradient_shards: shards are added in a tree of pairs, so there must be 1, 2, 4, 8, ... of them",
+        ),
+        Impossible(
+            lambda cluster: cluster.learner_ranks > cluster.gradient_shards,
+            "cluster.learner_ranks: a rank without a shard would have nothing to do; lower it, or raise "
+            "cluster.gradient_shards, which is part of the result",
+        ),
+        Impossible(
+            lambda cluster: cluster.order == "window" and not (cluster.lag and cluster.rollout_workers),
+            'cluster.order: "window" chooses among groups that other processes sample for later steps; set cluster.lag '
+            'and cluster.rollout_workers to 1 or more, or cluster.order to "exact"',
+        ),
+        Impossible(
+            lambda cluster: cluster.partial and (cluster.order != "window" or cluster.engine != "own"),
+            'cluster.partial: completions are continued by newer weights only with cluster.order = "window" and '
+            'cluster.engine = "own"; set these, or cluster.partial to false',
+        ),
+        Impossible(
+            lambda cluster: cluster.offload and cluster.sharding != "fsdp",
+            "cluster.offload: only a model that is divided among the ranks is moved to the host's memory; set "
+            'cluster.sharding to "fsdp", or leave it out',
+        ),
+        Impossible(
+            lambda cluster: bool(cluster.weights_folder) and cluster.weights != "disk" and not cluster.vllm_addresses,
+            "cluster.weights_folder: only weights on the disk and running vLLM servers need a folder; set "
+            'cluster.weights to "disk", or leave the folder out',
+        ),
+        Impossible(
+            lambda cluster: cluster.engine == "vllm" and not cluster.rollout_workers,
+            'cluster.engine: "vllm" samples by workers, and there are none; set cluster.rollout_workers to 1 or more',
+        ),
+        Impossible(
+            lambda cluster: bool(cluster.vllm_addresses) and len(cluster.vllm_addresses) < cluster.rollout_workers,
+            "cluster.vllm_addresses: each worker has a server of its own; name more, or lower cluster.rollout_workers",
+        ),
+        Impossible(
+            lambda cluster: cluster.engine == "own" and bool(cluster.vllm_addresses or cluster.vllm_arguments),
+            'cluster.vllm_addresses, cluster.vllm_arguments: they are for cluster.engine = "vllm"; leave them out',
+        ),
+    )
+
+    @field_validator("vllm_addresses")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(address.rstrip("/") for address in value)
+        if wrong := [address for address in found if not 0 < int(address.rpartition(":")[2]) < 1 << 16]:
+            raise ValueError(f"{wrong[0]} has no port that there is; ports are 1 to 65535")
+        if twice := [address for address in found if found.count(address) > 1]:
+            raise ValueError(f"{twice[0]} is named twice, and each worker needs a server of its own")
+        return found
+
+    @property
+    def threads_per_process(self) -> int:
+        """Processors that another process needs, be it a rank or a worker."""
+        return max(self.rank_threads, self.worker_threads)
+
+    @property
+    def processes(self) -> int:
+        """The ranks."""
+        return self.learner_ranks
+
+    @property
+    def divided(self) -> bool:
+        """Whether each rank has its part of the model alone."""
+        return self.sharding == "fsdp"
+
+    @property
+    def workers(self) -> int:
+        """The processes that sample."""
+        return self.rollout_workers
+
+    def idle_workers(self, groups: int) -> int:
+        """How many workers get no shard of a rollout of so many groups."""
+        shards = -(-groups // self.shard_groups) * (1 + self.lag * self.windowed)
+        return max(0, self.rollout_workers - shards)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether steps train groups in the order in which they are finished."""
+        return self.order == "window"
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether all processes are on this machine."""
+        return True
+
+    @property
+    def exact(self) -> bool:
+        """Whether the workers sample with oncurve's own engine."""
+        return not self.served
+
+    @property
+    def served(self) -> bool:
+        """Whether vLLM servers sample."""
+        return self.engine == "vllm"

@@ -1,0 +1,80 @@
+"""The kind of `[cluster]` whose processes are on the machines of a Ray cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from pydantic import field_validator
+
+from oncurve.capabilities import Impossible
+from oncurve.cluster.devices import Gpus, Placement
+from oncurve.cluster.fleet import Fleet
+from oncurve.cluster.processes import Part, ProcessCluster
+from oncurve.cluster.ray_fleet import RayFleet
+from oncurve.cluster.ray_session import missing
+from oncurve.errors import ConfigError
+
+
+class RayCluster(ProcessCluster):
+    """Processes on the machines of a Ray cluster (`kind = "ray"`). This is the kind of a section with an `address` and
+    without a `kind`."""
+
+    where: ClassVar[str] = "a Ray cluster"
+
+    address: str = ""
+    """`host:port` of a running Ray, of which this machine must be a node. Empty: a Ray of this run on this machine,
+    which ends with it."""
+
+    mixed: bool = False
+    """Workers may be on machines with another torch or other kernels. Then rollouts are not exact: the old log-probs
+    are computed by the learner, and `[correction]` applies. Ranks there stay refused. Part of the result."""
+
+    impossible: ClassVar[tuple[Impossible, ...]] = (
+        *ProcessCluster.impossible,
+        Impossible(lambda cluster: find_spec("ray") is None, missing()),
+        Impossible(
+            lambda cluster: bool(cluster.address) and cluster.learner_ranks == 1 and not cluster.rollout_workers,
+            "cluster.address: the run has one process, and would use no Ray; raise cluster.rollout_workers or "
+            "cluster.learner_ranks, or leave the address out",
+        ),
+        Impossible(
+            lambda cluster: bool(cluster.address and cluster.vllm_addresses) and not cluster.weights_folder,
+            "cluster.weights_folder: the workers of a Ray cluster write weights for the servers of "
+            "cluster.vllm_addresses; name a folder that all their machines see",
+        ),
+        Impossible(
+            lambda cluster: cluster.mixed and not cluster.rollout_workers,
+            "cluster.mixed: it is for workers, and there are none; raise cluster.rollout_workers, or leave it out",
+        ),
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if value and re.fullmatch(r"[^\s/]+:\d{1,5}", value) is None:
+            raise ValueError("must be host:port of a running Ray, such as 10.0.0.1:6379, without ray:// before it")
+        return value
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the Ray is one of this run, here."""
+        return not self.address
+
+    @property
+    def exact(self) -> bool:
+        """Whether the workers have oncurve's own engine, and the versions of this process."""
+        return super().exact and not self.mixed
+
+    def placement(self, gpus: Gpus) -> Placement:
+        """Raises ConfigError: GPUs of several machines are not given to processes so far."""
+        raise ConfigError(
+            'cluster.kind: "ray" computes on processors so far; set it to "host", or model.device to "cpu"'
+        )
+
+    def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
+        """`places` processes on the cluster's machines."""
+        mixed = self.mixed and part == "workers"
+        return RayFleet(make, places, self.silence_seconds, self.address, self.threads_per_process, mixed)
