@@ -25,8 +25,8 @@ from bench.models import SIZES
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
-from oncurve.cluster.shard_rank import process_memory
-from oncurve.cluster.sharded import ShardedLearner
+from oncurve.cluster.sharding.shard_rank import process_memory
+from oncurve.cluster.sharding.sharded import ShardedLearner
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import CausalModel, wrap

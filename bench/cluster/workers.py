@@ -30,7 +30,7 @@ from bench.models import SIZES
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster, Snapshot, Worker
-from oncurve.cluster.fleet import Replied
+from oncurve.cluster.fleets.fleet import Replied
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import CausalModel, LocalWeights, wrap

@@ -16,7 +16,7 @@ import pytest
 
 from fakes.calls import Counted, Refusing
 from oncurve.cluster import Ended, Failed, Fleet, HostFleet, RayFleet, Replied
-from oncurve.cluster.ray_session import SESSION
+from oncurve.cluster.fleets.ray_session import SESSION
 from oncurve.errors import ConfigError
 from oncurve.parallel import World
 

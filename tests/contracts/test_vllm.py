@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakes.vllm_server import documented, free_port, server_program, started
 from oncurve.cluster import FleetEngine, HostCluster, fleet as fleets
-from oncurve.cluster.vllm import VllmEngine, VllmSettings
-from oncurve.cluster.vllm_server import ServerFaultError, VllmServer
+from oncurve.cluster.vllm.engine import VllmEngine, VllmSettings
+from oncurve.cluster.vllm.server import ServerFaultError, VllmServer
 from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, LocalWeights, save
 from oncurve.models.loading.weights import loaded_from

@@ -19,8 +19,8 @@ import torch
 from fakes.deadly_engine import DeadlyEngine, released
 from oncurve import parallel
 from oncurve.cluster import Worker
-from oncurve.cluster.broadcast import Invitation
-from oncurve.cluster.worker import Brought
+from oncurve.cluster.workers.broadcast import Invitation
+from oncurve.cluster.workers.worker import Brought
 from oncurve.parallel import LostRankError
 from oncurve.types import Group
 

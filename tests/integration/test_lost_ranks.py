@@ -14,7 +14,7 @@ import os, signal
 from pathlib import Path
 
 from oncurve.advantages import GroupAdvantage
-from oncurve.cluster.shard_learner import ShardLearner
+from oncurve.cluster.sharding.shard_learner import ShardLearner
 
 ORDERS = Path(__file__).parent / "orders"
 
@@ -120,7 +120,7 @@ def test_a_rank_that_is_lost_with_a_stop_signal_ends_the_run_in_order(project: P
     order(project, "before", 2, "SIGKILL")
     (project / "stopping.py").write_text(
         "import os, signal, sys\n"
-        "from oncurve.cluster.shard_learner import ShardLearner\n"
+        "from oncurve.cluster.sharding.shard_learner import ShardLearner\n"
         "real = ShardLearner.accumulate_part\n"
         "def stopping(self, part):\n"
         "    if self.rank == 0 and self.optimizer.steps == 2:\n"

@@ -70,7 +70,7 @@ def test_an_address_at_which_there_is_no_ray_is_refused(project, monkeypatch, ca
 
 
 def test_where_ray_is_not_installed_the_command_to_install_it_is_said(project, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("oncurve.cluster.ray_fleet.find_spec", lambda name: None)
+    monkeypatch.setattr("oncurve.cluster.fleets.ray_fleet.find_spec", lambda name: None)
     said = oncurve(["train", "recipe.toml", *RAY, "--out", "out"], monkeypatch, capfd)
     refused(said, "cluster.kind", "pip install 'oncurve[cluster]'")
 
@@ -217,7 +217,7 @@ def test_ranks_that_do_not_see_the_folder_of_the_run_are_refused(project: Path) 
     """A rank whose class has another view of the files stands in for another machine."""
     (project / "elsewhere.py").write_text(
         "from oncurve.advantages import GroupAdvantage\n"
-        "from oncurve.cluster.shard_rank import ShardRank\n"
+        "from oncurve.cluster.sharding.shard_rank import ShardRank\n"
         "class Own(GroupAdvantage):\n    pass\n"
         "ShardRank.sees = lambda self, file: False\n"
     )

@@ -19,7 +19,7 @@ from fakes.project import lay_out, words_tokenizer
 from fakes.tolerance import about
 from fakes.vllm_server import documented, free_port, server_program, started
 from oncurve import durable
-from oncurve.cluster.vllm_server import VllmServer
+from oncurve.cluster.vllm.server import VllmServer
 from oncurve.models import save
 
 pytestmark = pytest.mark.slow

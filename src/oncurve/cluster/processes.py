@@ -12,25 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from oncurve.cluster.broadcast import BUCKET_SECONDS, Broadcast
-from oncurve.cluster.devices import CPU, Gpus, Placement, check_settings, gpus_of, placed, seen_by
-from oncurve.cluster.engine import FleetEngine
-from oncurve.cluster.fleet import Fleet
+from oncurve.cluster.fleets import CPU, Fleet, Gpus, Placement, check_settings, gpus_of, placed, seen_by
 from oncurve.cluster.keys import ProcessSettings
-from oncurve.cluster.learner import FleetLearner
-from oncurve.cluster.rank import Rank
+from oncurve.cluster.ranks import FleetLearner, Rank
 from oncurve.cluster.sentences import sentences_of
-from oncurve.cluster.vllm import VllmSettings, VllmWorker, vllm_engine
-from oncurve.cluster.vllm_server import ServerFaultError, VllmServer, vllm_program
-from oncurve.cluster.weights import Carrier, InMemory, OnDisk
-from oncurve.cluster.worker import Worker
+from oncurve.cluster.vllm import ServerFaultError, VllmServer, VllmSettings, VllmWorker, vllm_engine, vllm_program
+from oncurve.cluster.workers import BUCKET_SECONDS, Broadcast, Carrier, FleetEngine, InMemory, OnDisk, Worker
 from oncurve.errors import ConfigError
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel
 from oncurve.rollout import InProcessEngine, RolloutEngine, Sampling, Tokenizer
 
 if TYPE_CHECKING:
-    from oncurve.cluster.sharded import ShardedLearner
+    from oncurve.cluster.sharding import ShardedLearner
 
 Part = Literal["ranks", "workers"]
 """What the processes of a fleet are for."""
@@ -75,9 +69,12 @@ class ProcessCluster(ProcessSettings):
 
     def _sharded(self, make: Callable[..., Learner]) -> Learner:
         """The learner whose state is divided among the ranks, each of which cuts out its own part."""
-        from oncurve.cluster.outline import Outline, offloading
-        from oncurve.cluster.shard_rank import ShardRank  # here: without shards torch.distributed is not imported
-        from oncurve.cluster.sharded import ShardedLearner
+        from oncurve.cluster.sharding import (
+            Outline,
+            ShardedLearner,
+            ShardRank,  # here: without shards torch.distributed is not imported
+            offloading,
+        )
 
         make = partial(offloading, make) if self.offload else make
         fleet = None

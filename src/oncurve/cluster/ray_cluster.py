@@ -10,11 +10,8 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from oncurve.capabilities import Impossible
-from oncurve.cluster.devices import Gpus, Placement
-from oncurve.cluster.fleet import Fleet
+from oncurve.cluster.fleets import Fleet, Gpus, Placement, RayFleet, missing
 from oncurve.cluster.processes import Part, ProcessCluster
-from oncurve.cluster.ray_fleet import RayFleet
-from oncurve.cluster.ray_session import missing
 from oncurve.errors import ConfigError
 
 

@@ -9,9 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from oncurve.capabilities import check_of
-from oncurve.cluster.devices import Gpus
-from oncurve.cluster.fleet import Fleet
-from oncurve.cluster.host_fleet import HostFleet
+from oncurve.cluster.fleets import Fleet, Gpus, HostFleet
 from oncurve.cluster.processes import Part, ProcessCluster
 from oncurve.cluster.ray_cluster import RayCluster
 from oncurve.learner import Learner

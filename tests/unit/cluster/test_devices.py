@@ -14,8 +14,8 @@ from fakes.deadly import make_deadly
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
-from oncurve.cluster.channel import pickled
-from oncurve.cluster.devices import VISIBLE, Gpus, entries_of, gpus_of, placed
+from oncurve.cluster.fleets.channel import pickled
+from oncurve.cluster.fleets.devices import VISIBLE, Gpus, entries_of, gpus_of, placed
 from oncurve.errors import ConfigError
 from oncurve.models import LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling

@@ -12,8 +12,8 @@ from fakes.tiny_policy import random_groups
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
-from oncurve.cluster.outline import Outline
-from oncurve.cluster.shard_rank import process_memory
+from oncurve.cluster.sharding.outline import Outline
+from oncurve.cluster.sharding.shard_rank import process_memory
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import CausalModel, wrap

@@ -20,9 +20,9 @@ from fakes.tolerance import assert_close
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster
-from oncurve.cluster.shard_learner import ShardLearner
-from oncurve.cluster.sharded import ShardedLearner
-from oncurve.cluster.sharded_files import load_part
+from oncurve.cluster.sharding.shard_learner import ShardLearner
+from oncurve.cluster.sharding.sharded import ShardedLearner
+from oncurve.cluster.sharding.sharded_files import load_part
 from oncurve.durable import read_tensors
 from oncurve.errors import ConfigError, TrainingError
 from oncurve.learner import Learner, LearnerConfig, LocalLearner

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from oncurve.cluster import vllm_minder
-from oncurve.cluster.vllm_minder import Minder, first_cause
+from oncurve.cluster.vllm.minder import Minder, first_cause
 
 WITH_AN_ENGINE = ["sh", "-c", 'sleep 600 & echo $! > "$0/engine"; wait']
 """A server that starts another process, as vLLM does; its id is in a file."""

@@ -12,8 +12,8 @@ import torch
 from fakes.tiny_policy import tiny_model
 from oncurve import durable
 from oncurve.cluster import HostCluster, Snapshot
-from oncurve.cluster.shared import SharedBytes
-from oncurve.cluster.weights import OnDisk, digest_of, take
+from oncurve.cluster.fleets.shared import SharedBytes
+from oncurve.cluster.workers.weights import OnDisk, digest_of, take
 from oncurve.models import changing_tensors
 
 

@@ -18,7 +18,7 @@ from fakes.deadly_engine import DeadlyEngine, order
 from fakes.interrupted_worker import InterruptedWorker, ReleasingWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
-from oncurve.cluster.busy import Busy
+from oncurve.cluster.workers.busy import Busy
 from oncurve.errors import DataError, ModelError
 from oncurve.models import CausalModel, LocalWeights, changing_tensors, held
 from oncurve.randomness import permutation
@@ -124,7 +124,7 @@ def test_where_no_broadcast_arrives_the_driver_decodes(
     orders: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
-    monkeypatch.setattr("oncurve.cluster.broadcast._DRIVER_JOINS_SECONDS", 2.0)
+    monkeypatch.setattr("oncurve.cluster.workers.broadcast._DRIVER_JOINS_SECONDS", 2.0)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(
         orders, 2, 3, lambda step: order(orders, "copying-deaf", 6) if step == 1 else None, weights="gloo"
@@ -330,7 +330,7 @@ def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
     orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if action == "hang":
-        monkeypatch.setattr("oncurve.cluster.deadlines.SHORTEST_DEADLINE", 3.0)
+        monkeypatch.setattr("oncurve.cluster.workers.deadlines.SHORTEST_DEADLINE", 3.0)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None)
     assert found == right

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oncurve.closing import Closing
-from oncurve.cluster.vllm_minder import Minder
+from oncurve.cluster.vllm.minder import Minder
 from oncurve.errors import ConfigError
 
 ROUTE = "/inference/v1/generate"

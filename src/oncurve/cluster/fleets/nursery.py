@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from oncurve.cluster.channel import Channel, ClosedError
+from oncurve.cluster.fleets.channel import Channel, ClosedError
 from oncurve.output import complain
 from oncurve.parallel import LostRankError
 from oncurve.workers import last_words

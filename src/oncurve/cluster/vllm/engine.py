@@ -27,10 +27,9 @@ from typing import Any
 
 import torch
 
-from oncurve.cluster.shards import Lost
-from oncurve.cluster.vllm_minder import Minder
-from oncurve.cluster.vllm_server import DEVELOPER, ROUTE, ServerFaultError, VllmServer, command_line, start_server
-from oncurve.cluster.worker import Brought, Worker
+from oncurve.cluster.vllm.minder import Minder
+from oncurve.cluster.vllm.server import DEVELOPER, ROUTE, ServerFaultError, VllmServer, command_line, start_server
+from oncurve.cluster.workers import Brought, Lost, Worker
 from oncurve.errors import ConfigError, OncurveError
 from oncurve.models import CausalModel, Weights, save
 from oncurve.randomness import row_keys

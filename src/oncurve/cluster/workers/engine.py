@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from oncurve.closing import Closing
-from oncurve.cluster.busy import Busy
-from oncurve.cluster.deadlines import Deadlines
-from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
-from oncurve.cluster.queue import Call, OnBegin, Rollout
-from oncurve.cluster.sending import Sending
-from oncurve.cluster.shards import Lost
-from oncurve.cluster.weights import Carrier, Snapshot
+from oncurve.cluster.fleets import Ended, Failed, Fleet, Replied
+from oncurve.cluster.workers.busy import Busy
+from oncurve.cluster.workers.deadlines import Deadlines
+from oncurve.cluster.workers.queue import Call, OnBegin, Rollout
+from oncurve.cluster.workers.sending import Sending
+from oncurve.cluster.workers.shards import Lost
+from oncurve.cluster.workers.weights import Carrier, Snapshot
 from oncurve.durable import StorageError
 from oncurve.errors import ConfigError, OncurveError
 from oncurve.models import CausalModel, Weights
@@ -47,7 +47,7 @@ class FleetEngine(Closing):
 
     local         the driver's engine: it decodes what workers cannot, and all shards where `make_fleet` is None
     sampling      the settings of a training rollout
-    make_fleet    a fleet whose objects are `oncurve.cluster.worker.Worker`s over a copy of the model
+    make_fleet    a fleet whose objects are `oncurve.cluster.workers.worker.Worker`s over a copy of the model
     shard_groups  groups that are decoded together; part of the result
     threads       of each process while it decodes; part of the result
     wait_seconds  the longest time that a worker has for a shard

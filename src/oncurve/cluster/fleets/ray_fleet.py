@@ -24,11 +24,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from oncurve.cluster.channel import Frames, framed
-from oncurve.cluster.fleet import Health, Kill, Order, Start, WatchedFleet, act_on
-from oncurve.cluster.keeper import cause_of, keeper_class
-from oncurve.cluster.kept import BOOT, StoredBytes, recipe_of
-from oncurve.cluster.ray_session import SESSION, Head
+from oncurve.cluster.fleets.channel import Frames, framed
+from oncurve.cluster.fleets.fleet import Health, Kill, Order, Start, WatchedFleet, act_on
+from oncurve.cluster.fleets.keeper import cause_of, keeper_class
+from oncurve.cluster.fleets.kept import BOOT, StoredBytes, recipe_of
+from oncurve.cluster.fleets.ray_session import SESSION, Head
 from oncurve.errors import ConfigError, TrainingError
 from oncurve.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
@@ -68,7 +68,7 @@ class RayFleet(WatchedFleet):
     threads          of a process: as many processors are asked for, of a running Ray
     mixed            whether processes may have other versions of torch than this one, or other kernels
 
-    See `oncurve.cluster.fleet.Fleet` for the methods. The processes start in the background, on machines that join
+    `Fleet` describes the methods. The processes start in the background, on machines that join
     later too. They end with `close()`, when the fleet is garbage-collected, and when this process dies.
 
     Raises ConfigError: Ray is not installed, or does not answer at `address`.
@@ -104,7 +104,7 @@ class RayFleet(WatchedFleet):
             scheduling_strategy="SPREAD",
             concurrency_groups={"listening": 1},
         )(keeper_class())
-        self._hire = functools.partial(actor.remote, BOOT, str(Path(__file__).parents[2]), stored, environment)
+        self._hire = functools.partial(actor.remote, BOOT, str(Path(__file__).parents[3]), stored, environment)
         self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._inbox), daemon=True)
         self._thread.start()
 

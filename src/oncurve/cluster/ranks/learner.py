@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from oncurve.batching import shards
-from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
-from oncurve.cluster.rank import added, norm_of
+from oncurve.cluster.fleets import Ended, Failed, Fleet, Replied
+from oncurve.cluster.ranks.rank import added, norm_of
 from oncurve.learner import Accumulated, LocalLearner, UpdateResult
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.cluster.shard_learner import RankRows, ShardLearner, join, leave
+from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner, join, leave
 from oncurve.learner import Accumulated
 from oncurve.parallel import Meeting
 from oncurve.process import return_freed_memory

@@ -27,9 +27,9 @@ import cloudpickle
 import numpy as np
 import torch
 
-from oncurve.cluster.channel import Channel, pickled
-from oncurve.cluster.nursery import serve
-from oncurve.cluster.shared import Pieces, pieces_of
+from oncurve.cluster.fleets.channel import Channel, pickled
+from oncurve.cluster.fleets.nursery import serve
+from oncurve.cluster.fleets.shared import Pieces, pieces_of
 from oncurve.errors import ConfigError
 from oncurve.imports import import_file, imported_files
 from oncurve.workers import last_words
@@ -37,7 +37,7 @@ from oncurve.workers import last_words
 _PR_SET_PDEATHSIG = 1
 _SEND_SECONDS = 600.0
 
-BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.kept import main; main(int(sys.argv[2]))"
+BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.fleets.kept import main; main(int(sys.argv[2]))"
 
 
 def recipe_of(make: Callable[[], Any], mixed: bool = False) -> bytes:

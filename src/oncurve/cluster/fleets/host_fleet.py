@@ -23,10 +23,10 @@ from typing import IO, Any
 
 import cloudpickle
 
-from oncurve.cluster.channel import Channel, ClosedError, Sender, pickled
-from oncurve.cluster.fleet import Health, Order, Start, WatchedFleet, act_on
-from oncurve.cluster.host_nursery import HostNursery
-from oncurve.cluster.shared import SharedBytes
+from oncurve.cluster.fleets.channel import Channel, ClosedError, Sender, pickled
+from oncurve.cluster.fleets.fleet import Health, Order, Start, WatchedFleet, act_on
+from oncurve.cluster.fleets.host_nursery import HostNursery
+from oncurve.cluster.fleets.shared import SharedBytes
 from oncurve.errors import ConfigError
 from oncurve.imports import imported_files
 from oncurve.output import urgent
@@ -69,7 +69,7 @@ class HostFleet(WatchedFleet):
     silence_seconds  a process that says nothing for so long is killed and replaced
     gpus             CUDA_VISIBLE_DEVICES of the process in each place; empty: of none
 
-    See `oncurve.cluster.fleet.Fleet` for the methods. The processes start in the background. They end with `close()`,
+    `Fleet` describes the methods. The processes start in the background. They end with `close()`,
     when the fleet is garbage-collected, and when this process dies, however it dies.
     """
 

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from oncurve.cluster.devices import VISIBLE
-from oncurve.cluster.nursery import how_it_ended
+from oncurve.cluster.fleets.devices import VISIBLE
+from oncurve.cluster.fleets.nursery import how_it_ended
 from oncurve.output import worker_stderr
 
 _MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.nursery import main; main(int(sys.argv[2]))"
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.fleets.nursery import main; main(int(sys.argv[2]))"
+)
 
 _NO_GPUS = {VISIBLE: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
@@ -36,7 +38,7 @@ class HostNursery:
         recipe.seek(0)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(0.0)  # the nursery may wait until it is read from, and its reader is this process
-        source = str(Path(__file__).parents[2])
+        source = str(Path(__file__).parents[3])
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, source, str(theirs.fileno())],

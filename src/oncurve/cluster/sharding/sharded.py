@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from oncurve.batching import micro_batches, select_rows, shards
-from oncurve.cluster.fleet import Ended, Failed, Fleet, Replied
-from oncurve.cluster.learner import joined
-from oncurve.cluster.shard_learner import RankRows, ShardLearner, join, leave
+from oncurve.cluster.fleets import Ended, Failed, Fleet, Replied
+from oncurve.cluster.ranks import joined
+from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner, join, leave
 from oncurve.durable import LazyTensors, temporary_name
 from oncurve.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.learner import UpdateResult
@@ -177,7 +177,7 @@ class ShardedLearner:
 
     def memory(self) -> list[dict[str, int]]:
         """Bytes of each rank's process: see `process_memory`."""
-        from oncurve.cluster.shard_rank import process_memory
+        from oncurve.cluster.sharding.shard_rank import process_memory
 
         with self._all("memory", *(() for _ in self._members)) as answers:
             own = process_memory()

@@ -26,7 +26,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from oncurve.cluster.fleet import Fleet
+from oncurve.cluster.fleets import Fleet
 from oncurve.durable import read_tensors, write_directory
 from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, changing_tensors

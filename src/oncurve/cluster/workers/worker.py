@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from oncurve.cluster.broadcast import Invitation, Receiver
-from oncurve.cluster.devices import CPU, move
-from oncurve.cluster.shards import Lost
-from oncurve.cluster.weights import digest_of, take
+from oncurve.cluster.fleets import CPU, move
+from oncurve.cluster.workers.broadcast import Invitation, Receiver
+from oncurve.cluster.workers.shards import Lost
+from oncurve.cluster.workers.weights import digest_of, take
 from oncurve.errors import OncurveError
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.process import keep_freed_memory

@@ -37,9 +37,9 @@ from torch.distributed.fsdp import (
 )
 
 from oncurve.batching import micro_batches
-from oncurve.cluster.exchange import DirectGather, DirectReduce, waited
-from oncurve.cluster.sharded_files import load_part, rows_of, save_part
-from oncurve.cluster.sharded_modules import Within, layers_of, on_meta, replace_parameters, units_of
+from oncurve.cluster.sharding.exchange import DirectGather, DirectReduce, waited
+from oncurve.cluster.sharding.sharded_files import load_part, rows_of, save_part
+from oncurve.cluster.sharding.sharded_modules import Within, layers_of, on_meta, replace_parameters, units_of
 from oncurve.errors import CheckpointError, ConfigError, ModelError
 from oncurve.learner import (
     Accumulated,

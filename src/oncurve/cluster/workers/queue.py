@@ -6,8 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from oncurve.cluster.sending import Sending
-from oncurve.cluster.shards import rollout_shards
+from oncurve.cluster.workers.sending import Sending
+from oncurve.cluster.workers.shards import rollout_shards
 from oncurve.rollout import OnGroup, Sampling, count_samples, was_interrupted
 from oncurve.types import Group, Prompt
 

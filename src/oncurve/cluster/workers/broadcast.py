@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from oncurve.cluster.fleet import Fleet
-from oncurve.cluster.weights import Snapshot
+from oncurve.cluster.fleets import Fleet
+from oncurve.cluster.workers.weights import Snapshot
 from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, changing_tensors
 from oncurve.output import urgent

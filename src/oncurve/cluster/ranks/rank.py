@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.cluster.devices import move
+from oncurve.cluster.fleets import move
 from oncurve.learner import Accumulated, LocalLearner
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel

@@ -1,0 +1,32 @@
+"""Fleets: processes that are placed, watched and replaced, whatever they compute.
+
+fleet.py        the interface of a fleet, and the health of its processes as a state machine
+host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py, host_nursery.py), over sockets (channel.py)
+                and shared memory (shared.py)
+ray_fleet.py    a fleet on the machines of a Ray cluster (ray_session.py), where a keeper (keeper.py) starts the process
+                that computes (kept.py)
+devices.py      which GPU each process has
+"""
+
+from oncurve.cluster.fleets.devices import (
+    CPU as CPU,
+    Gpus as Gpus,
+    Placement as Placement,
+    check_settings as check_settings,
+    gpus_of as gpus_of,
+    move as move,
+    placed as placed,
+    seen_by as seen_by,
+)
+from oncurve.cluster.fleets.fleet import (
+    Ended as Ended,
+    Failed as Failed,
+    Fleet as Fleet,
+    Health as Health,
+    Kill as Kill,
+    Replied as Replied,
+    Start as Start,
+)
+from oncurve.cluster.fleets.host_fleet import HostFleet as HostFleet
+from oncurve.cluster.fleets.ray_fleet import RayFleet as RayFleet
+from oncurve.cluster.fleets.ray_session import missing as missing

@@ -1,0 +1,4 @@
+"""A learner of several ranks: rank 0 in this process (learner.py), the others in a fleet (rank.py)."""
+
+from oncurve.cluster.ranks.learner import FleetLearner as FleetLearner, joined as joined
+from oncurve.cluster.ranks.rank import Rank as Rank

@@ -1,0 +1,17 @@
+"""Workers that have a vLLM server in place of an engine of their own.
+
+engine.py   the worker, and its engine over HTTP
+server.py   a server: its start, its routes, its faults
+minder.py   the small process that ends a server with its worker
+"""
+
+from oncurve.cluster.vllm.engine import (
+    VllmSettings as VllmSettings,
+    VllmWorker as VllmWorker,
+    vllm_engine as vllm_engine,
+)
+from oncurve.cluster.vllm.server import (
+    ServerFaultError as ServerFaultError,
+    VllmServer as VllmServer,
+    vllm_program as vllm_program,
+)
