@@ -18,7 +18,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fakes.vllm_server import documented, free_port, server_program, started
-from oncurve.cluster import FleetEngine, HostCluster, fleet as fleets
+from oncurve.cluster import FleetEngine, HostCluster
+from oncurve.cluster.fleets import fleet as fleets
 from oncurve.cluster.vllm.engine import VllmEngine, VllmSettings
 from oncurve.cluster.vllm.server import ServerFaultError, VllmServer
 from oncurve.errors import ConfigError

@@ -261,7 +261,7 @@ def run_of_other_versions(name: str, value: str, *arguments: str) -> "subprocess
     code = f"""
 import sys
 from oncurve import cli
-from oncurve.cluster import kept
+from oncurve.cluster.fleets import kept
 true = kept._versions
 kept._versions = lambda: true() | {{{name!r}: {value!r}}}
 sys.argv = ["oncurve", *{list(arguments)!r}]
@@ -317,7 +317,8 @@ def test_places_without_a_machine_wait_and_a_machine_that_dies_is_named() -> Non
 import sys, time
 sys.path[:0] = {sys.path!r}
 from fakes.calls import Counted
-from oncurve.cluster import Ended, RayFleet, ray_fleet
+from oncurve.cluster import Ended, RayFleet
+from oncurve.cluster.fleets import ray_fleet
 ray_fleet.ROOM_SECONDS = 5.0
 fleet = RayFleet(Counted, 3, 20.0, {toy.address!r})
 def until(count):

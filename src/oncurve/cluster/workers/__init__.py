@@ -3,7 +3,7 @@
 engine.py       the engine: shards to workers, and again where one is lost (queue.py, deadlines.py)
 shards.py       the fixed shards of the prompts
 worker.py       the process that decodes
-weights.py      one version of the weights on its way to workers: through memory, a folder, or a broadcast (broadcast.py)
+weights.py      one version of the weights on its way to workers: through memory, a folder or a broadcast (broadcast.py)
 sending.py      the next version, sent while workers decode by this one
 busy.py         the time for which workers had something to do
 """
