@@ -70,7 +70,7 @@ def test_an_address_at_which_there_is_no_ray_is_refused(project, monkeypatch, ca
 
 
 def test_where_ray_is_not_installed_the_command_to_install_it_is_said(project, monkeypatch, capfd) -> None:
-    monkeypatch.setattr("oncurve.cluster.fleets.ray_fleet.find_spec", lambda name: None)
+    monkeypatch.setattr("oncurve.cluster.ray_cluster.find_spec", lambda name: None)
     said = oncurve(["train", "recipe.toml", *RAY, "--out", "out"], monkeypatch, capfd)
     refused(said, "cluster.kind", "pip install 'oncurve[cluster]'")
 

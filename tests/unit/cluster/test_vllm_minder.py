@@ -61,7 +61,7 @@ def test_a_minder_that_starts_nothing_removes_its_folder() -> None:
 def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
     code = (
         f"import sys, time; sys.path.append({str(Path(minder.__file__).parent)!r})\n"
-        "from vllm_minder import Minder\n"
+        "from minder import Minder\n"
         "minder = Minder({}); minder.start([*sys.argv[1:], str(minder.folder)])\n"
         "print(minder.folder, flush=True); time.sleep(600)"
     )
