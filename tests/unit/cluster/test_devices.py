@@ -13,9 +13,10 @@ import torch
 from fakes.deadly import make_deadly
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
+from fakes.vllm_server import server_program, tiny_llama
 from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
 from oncurve.cluster.fleets.channel import pickled
-from oncurve.cluster.fleets.devices import VISIBLE, Gpus, entries_of, gpus_of, placed
+from oncurve.cluster.fleets.devices import VISIBLE, Gpus, check_settings, entries_of, gpus_of, placed
 from oncurve.errors import ConfigError
 from oncurve.models import LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling
@@ -126,6 +127,56 @@ def test_workers_that_are_placed_and_moved_sample_the_tokens_of_one_process(
             engine.follow(LocalWeights(model, 0))
             found.append(engine.generate(prompts, 0))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((True, False, False, 1), ["cluster.sharding", '"replicate"']),
+        ((False, False, False, 2), ["cluster.rollout_gpus", 'cluster.engine to "vllm"']),
+        ((False, False, True, 0), ["cluster.weights", "share one"]),
+        ((False, True, True, 2), ["cluster.weights", "vLLM servers"]),
+    ],
+)
+def test_what_does_not_go_with_gpus_is_refused_by_name(given: tuple[bool, bool, bool, int], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_settings(*given)
+    assert all(word in str(error.value) for word in words)
+    check_settings(False, True, False, 8)
+    check_settings(False, False, True, 1)
+
+
+def test_servers_that_run_already_take_no_gpu_of_this_machine() -> None:
+    settings = {"rollout_workers": 2, "rollout_gpus": 4, "engine": "vllm", "learner_ranks": 2}
+    there = HostCluster.model_validate({**settings, "vllm_addresses": ["http://127.0.0.1:1", "http://127.0.0.1:2"]})
+    assert there.placement(gpus(2)).ranks == ("b",)
+    with pytest.raises(ConfigError, match="need 10, and this machine has 2"):
+        HostCluster.model_validate(settings).placement(gpus(2))
+
+
+@pytest.mark.slow
+def test_a_vllm_server_divides_the_model_among_the_gpus_of_its_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server_program(tmp_path / "bin")
+    program, noted = tmp_path / "bin" / "vllm", tmp_path / "noted"
+    note = f'echo "$CUDA_VISIBLE_DEVICES: $*" >> "{noted}"\nexec '
+    program.write_text(program.read_text().replace("exec ", note, 1))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(tmp_path))
+    monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model: gpus(5))
+    sampling = Sampling(group_size=2, max_new_tokens=4)
+    build = partial(InProcessEngine, sampling, seed=5)
+    cluster = HostCluster(engine="vllm", rollout_workers=2, rollout_gpus=2, shard_groups=1)
+    policy = tiny_llama(0)
+    with cluster.rollout_engine(build(), build, sampling, None, (2,), 5) as engine:
+        engine.follow(LocalWeights(policy, 0))
+        for draw in range(2):
+            assert len(engine.generate([Prompt(number, "", (number + 3, 4)) for number in range(6)], draw)) == 6
+    lines = noted.read_text().splitlines()
+    assert {line.partition(":")[0] for line in lines} <= {"b,c", "d,e"}
+    assert lines
+    assert all("--tensor-parallel-size 2" in line for line in lines)
 
 
 @pytest.mark.slow

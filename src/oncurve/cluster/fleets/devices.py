@@ -96,21 +96,23 @@ def placed(gpus: Gpus, ranks: int, workers: int, each: int) -> Placement:
     return Placement(others[: ranks - 1], cards)
 
 
-def check_settings(divided: bool, served: bool, nccl_on_one: bool) -> None:
-    """Raises ConfigError for what does not go with GPUs so far: a model that is divided among ranks, vLLM servers, and
-    NCCL between processes that share a GPU."""
+def check_settings(divided: bool, served: bool, nccl: bool, each: int) -> None:
+    """Raises ConfigError for what does not go with GPUs: a model that is divided among ranks, `each` worker's engine on
+    several of them where no vLLM is `served`, and NCCL to a process that has no GPU of its own to receive on."""
     if divided:
         raise ConfigError(
             'cluster.sharding: "fsdp" computes on processors so far; set it to "replicate", or model.device to "cpu"'
         )
-    if served:
+    if each > 1 and not served:
         raise ConfigError(
-            'cluster.engine: vLLM servers get no GPUs by name so far; set it to "own", or model.device to "cpu"'
+            "cluster.rollout_gpus: oncurve's own engine samples on one GPU per worker; set it to 1, or cluster.engine "
+            'to "vllm"'
         )
-    if nccl_on_one:
+    if nccl and (served or not each):
+        why = "leave theirs to their vLLM servers" if served else "share one with cluster.rollout_gpus = 0"
         raise ConfigError(
-            'cluster.weights: "nccl" needs a GPU for each process, and with cluster.rollout_gpus = 0 they share one; '
-            'set it to "object" or "gloo"'
+            f'cluster.weights: "nccl" needs a GPU of its own for each process, and the workers {why}; set it to '
+            '"object" or "gloo"'
         )
 
 

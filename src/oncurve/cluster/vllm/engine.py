@@ -58,6 +58,7 @@ class VllmSettings:
     arguments        of servers that are started
     seconds          the limit of a start, an update and a request
     silence_seconds  a server that does not say for so long that it lives is lost
+    gpus             among which a server that is started divides the model
     """
 
     addresses: tuple[str, ...] = ()
@@ -65,6 +66,7 @@ class VllmSettings:
     arguments: tuple[str, ...] = ()
     seconds: float = 1800.0
     silence_seconds: float = 20.0
+    gpus: int = 1
 
 
 class VllmEngine:
@@ -239,8 +241,8 @@ class VllmEngine:
         """Start a server of this worker's own, with the weights in the folder."""
         assert self._minder is not None
         dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
-        arguments, folder = self._settings.arguments, self._folder
-        self._server = start_server(self._minder, lambda port: command_line(folder, port, dtype, arguments))
+        arguments, gpus, folder = self._settings.arguments, self._settings.gpus, self._folder
+        self._server = start_server(self._minder, lambda port: command_line(folder, port, dtype, gpus, arguments))
         self._server.wait_until_ready(self._settings.seconds)
 
     def _check_lengths(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:

@@ -192,16 +192,19 @@ def vllm_program() -> str:
     return found
 
 
-def command_line(model: Path, port: int, dtype: str, more: Sequence[str]) -> list[str]:
+def command_line(model: Path, port: int, dtype: str, gpus: int, more: Sequence[str]) -> list[str]:
     """What starts a server of the model in a folder, without its tokenizer.
 
     dtype  the type that it computes in, as `vllm serve --dtype` names it
+    gpus   among which it divides the model; it has those that CUDA_VISIBLE_DEVICES of this process names
     more   further arguments of `vllm serve`; they come last, and so overrule the others
 
     Raises ConfigError: vllm is not on PATH.
     """
     where = ["--host", "127.0.0.1", "--port", str(port)]
-    return [vllm_program(), "serve", str(model), *where, "--dtype", dtype, "--skip-tokenizer-init", *NEEDED, *more]
+    parts = ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
+    kept = ["--dtype", dtype, "--skip-tokenizer-init", *NEEDED, *parts]
+    return [vllm_program(), "serve", str(model), *where, *kept, *more]
 
 
 def start_server(minder: Minder, command: Callable[[int], Sequence[str]]) -> VllmServer:
