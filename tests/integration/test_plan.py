@@ -192,6 +192,34 @@ def test_training_is_refused_where_it_clearly_cannot_fit(monkeypatch: pytest.Mon
     assert "a test" in str(error.value)
 
 
+def test_the_processes_of_a_cluster_are_counted_and_so_is_what_makes_them_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["cluster.learner_ranks=4", "cluster.rollout_workers=2", *SMALL_STEP]
+    _, _, alone = plan(TASK, *SMALL_STEP)
+    assert (alone["processes"], alone["needed_bytes"]) == (1, alone["peak_bytes"])
+    _, printed, found = plan(TASK, *words)
+    assert found["processes"] == 6
+    assert found["needed_bytes"] > found["peak_bytes"]
+    assert "this one and 5 of [cluster]" in printed
+    assert any("times are those of one process" in note for note in found["notes"])
+    with_room((found["needed_bytes"] + found["peak_bytes"]) / 2, monkeypatch)
+    _, printed, found = plan(TASK, *words)
+    assert not found["fits"]
+    assert "It does not fit" in printed
+    least = [float(least_said(words[:count], monkeypatch)) for count in (0, 2)]
+    assert least[1] > 1.5 * least[0]
+
+
+def least_said(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """GB that a refused run would need with all that makes it smaller."""
+    config, _ = load_config(TASK, [*words, "data.prompts_per_step=64", "rollout.group_size=64"])
+    with_room(1e8, monkeypatch)
+    with pytest.raises(UserError, match="what makes it smaller") as refused:
+        forecasting.check_memory(config)
+    return str(refused.value).rpartition("about ")[2].removesuffix(" GB")
+
+
 def test_training_where_memory_is_tight_begins_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = load_config(TASK)
     with_room(1.0, monkeypatch)

@@ -271,7 +271,7 @@ def _here(
     if config.rewards:
         notes.append("reward workers are processes of their own: their memory and time are not counted")
     plan = Forecast(title, shape, work, variant.footprint, memory, room, seconds, True, machine, (), tuple(notes))
-    return plan if plan.fits else replace(plan, suggestions=_fitting(variant, memory.peak))
+    return _of_all_processes(plan, config, variant)
 
 
 def _by_formula(
@@ -294,11 +294,30 @@ def _by_formula(
     seconds = floors(shape, work, machine, variant.footprint, reference=variant.reference)
     memory = variant.memory()
     plan = Forecast(title, shape, work, variant.footprint, memory, room, seconds, False, machine, (), tuple(notes))
-    return plan if plan.fits else replace(plan, suggestions=_fitting(variant, memory.peak))
+    return _of_all_processes(plan, config, variant)
 
 
-def _fitting(variant: Variant, peak: float) -> tuple[Any, ...]:
-    return tuple(suggestions(variant, peak / variant.memory().peak))
+def _of_all_processes(plan: Forecast, config: RunConfig, variant: Variant) -> Forecast:
+    """`plan`, which is of one process, with those of `[cluster]` on this machine, and suggestions if it is too large.
+
+    The others' memory is by formula; on a GPU it is not counted.
+    """
+    factor, peak_of = plan.memory.peak / variant.memory().peak, _peak_of(config) if variant.on_cpu else None
+    if not config.cluster.alone:
+        times = "memory and times are" if peak_of is None else "times are"
+        note = f"{times} those of one process: `oncurve plan --machines` counts the others of [cluster]"
+        plan = replace(plan, notes=(*plan.notes, note))
+    if peak_of is None:
+        return plan if plan.fits else replace(plan, suggestions=tuple(suggestions(variant, factor)))
+    if not config.cluster.alone:
+        count = config.cluster.processes + config.cluster.workers
+        plan = replace(plan, processes=count, together=peak_of(variant) * factor)
+    return plan if plan.fits else replace(plan, suggestions=tuple(suggestions(variant, factor, peak_of)))
+
+
+def _peak_of(config: RunConfig) -> Callable[[Variant], float]:
+    """The bytes that all processes of `config` need on one machine with a CPU, with other settings too."""
+    return lambda variant: on_one_host(variant, layout_of(config))
 
 
 def device_of(config: RunConfig) -> torch.device:
@@ -333,7 +352,8 @@ def check_memory(config: RunConfig) -> list[str]:
     work = _work(config, (config.data.max_prompt_tokens or ASSUMED_PROMPT,) * config.data.prompts_per_step)
     process = float(MemoryMeter(torch.device("cpu")).now()) + UNIMPORTED
     variant = variant_of(config, shape, work, config.model.precision()[0], True, process)
-    peak, room = on_one_host(variant, layout_of(config)), memory_here()
+    peak_of, room = _peak_of(config), memory_here()
+    peak = peak_of(variant)
     if peak <= room.available:
         return []
     count = config.cluster.processes + config.cluster.workers
@@ -344,7 +364,8 @@ def check_memory(config: RunConfig) -> list[str]:
     )
     if peak <= REFUSED * room.available:
         return [f"warning: {says}; it may be killed without a word"]
-    smaller = [f"  {suggestion.settings}  about {suggestion.peak / 1e9:,.1f} GB" for suggestion in suggestions(variant)]
+    found = suggestions(variant, peak_of=peak_of)
+    smaller = [f"  {suggestion.settings}  about {suggestion.peak / 1e9:,.1f} GB" for suggestion in found]
     raise ConfigError("\n".join([f"memory: {says}", *(["what makes it smaller:", *smaller] if smaller else [])]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -44,7 +44,8 @@ class Forecast:
 
     title     its subject                    seconds   by phase, with "decode_step" and "step"
     budget    the available memory           measured  whether seconds are scaled measurements (limits otherwise)
-    notes     other remarks for the reader
+    notes     other remarks for the reader     processes the run's own and those of `[cluster]` on this machine
+    together  bytes of all of them; None: there is the run's own alone, or the others are not counted
     """
 
     title: str
@@ -58,11 +59,18 @@ class Forecast:
     machine: Machine
     suggestions: Sequence[Suggestion] = ()
     notes: Sequence[str] = field(default_factory=tuple)
+    processes: int = 1
+    together: float | None = None
+
+    @property
+    def needed(self) -> float:
+        """Bytes that have to have room: the predicted peak, of all processes where there are several."""
+        return self.memory.peak if self.together is None else self.together
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak is within the available memory."""
-        return self.memory.peak <= self.budget.available
+        """Whether `needed` is within the available memory."""
+        return self.needed <= self.budget.available
 
     def to_json(self) -> dict[str, object]:
         """All numbers, in bytes and seconds."""
@@ -84,6 +92,8 @@ class Forecast:
             "phases": {key: round(value) for key, value in self.memory.phases.items()},
             "peak_bytes": round(self.memory.peak),
             "peak_in": self.memory.when,
+            "processes": self.processes,
+            "needed_bytes": round(self.needed),
             "available_bytes": round(self.budget.available),
             "limit": self.budget.limit,
             "fits": self.fits,
@@ -133,7 +143,9 @@ class Forecast:
             for name, value in self.memory.parts.items()
             if value or name not in ("process", "critic", "reward_models", "teacher")
         ]
-        return [*head, *body, f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"]
+        peak = f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"
+        whole = f"  {'all processes':<26} {size(self.needed):>10}   this one and {self.processes - 1} of [cluster]"
+        return [*head, *body, peak, *([] if self.together is None else [whole])]
 
     def _time_lines(self) -> list[str]:
         if not self.seconds:
@@ -153,8 +165,8 @@ class Forecast:
     def _verdict(self) -> list[str]:
         budget = f"{size(self.budget.available)} ({self.budget.limit})"
         if self.fits:
-            return [f"It fits: {size(self.memory.peak)} of {budget}."]
-        lines = [f"It does not fit: {size(self.memory.peak)} of {budget}."]
+            return [f"It fits: {size(self.needed)} of {budget}."]
+        lines = [f"It does not fit: {size(self.needed)} of {budget}."]
         if not self.suggestions:
             return [*lines, "No setting makes it small enough: take a smaller model, or more memory."]
         listed = [f"  {suggestion.settings:<60} {size(suggestion.peak):>10}" for suggestion in self.suggestions]
@@ -224,23 +236,25 @@ def changes(variant: Variant) -> list[tuple[str, Variant]]:
     return [(settings, replace(variant, **changed)) for settings, changed, open_ in tried if open_]
 
 
-def suggestions(variant: Variant, factor: float = 1.0) -> list[Suggestion]:
+def suggestions(
+    variant: Variant, factor: float = 1.0, peak_of: Callable[[Variant], float] = lambda variant: variant.memory().peak
+) -> list[Suggestion]:
     """Settings that make the run smaller: one at a time, then all of those that help together.
 
-    `factor` is measurement over formula for the run as it is, and scales the peaks. A suggestion that saves less than
-    2 % is left out.
+    `factor` is measurement over formula for the run as it is, and scales the peaks, which are `peak_of` a variant: by
+    default of one process. A suggestion that saves less than 2 % is left out.
     """
-    now = variant.memory().peak
+    now = peak_of(variant)
     found: list[Suggestion] = []
     together = variant
     words: list[str] = []
     for settings, changed in changes(variant):
-        peak = changed.memory().peak
+        peak = peak_of(changed)
         if peak < 0.98 * now:
             found.append(Suggestion(settings, peak * factor))
             together, words = _both(variant, together, changed), [*words, settings]
     if len(words) > 1:
-        found.append(Suggestion(" ".join(words), together.memory().peak * factor))
+        found.append(Suggestion(" ".join(words), peak_of(together) * factor))
     return found
 
 
