@@ -78,6 +78,20 @@ for first, last in ((1, 5), (2, 7), (4, 7)):
     assert sum(seen.values())
     print("refused", first, last, json.dumps(seen), file=sys.stderr)
 """
+FULL_FOR_A_WHILE_WITH_SHARDS = """
+SETTINGS |= {"cluster.sharding": "fsdp", "cluster.learner_ranks": 2, "checkpoint.every": 1}
+train("whole")
+def on_step(result):
+    if result.step in (2, 5):
+        fill()
+    if result.step in (4, 7):
+        free()
+train("out", on_step)
+assert lines("out") == lines("whole")
+for rank in range(2):
+    file = f"checkpoints/step-000008/learner-00{rank}-of-002.safetensors"
+    assert Path("out", file).read_bytes() == Path("whole", file).read_bytes()
+"""
 FULL_AND_KILLED = """
 def on_step(result):
     if result.step == 3:
@@ -163,6 +177,16 @@ def test_a_disk_that_is_full_for_a_while_changes_no_number(tmp_path: Path) -> No
     assert [step for step, _ in refused] == [2, 3, 5, 3, 4, 6, 5, 6]
     assert all("No space left on device" in text and "free some space" in text for _, text in refused)
     assert [int(step) for step, text in said if "takes what is written again" in text] == [6, 8, 8]
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_a_while_loses_no_rank_of_a_divided_model(tmp_path: Path) -> None:
+    out, errors = run(tmp_path, FULL_FOR_A_WHILE_WITH_SHARDS)
+    said = re.findall(
+        r"^step (\d+): .*learner-00\d-of-002.*No space left.*Training goes on", out + errors, re.MULTILINE
+    )
+    assert said
+    assert "was lost" not in out + errors
 
 
 @pytest.mark.slow

@@ -42,6 +42,9 @@ class DiskError(StorageError):
         super().__init__(f"{reason}; {advice} and resume. What was written before is intact.")
         self.reason, self.advice = reason, advice
 
+    def __reduce__(self) -> tuple[type[DiskError], tuple[str, str]]:
+        return type(self), (self.reason, self.advice)
+
 
 def to_json(value: Any) -> bytes:
     """`value` as JSON with sorted keys and a final newline: the same value gives the same bytes.

@@ -23,7 +23,7 @@ from oncurve.cluster import HostCluster
 from oncurve.cluster.sharding.shard_learner import ShardLearner
 from oncurve.cluster.sharding.sharded import ShardedLearner
 from oncurve.cluster.sharding.sharded_files import load_part
-from oncurve.durable import read_tensors
+from oncurve.durable import StorageError, read_tensors
 from oncurve.errors import ConfigError, TrainingError
 from oncurve.learner import Learner, LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
@@ -276,6 +276,25 @@ def test_a_rank_that_is_lost_ends_the_run_with_its_cause_and_a_resume_goes_on(
         for name, parameter in learner.weights().model.module.named_parameters():
             right = one.optimizer.masters[name].detach()
             assert float((parameter.detach() - right).abs().max()) <= 2e-6 * float(right.abs().max().clamp(min=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_file_that_the_disk_refuses_is_no_loss_of_a_rank(tmp_path: Path, rank: int) -> None:
+    batches = [batch_for(make_llama(), seed) for seed in range(2)]
+    (tmp_path / f"learner-{rank:03d}-of-002.safetensors").mkdir()
+    (tmp_path / "there").mkdir()
+    with sharded(2) as learner:
+        learner.update(batches[0])
+        with pytest.raises(StorageError, match=f"learner-{rank:03d}-of-002.safetensors cannot be written"):
+            learner.save(tmp_path)
+        learner.update(batches[1])
+        state = whole_state(tmp_path / "there", learner.save(tmp_path / "there"))
+    (tmp_path / "undisturbed").mkdir()
+    with sharded(2) as learner:
+        [learner.update(batch) for batch in batches]
+        whole = whole_state(tmp_path / "undisturbed", learner.save(tmp_path / "undisturbed"))
+    assert all(torch.equal(state[name], whole[name]) for name in whole)
 
 
 class Mortal(ShardLearner):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner, join, leave
+from oncurve.durable import StorageError
 from oncurve.learner import Accumulated
 from oncurve.parallel import Meeting
 from oncurve.process import return_freed_memory
@@ -54,9 +55,13 @@ class ShardRank:
         """Whether this machine has a file."""
         return file.exists()
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's file of a checkpoint."""
-        self._do(self._here().save, folder)
+    def save(self, folder: Path) -> StorageError | None:
+        """Write this rank's file of a checkpoint; why the disk refused it, which changes nothing in this rank."""
+        try:
+            self._here().save(folder)
+        except StorageError as error:
+            return error
+        return None
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """Read this rank's rows of a checkpoint."""

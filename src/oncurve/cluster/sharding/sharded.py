@@ -21,7 +21,7 @@ from oncurve.batching import micro_batches, select_rows, shards
 from oncurve.cluster.fleets import Ended, Failed, Fleet, Replied
 from oncurve.cluster.ranks import joined
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner, join, leave
-from oncurve.durable import LazyTensors, temporary_name
+from oncurve.durable import LazyTensors, StorageError, temporary_name
 from oncurve.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.learner import UpdateResult
 from oncurve.models import LocalWeights, save
@@ -156,9 +156,20 @@ class ShardedLearner:
             )
 
     def save(self, folder: Path) -> Mapping[str, Any]:
-        """Each rank writes its own file into `folder`; the record. Any number of ranks can load it."""
-        with self._all("save", *((folder.absolute(),) for _ in self._members)):
-            return self.local.save(folder)
+        """Each rank writes its own file into `folder`; the record. Any number of ranks can load it.
+
+        Raises StorageError, once no rank writes any more: the disk refused one of the files, and no rank is lost by it.
+        """
+        record: dict[str, Any] = {}
+        refused: StorageError | None = None
+        with self._all("save", *((folder.absolute(),) for _ in self._members)) as answers:
+            try:
+                record = self.local.save(folder)
+            except StorageError as error:
+                refused = error
+        if refused := next((error for error in [refused, *answers] if error is not None), None):
+            raise refused
+        return record
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """The inverse of `save`, bit for bit, on any number of ranks. Raises CheckpointError for another model's."""
