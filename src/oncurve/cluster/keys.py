@@ -97,7 +97,7 @@ class ProcessSettings(Component):
             "cluster.gradient_shards: shards are added in a tree of pairs, so there must be 1, 2, 4, 8, ... of them",
         ),
         Impossible(
-            lambda cluster: cluster.learner_ranks > cluster.gradient_shards,
+            lambda cluster: cluster.sharding == "replicate" and cluster.learner_ranks > cluster.gradient_shards,
             "cluster.learner_ranks: a rank without a shard would have nothing to do; lower it, or raise "
             "cluster.gradient_shards, which is part of the result",
         ),

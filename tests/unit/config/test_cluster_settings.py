@@ -2,8 +2,11 @@
 
 from fnmatch import fnmatchcase
 
+import pytest
+
 from oncurve.config.in_words import plan
 from oncurve.config.loading import load_config
+from oncurve.errors import ConfigError
 from oncurve.run.identity import FREE
 
 HOST = ("cluster.kind=host", "rewards=[{kind='task'}]")
@@ -34,6 +37,12 @@ def test_a_lag_that_nothing_corrects_is_noted() -> None:
 
 def test_a_resume_does_not_change_it_without_saying_so() -> None:
     assert not any(fnmatchcase("cluster.lag", pattern) for pattern in FREE)
+
+
+def test_ranks_that_divide_the_model_need_no_gradient_shards() -> None:
+    assert "An update is made by 9 processes" in said("cluster.learner_ranks=9", "cluster.sharding=fsdp")
+    with pytest.raises(ConfigError, match=r"cluster.learner_ranks: a rank without a shard"):
+        said("cluster.learner_ranks=9")
 
 
 def test_workers_without_a_shard_are_noted() -> None:
