@@ -1,6 +1,7 @@
 """A Ray cluster of several nodes on this machine, in a process of its own, which does what it is told line by line.
 
-python toy_cluster.py 1 1 1        three nodes with a processor each; prints the address, then a line per order
+python toy_cluster.py 0 0 2        three nodes with a processor each, and so many GPUs, which Ray only counts; prints
+                                   the address, then a line per order
 add                                another node
 remove N                           kill -9 the raylet of node N
 behead                             kill -9 the server of the cluster, which its first node has
@@ -9,7 +10,7 @@ behead                             kill -9 the server of the cluster, which its 
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +21,11 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     small: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=small)
+    gpus = [int(word) for word in sys.argv[1:]]
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "num_gpus": gpus[0]})
     small.pop("include_dashboard")
     nodes = [cluster.head_node]
-    nodes += [cluster.add_node(**small) for _ in sys.argv[2:]]
+    nodes += [cluster.add_node(**small, num_gpus=count) for count in gpus[1:]]
     say(cluster.address)
     for line in sys.stdin:
         match line.split():
@@ -45,9 +47,9 @@ def say(line: str) -> None:
 class Toy:
     """The cluster, from outside."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, gpus: Sequence[int]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, *["1"] * count],
+            [sys.executable, __file__, *map(str, gpus)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -91,8 +93,9 @@ class Toy:
 
 
 @contextmanager
-def toy_cluster(count: int) -> Iterator[Toy]:
-    toy = Toy(count)
+def toy_cluster(count: int, gpus: int = 0) -> Iterator[Toy]:
+    """A cluster of so many nodes with so many GPUs each."""
+    toy = Toy([gpus] * count)
     try:
         yield toy
     finally:

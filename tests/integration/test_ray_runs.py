@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,17 @@ import torch
 
 from fakes.cluster_runs import compare, finish, start
 from fakes.project import lay_out, oncurve, refused
+from fakes.tiny_policy import tiny_model
 from fakes.toy_cluster import toy_cluster
 from fakes.vllm_server import server_program
 from oncurve import durable
+from oncurve.cluster import RayCluster, RayFleet
+from oncurve.cluster.fleets.devices import Gpus
+from oncurve.errors import ConfigError
+from oncurve.models import LocalWeights
+from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.run.identity import compare as compare_settings
+from oncurve.types import Prompt
 
 ray_is_here = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 SETTINGS = [
@@ -411,3 +419,52 @@ def test_workers_on_ray_have_vllm_servers_and_share_no_folder(project: Path, mon
     assert len(lines) == 3
     assert {line["cluster/shards_redone"] for line in lines} == {0.0}
     assert lines[0]["policy/mismatch"] < 1e-4
+
+
+class Seeing:
+    """Says which GPUs its process sees."""
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def seen(self) -> str:
+        """As CUDA_VISIBLE_DEVICES has them."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_ray_gives_each_process_a_gpu_and_none_the_one_that_the_run_computes_on() -> None:
+    with toy_cluster(1, gpus=2) as toy:
+        for own, other in (("1", "0"), ("0", "1")):
+            gpus = Gpus((own, other), ("H200", "H200"), "cpu")
+            with RayFleet(Seeing, 1, address=toy.address, gpus=gpus, each=1) as fleet:
+                (process,) = fleet.settled(120.0)
+                number = fleet.call(process, "seen")
+                found: list[Any] = []
+                deadline = time.monotonic() + 60
+                while not found and time.monotonic() < deadline:
+                    found += fleet.wait(0.5)
+                assert [(event.number, event.value) for event in found] == [(number, other)]
+        nowhere = Gpus(("7",), ("H200",), "cpu")
+        with pytest.raises(ConfigError, match="computes on GPU 7, which Ray cannot keep"):
+            RayFleet(Seeing, 1, address=toy.address, gpus=nowhere, each=1)
+
+
+@ray_is_here
+@pytest.mark.slow
+def test_workers_that_ray_has_placed_by_gpus_sample_the_tokens_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but CUDA itself: the device that they are moved to is a processor."""
+    sampling = Sampling(group_size=3, max_new_tokens=8)
+    prompts = [Prompt(number, "", (number, 3)) for number in range(5)]
+    build = partial(InProcessEngine, sampling, seed=5)
+    model, groups = tiny_model(), []
+    with toy_cluster(3, gpus=1) as toy:
+        for workers in (0, 2):
+            monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model: Gpus(("0",), ("H200",), "cpu"))
+            cluster = RayCluster(address=toy.address, rollout_workers=workers, shard_groups=2, learner_ranks=2)
+            with cluster.rollout_engine(build(), build, sampling) as engine:
+                engine.follow(LocalWeights(model, 0))
+                groups.append(engine.generate(prompts, 0))
+                assert engine.measured().get("cluster/workers_alive", 0.0) == workers
+    assert groups[0] == groups[1]

@@ -14,8 +14,8 @@ Covered: copied ranks and workers that are killed, that hang or are stopped, tha
 at any time; a nursery that is killed; a run that is killed. None of them changes a bit of the result.
 A rank with a part of the model that is lost sends the run back to its last checkpoint, and on to the same bits.
 With vLLM servers no fault ends a run either, but the tokens are vLLM's, and so are not those of one process.
-Built and not run: GPUs of one machine (fleets/devices.py).
-Not covered: GPUs of several machines, critics, the training of reward models.
+Built and not run: GPUs (fleets/devices.py).
+Not covered: shards of a model on GPUs, critics, the training of reward models.
 """
 
 from oncurve.cluster.fleets import (

@@ -66,12 +66,16 @@ class RayCluster(ProcessCluster):
         return super().exact and not self.mixed
 
     def placement(self, gpus: Gpus) -> Placement:
-        """Raises ConfigError: GPUs of several machines are not given to processes so far."""
-        raise ConfigError(
-            'cluster.kind: "ray" computes on processors so far; set it to "host", or model.device to "cpu"'
-        )
+        """None: Ray chooses. Raises ConfigError: workers would share the GPU of this process."""
+        if self.rollout_workers and not self.rollout_gpus and not self.vllm_addresses:
+            raise ConfigError(
+                "cluster.rollout_gpus: workers that Ray has placed cannot share the GPU of rank 0, which may be on "
+                'another machine; set it to 1, or cluster.kind to "host"'
+            )
+        return Placement((), ())
 
     def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
         """`places` processes on the cluster's machines."""
-        mixed = self.mixed and part == "workers"
-        return RayFleet(make, places, self.silence_seconds, self.address, self.threads_per_process, mixed)
+        mixed, each = self.mixed and part == "workers", self.rollout_gpus if part == "workers" else 1
+        threads = self.threads_per_process
+        return RayFleet(make, places, self.silence_seconds, self.address, threads, mixed, gpus, each)

@@ -46,7 +46,7 @@ def test_ranks_that_divide_the_model_need_no_gradient_shards() -> None:
 
 
 def test_workers_without_a_shard_are_noted() -> None:
-    note = "note: 3 of the 5 workers have nothing to do: the 12 groups of a step are decoded in fewer shards"
+    note = "note: of the 5 workers 3 will have nothing to do: the 12 groups of a step are decoded in fewer shards"
     assert note in said("cluster.rollout_workers=5", "data.prompts_per_step=12")
     assert "nothing to do" not in said("cluster.rollout_workers=2", "data.prompts_per_step=12")
     assert "nothing to do" not in said(

@@ -5,7 +5,7 @@ host_fleet.py   a fleet on this machine, forked from a nursery (nursery.py, host
                 and shared memory (shared.py)
 ray_fleet.py    a fleet on the machines of a Ray cluster (ray_session.py), where a keeper (keeper.py) starts the process
                 that computes (kept.py)
-devices.py      which GPU each process has
+devices.py      which GPU each process has; ray_gpus.py: which one Ray must leave to the run's own process
 """
 
 from oncurve.cluster.fleets.devices import (

@@ -40,14 +40,15 @@ _SEND_SECONDS = 600.0
 BOOT = "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.fleets.kept import main; main(int(sys.argv[2]))"
 
 
-def recipe_of(make: Callable[[], Any], mixed: bool = False) -> bytes:
+def recipe_of(make: Callable[[], Any], mixed: bool = False, gpu: str = "") -> bytes:
     """What a process needs to make the object, on a machine that has none of this one's files but the packages.
 
     mixed   whether it may have other versions than this process
+    gpu     the model of its GPU, as this process has it; "": it has none, or leaves it alone
     """
     files = [(name, file, Path(file).read_text()) for name, file in _imported()]
     path = [str(Path(entry).absolute()) for entry in sys.path]
-    recipe = {"path": path, "files": files, "versions": _versions(), "mixed": mixed}
+    recipe = {"path": path, "files": files, "versions": _versions() | ({"GPU": gpu} if gpu else {}), "mixed": mixed}
     recipe["make"] = pickled(make)
     return bytes(cloudpickle.dumps(recipe))
 
@@ -105,7 +106,7 @@ def _made() -> tuple[Any, str]:
     """The object, and what this machine has in other versions than the run; empty: nothing."""
     recipe = cloudpickle.load(sys.stdin.buffer)
     sys.path += [entry for entry in recipe["path"] if entry not in sys.path and Path(entry).exists()]
-    here = _versions()
+    here = _versions() | ({"GPU": _gpu()} if "GPU" in recipe["versions"] else {})
     other = ", ".join(
         f"{name} {here[name]}, and the run has {expected}"
         for name, expected in recipe["versions"].items()
@@ -151,6 +152,10 @@ def _versions() -> dict[str, str]:
         "oncurve": version("oncurve"),
         "kernels for": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def _gpu() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
 
 
 def _end_with(keeper: int) -> None:

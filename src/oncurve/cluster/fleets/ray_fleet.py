@@ -25,6 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from oncurve.cluster.fleets.channel import Frames, framed
+from oncurve.cluster.fleets.devices import Gpus
 from oncurve.cluster.fleets.fleet import Health, Kill, Order, Start, WatchedFleet, act_on
 from oncurve.cluster.fleets.keeper import cause_of, keeper_class
 from oncurve.cluster.fleets.kept import BOOT, StoredBytes, recipe_of
@@ -67,6 +68,8 @@ class RayFleet(WatchedFleet):
     address          `host:port` of a running Ray, of which this machine is a node; "": a Ray of this run, here
     threads          of a process: as many processors are asked for, of a running Ray
     mixed            whether processes may have other versions of torch than this one, or other kernels
+    gpus             those of this machine, of which this process computes on the first; None: on processors
+    each             GPUs of each process
 
     `Fleet` describes the methods. The processes start in the background, on machines that join
     later too. They end with `close()`, when the fleet is garbage-collected, and when this process dies.
@@ -82,8 +85,10 @@ class RayFleet(WatchedFleet):
         address: str = "",
         threads: int = 1,
         mixed: bool = False,
+        gpus: Gpus | None = None,
+        each: int = 0,
     ) -> None:
-        recipe = recipe_of(make, mixed)
+        recipe = recipe_of(make, mixed, gpus.names[0] if gpus is not None and gpus.device == "cuda" and each else "")
         ray = SESSION.use(address, len(recipe))
         self._ray, self._own, self._head = ray, not address, Head(address)
         super().__init__(Health(places, silence_seconds, math.inf))  # of the start, `_late` decides
@@ -96,9 +101,12 @@ class RayFleet(WatchedFleet):
         self._begun = self._any_up = self._said_full = self._closed = False
         self._end = weakref.finalize(self, _end, ray, self._processes)
         environment = {key: value for key, value in os.environ.items() if key.startswith(_ENVIRONMENT)}
+        if gpus is not None:
+            SESSION.keep_gpu(gpus.entries[0])
         stored = ray.put(recipe)
         actor = ray.remote(
             num_cpus=0 if self._own else threads,
+            num_gpus=0 if gpus is None else each,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",

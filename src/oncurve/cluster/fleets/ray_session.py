@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from oncurve.cluster.fleets.ray_gpus import take_gpu
 from oncurve.errors import ConfigError
 from oncurve.output import urgent
 
@@ -48,6 +49,7 @@ class _Session:
         self._held: _Held | None = None
         self._token = ""
         self._ray: Any = None
+        self._seats: dict[str, Any] = {}
 
     def use(self, address: str, nbytes: int) -> Any:
         """The module `ray`, connected. `nbytes`: of the largest object. Raises ConfigError."""
@@ -64,10 +66,21 @@ class _Session:
             self._users += 1
             return self._ray
 
+    def keep_gpu(self, entry: str) -> None:
+        """Have Ray give this process's GPU to no other as long as there are fleets. Raises ConfigError (`take_gpu`)."""
+        with self._lock:
+            if entry not in self._seats:
+                self._seats[entry] = take_gpu(self._ray, entry)
+
     def leave(self) -> None:
         """One fleet fewer."""
         with self._lock:
             self._users -= 1
+            if self._users == 0:
+                for seat in self._seats.values():
+                    with contextlib.suppress(Exception):  # it has ended, or Ray has
+                        self._ray.kill(seat, no_restart=True)
+                self._seats.clear()
             if self._users == 0 and not self._own:
                 self._end()
 
