@@ -229,9 +229,9 @@ NOTES: tuple[Note, ...] = (
     Note(
         lambda c, f: c.cluster.idle_workers(c.data.prompts_per_step) > 0,
         lambda c, f: (
-            f"of the {c.cluster.workers} workers {c.cluster.idle_workers(c.data.prompts_per_step)} will have nothing to do: "
-            f"the {c.data.prompts_per_step} groups of a step are decoded in fewer shards; set cluster.rollout_workers "
-            "or cluster.shard_groups lower (cluster.shard_groups is part of the result)"
+            f"of the {c.cluster.workers} workers {c.cluster.idle_workers(c.data.prompts_per_step)} will have nothing "
+            f"to do: the {c.data.prompts_per_step} groups of a step are decoded in fewer shards; set "
+            "cluster.rollout_workers or cluster.shard_groups lower (cluster.shard_groups is part of the result)"
         ),
     ),
 )
