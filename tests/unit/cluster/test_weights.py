@@ -2,6 +2,9 @@
 
 import gc
 import os
+import signal
+import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +14,9 @@ import torch
 
 from fakes.tiny_policy import tiny_model
 from oncurve import durable
-from oncurve.cluster import HostCluster, Snapshot
+from oncurve.cluster import HostCluster, HostFleet, Replied, Snapshot
 from oncurve.cluster.fleets.shared import SharedBytes
-from oncurve.cluster.workers.weights import OnDisk, digest_of, take
+from oncurve.cluster.workers.weights import InMemory, OnDisk, digest_of, take
 from oncurve.models import changing_tensors
 
 
@@ -103,3 +106,48 @@ def test_the_disk_has_two_whole_versions_and_a_flipped_bit_in_it_is_found(tmp_pa
         fleet.close()
         carrier.close()
     assert list((tmp_path / "between").iterdir()) == []
+
+
+class Taker:
+    """Says how many bytes of weights have come, and which process it is."""
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def pid(self) -> int:
+        """Of this process."""
+        return os.getpid()
+
+    def take(self, version: int, digest: str, what: list[memoryview]) -> int:
+        """The bytes."""
+        return sum(map(len, what))
+
+
+def next_event(fleet: HostFleet) -> Replied:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for event in fleet.wait(0.5):
+            assert isinstance(event, Replied)
+            return event
+    raise AssertionError("no answer")
+
+
+def test_weights_are_kept_until_the_worker_has_taken_them_whatever_is_sent_meanwhile() -> None:
+    carrier, snapshot = InMemory(), Snapshot(tiny_model(), 1)
+    with HostFleet(Taker, 1, silence_seconds=600.0) as fleet:
+        (worker,) = fleet.settled(60.0)
+        fleet.call(worker, "pid")
+        pid = int(next_event(fleet).value)
+        os.kill(pid, signal.SIGSTOP)
+        handle = carrier.put(fleet, snapshot)
+        carrier.bring(fleet, [worker], snapshot, handle)
+        kept = weakref.ref(handle)
+        del handle  # the engine follows another version
+        gc.collect()
+        os.kill(pid, signal.SIGCONT)
+        event = next_event(fleet)
+        assert event.value == snapshot.nbytes
+        carrier.heard(event)
+        gc.collect()
+        assert kept() is None
+    carrier.close()

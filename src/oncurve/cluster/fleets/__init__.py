@@ -20,6 +20,7 @@ from oncurve.cluster.fleets.devices import (
 )
 from oncurve.cluster.fleets.fleet import (
     Ended as Ended,
+    Event as Event,
     Failed as Failed,
     Fleet as Fleet,
     Health as Health,

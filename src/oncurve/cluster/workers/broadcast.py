@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from oncurve.cluster.fleets import Fleet
+from oncurve.cluster.fleets import Event, Fleet
 from oncurve.cluster.workers.weights import Snapshot
 from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, changing_tensors
@@ -98,6 +98,9 @@ class Broadcast:
             return False
         self._in_vain = 0
         return True
+
+    def heard(self, event: Event) -> None:
+        """Nothing: what was sent has arrived."""
 
     def _send(self, fleet: Fleet, workers: Sequence[int], snapshot: Snapshot) -> None:
         if tuple(workers) != self._members:

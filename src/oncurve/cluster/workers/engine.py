@@ -323,6 +323,7 @@ class FleetEngine(Closing):
     def _hear(self, fleet: Fleet, seconds: float) -> None:
         """Act on what has happened within so many `seconds`."""
         for event in fleet.wait(seconds):
+            self._carrier.heard(event)
             call = self._calls.get(event.process)
             if isinstance(event, Ended):
                 self._has.pop(event.process, None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from oncurve.cluster.fleets import Fleet
+from oncurve.cluster.fleets import Ended, Event, Fleet
 from oncurve.durable import read_tensors, write_directory
 from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, changing_tensors
@@ -102,20 +103,37 @@ class Carrier(Protocol):
         """Have `workers`, which are free, take the weights before their next call. False: it is to be tried again,
         because a worker was lost meanwhile, and the others may not have them."""
 
+    def heard(self, event: Event) -> None:
+        """What has come from a worker: then it has taken what it was asked to take before."""
+
     def close(self) -> None:
         """Remove what remains. Twice is allowed."""
 
 
 class _Fetched:
-    """The part of a carrier whose workers copy the weights themselves: nothing is waited for."""
+    """The part of a carrier whose workers copy the weights themselves: nothing is waited for. A handle is kept until
+    the worker has answered, also where another version is sent by then: what it stands for is freed with it."""
 
     together, ahead, gives_up = False, True, False
+
+    def __init__(self) -> None:
+        self._asked: dict[int, deque[tuple[int, Any]]] = defaultdict(deque)
 
     def bring(self, fleet: Fleet, workers: Sequence[int], snapshot: Snapshot, handle: Any) -> bool:
         """Have `workers` take what the handle becomes there."""
         for worker in workers:
-            fleet.call(worker, "take", snapshot.version, snapshot.digest, handle)
+            number = fleet.call(worker, "take", snapshot.version, snapshot.digest, handle)
+            self._asked[worker].append((number, handle))
         return True
+
+    def heard(self, event: Event) -> None:
+        """Forget the handles that the worker has answered for; all of one that has ended."""
+        if isinstance(event, Ended):
+            self._asked.pop(event.process, None)
+            return
+        asked = self._asked[event.process]
+        while asked and asked[0][0] <= event.number:
+            asked.popleft()
 
 
 class InMemory(_Fetched):
@@ -126,7 +144,8 @@ class InMemory(_Fetched):
         return fleet.put(snapshot.buckets())
 
     def close(self) -> None:
-        """Nothing remains: the memory is freed with the handle."""
+        """Forget the handles: the memory is freed with them. Twice is allowed."""
+        self._asked.clear()
 
 
 class OnDisk(_Fetched):
@@ -137,6 +156,7 @@ class OnDisk(_Fetched):
     """
 
     def __init__(self, folder: str) -> None:
+        super().__init__()
         self._parent = Path(folder) if folder else None
         self._folder: Path | None = None
         self._copies = 0
@@ -169,6 +189,7 @@ class OnDisk(_Fetched):
 
     def close(self) -> None:
         """Remove the folder."""
+        self._asked.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
