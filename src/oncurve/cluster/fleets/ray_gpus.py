@@ -26,11 +26,11 @@ def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
     """
     strategies = ray.util.scheduling_strategies
     here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    seat = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=here)(_seat_class())
+    holder = ray.remote(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=here)(_holder_class())
     others, found, until = [], None, time.monotonic() + seconds
     try:
         while found is None:
-            taken = seat.remote(VISIBLE)
+            taken = holder.remote(VISIBLE)
             others.append(taken)
             if ray.get(taken.card.remote(), timeout=max(0.1, until - time.monotonic())) == entry:
                 found = others.pop()
@@ -47,10 +47,10 @@ def take_gpu(ray: Any, entry: str, seconds: float = TAKE_SECONDS) -> Any:
     return found
 
 
-def _seat_class() -> type:
+def _holder_class() -> type:
     """Defined here so that Ray sends it by value: its process imports nothing of oncurve."""
 
-    class Seat:
+    class Holder:
         """Has a GPU and leaves it alone."""
 
         def __init__(self, variable: str) -> None:
@@ -61,4 +61,4 @@ def _seat_class() -> type:
 
             return os.environ.get(self.variable, "")
 
-    return Seat
+    return Holder

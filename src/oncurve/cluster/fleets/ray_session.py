@@ -49,7 +49,7 @@ class _Session:
         self._held: _Held | None = None
         self._token = ""
         self._ray: Any = None
-        self._seats: dict[str, Any] = {}
+        self._held_gpus: dict[str, Any] = {}
 
     def use(self, address: str, nbytes: int) -> Any:
         """The module `ray`, connected. `nbytes`: of the largest object. Raises ConfigError."""
@@ -69,18 +69,18 @@ class _Session:
     def keep_gpu(self, entry: str) -> None:
         """Have Ray give this process's GPU to no other as long as there are fleets. Raises ConfigError (`take_gpu`)."""
         with self._lock:
-            if entry not in self._seats:
-                self._seats[entry] = take_gpu(self._ray, entry)
+            if entry not in self._held_gpus:
+                self._held_gpus[entry] = take_gpu(self._ray, entry)
 
     def leave(self) -> None:
         """One fleet fewer."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                for seat in self._seats.values():
+                for holder in self._held_gpus.values():
                     with contextlib.suppress(Exception):  # it has ended, or Ray has
-                        self._ray.kill(seat, no_restart=True)
-                self._seats.clear()
+                        self._ray.kill(holder, no_restart=True)
+                self._held_gpus.clear()
             if self._users == 0 and not self._own:
                 self._end()
 
