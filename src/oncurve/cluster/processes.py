@@ -127,6 +127,7 @@ class ProcessCluster(ProcessSettings):
             return self._vllm(local, sampling, partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed))
 
         def make_fleet(model: CausalModel) -> Fleet:
+            """The workers' fleet, as soon as there is a model to copy."""
             gpus = seen_by(model)
             device = CPU if gpus is None else torch.device(gpus.device)
             make_worker = partial(Worker, model, build, self.worker_threads, device)
@@ -162,6 +163,7 @@ class ProcessCluster(ProcessSettings):
         self, local: RolloutEngine, sampling: Sampling, make: Callable[[VllmSettings], RolloutEngine]
     ) -> RolloutEngine:
         def make_fleet(model: CausalModel) -> Fleet:
+            """The workers' fleet, as soon as there is a model to copy."""
             if model.adapter is not None and model.adapter.quantized:
                 raise ConfigError(
                     'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
