@@ -7,7 +7,8 @@
 
 Processor seconds are those of all processes, and those of the one that had most to do: on a shared machine they say
 more than the clock. The model has random weights. Completions have natural lengths (`bench.cases.length`) of at most
-32 tokens, 8 of each of 8 prompts of 90 tokens. Parts and sizes that the file has already are measured anew.
+32 tokens, 8 of each of 8 prompts of 90 tokens (an update: of 4, of 494M of 2). The optimizer of a bfloat16 model is that
+of SPEED's lean update. What the file has already of a part, a size and a dtype is measured anew.
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ def in_turn(ways: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, An
     return {"median": medians, "each": found}
 
 
-def decode(size: str, repeats: int) -> dict[str, Any]:
+def decode(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     """One worker and two."""
-    model, prompts = random_model(size), prompts_of()
+    model, prompts = random_model(size, dtype), prompts_of()
     engines = {}
     for count in (1, 2):
         cluster = HostCluster(rollout_workers=count, shard_groups=2)
@@ -126,9 +127,9 @@ def decode(size: str, repeats: int) -> dict[str, Any]:
             engine.close()
 
 
-def rollout(size: str, repeats: int) -> dict[str, Any]:
+def rollout(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     """Shards of so many groups."""
-    model, prompts, ways = random_model(size), prompts_of(), {}
+    model, prompts, ways = random_model(size, dtype), prompts_of(), {}
     for groups in (1, 2, 4, 8):
         engine = HostCluster(shard_groups=groups).rollout_engine(build(), build, SAMPLING)
         engine.follow(LocalWeights(model, 0))
@@ -136,17 +137,17 @@ def rollout(size: str, repeats: int) -> dict[str, Any]:
     return in_turn(ways, repeats)
 
 
-def gradient(size: str, repeats: int) -> dict[str, Any]:
+def gradient(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     """So many shards of one update; the optimizer's step is part of it."""
-    model, prompts, ways = random_model(size), prompts_of(4 if size == "38M" else 2), {}
+    model, prompts, ways = random_model(size, dtype), prompts_of(4 if size == "38M" else 2), {}
     engine = build()
     engine.follow(LocalWeights(model, 0))
     groups = [
         Group(group.prompt, group.completions, tuple(Score(float(row % 2)) for row in range(GROUP_SIZE)))
         for group in engine.generate(prompts, 0)
     ]
-    config = LearnerConfig(masters="split", moments="bfloat16")
-    local = config.build(model, Clipped(), Regularizer(KLPenalty(coef=0.0), 0.0), dtype=torch.bfloat16)
+    config = LearnerConfig(masters="split", moments="bfloat16") if dtype == torch.bfloat16 else LearnerConfig()
+    local = config.build(model, Clipped(), Regularizer(KLPenalty(coef=0.0), 0.0), dtype=dtype)
     batch = collate(groups)
     batch = batch.with_advantages(GroupAdvantage()(batch))
     batch = batch.with_weights(TokenMean()(batch))
@@ -156,9 +157,9 @@ def gradient(size: str, repeats: int) -> dict[str, Any]:
     return in_turn(ways, repeats)
 
 
-def weights(size: str, repeats: int) -> dict[str, Any]:
+def weights(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     """A version that is new each time, to two workers."""
-    model = random_model(size)
+    model = random_model(size, dtype)
     fleet = HostCluster(rollout_workers=2).fleet(partial(Worker, model, build, 1), 2, "workers")
     version = 0
 
@@ -194,15 +195,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("size", choices=SIZES)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("bench/results/cluster_workers.json"))
     given = parser.parse_args()
     torch.set_num_threads(1)
     load = machine.load()
-    found = PARTS[given.part](given.size, given.repeats)
+    found = PARTS[given.part](given.size, getattr(torch, given.dtype), given.repeats)
     about = {"machine": machine.describe(), "load before and after": [load, machine.load()]}
     table = json.loads(given.out.read_text(encoding="utf-8")) if given.out.is_file() else {}
-    table.setdefault(given.part, {})[given.size] = {**found, **about}
+    name = given.size if given.dtype == "bfloat16" else f"{given.size} {given.dtype}"
+    table.setdefault(given.part, {})[name] = {**found, **about}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
