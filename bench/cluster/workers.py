@@ -7,8 +7,8 @@
 
 Processor seconds are those of all processes, and those of the one that had most to do: on a shared machine they say
 more than the clock. The model has random weights. Completions have natural lengths (`bench.cases.length`) of at most
-32 tokens, 8 of each of 8 prompts of 90 tokens (an update: of 4, of 494M of 2). The optimizer of a bfloat16 model is that
-of SPEED's lean update. What the file has already of a part, a size and a dtype is measured anew.
+32 tokens, 8 of each of 8 prompts of 90 tokens (an update: of 4, of 494M of 2). A bfloat16 model has split masters and
+bfloat16 moments. What the file has already of a part, a size and a dtype is measured anew.
 """
 
 from __future__ import annotations

@@ -285,15 +285,21 @@ def _gloo(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
 
 
 def _nccl(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
-    """The processes at `meeting`, connected by NCCL. A wait that fails raises here and ends no process: torch's own
-    watchdog, which would, is off."""
+    """The processes at `meeting`, connected by NCCL."""
     from torch import distributed
 
-    os.environ |= {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    nccl_raises()
     library: Any = distributed
     options = library.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seconds)
     return library.ProcessGroupNCCL(meeting.store(size, seconds), rank, size, options)
+
+
+def nccl_raises() -> None:
+    """A wait for NCCL that fails raises where it waits, and ends no process: torch's own watchdog, which would, is off.
+
+    To be called before a process has its first NCCL connection."""
+    os.environ |= {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 ALONE = World()

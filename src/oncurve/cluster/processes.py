@@ -52,7 +52,7 @@ class ProcessCluster(ProcessSettings):
         are those that it is built of, the policy's first: a rank moves them to its own device before.
         """
         if self.divided:
-            return self._sharded(make)
+            return self._sharded(make, models)
         fleet = None
         if self.learner_ranks > 1:
             gpus = seen_by(models[0]) if models else None
@@ -68,7 +68,7 @@ class ProcessCluster(ProcessSettings):
                 fleet.close()
             raise
 
-    def _sharded(self, make: Callable[..., Learner]) -> Learner:
+    def _sharded(self, make: Callable[..., Learner], models: Sequence[CausalModel]) -> Learner:
         """The learner whose state is divided among the ranks, each of which cuts out its own part."""
         from oncurve.cluster.sharding import (
             Outline,
@@ -78,11 +78,13 @@ class ProcessCluster(ProcessSettings):
         )
 
         make = partial(offloading, make) if self.offload else make
+        gpus = seen_by(models[0]) if models else None
+        device = CPU if gpus is None else torch.device(gpus.device)
         fleet = None
         if self.learner_ranks > 1:
-            recipe = partial(ShardRank, Outline(make), self.rank_threads, self.wait_seconds)
-            fleet = self.fleet(recipe, self.learner_ranks - 1, "ranks")
-        return ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds)
+            recipe = partial(ShardRank, Outline(make), self.rank_threads, self.wait_seconds, device)
+            fleet = self.fleet(recipe, self.learner_ranks - 1, "ranks", gpus)
+        return ShardedLearner(make, fleet, self.learner_ranks, self.rank_threads, self.wait_seconds, device)
 
     def check_folder(self, learner: Learner, folder: Path) -> None:
         """Raises ConfigError: not all ranks that write parts of a checkpoint see `folder`."""
@@ -96,7 +98,7 @@ class ProcessCluster(ProcessSettings):
         if self.weights_folder:
             OnDisk.check(Path(self.weights_folder))
         if (gpus := gpus_of(device)) is not None:
-            check_settings(self.divided, self.served, self.weights == "nccl", self.rollout_gpus)
+            check_settings(self.served, self.weights == "nccl", self.rollout_gpus)
             self.placement(gpus)
         if self.weights == "nccl" and device.type != "cuda":
             raise ConfigError(

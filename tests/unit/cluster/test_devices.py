@@ -14,10 +14,14 @@ from fakes.deadly import make_deadly
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from fakes.vllm_server import server_program, tiny_llama
+from oncurve.advantages import GroupAdvantage
+from oncurve.batching import collate
 from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
 from oncurve.cluster.fleets.channel import pickled
 from oncurve.cluster.fleets.devices import VISIBLE, Gpus, check_settings, entries_of, gpus_of, placed
 from oncurve.errors import ConfigError
+from oncurve.learner import LearnerConfig
+from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
@@ -132,18 +136,17 @@ def test_workers_that_are_placed_and_moved_sample_the_tokens_of_one_process(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((True, False, False, 1), ["cluster.sharding", '"replicate"']),
-        ((False, False, False, 2), ["cluster.rollout_gpus", 'cluster.engine to "vllm"']),
-        ((False, False, True, 0), ["cluster.weights", "share one"]),
-        ((False, True, True, 2), ["cluster.weights", "vLLM servers"]),
+        ((False, False, 2), ["cluster.rollout_gpus", 'cluster.engine to "vllm"']),
+        ((False, True, 0), ["cluster.weights", "share one"]),
+        ((True, True, 2), ["cluster.weights", "vLLM servers"]),
     ],
 )
-def test_what_does_not_go_with_gpus_is_refused_by_name(given: tuple[bool, bool, bool, int], words: list[str]) -> None:
+def test_what_does_not_go_with_gpus_is_refused_by_name(given: tuple[bool, bool, int], words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         check_settings(*given)
     assert all(word in str(error.value) for word in words)
-    check_settings(False, True, False, 8)
-    check_settings(False, False, True, 1)
+    check_settings(True, False, 8)
+    check_settings(False, True, 1)
 
 
 def test_servers_that_run_already_take_no_gpu_of_this_machine() -> None:
@@ -152,6 +155,25 @@ def test_servers_that_run_already_take_no_gpu_of_this_machine() -> None:
     assert there.placement(gpus(2)).ranks == ("b",)
     with pytest.raises(ConfigError, match="need 10, and this machine has 2"):
         HostCluster.model_validate(settings).placement(gpus(2))
+
+
+@pytest.mark.slow
+def test_ranks_that_are_placed_and_divide_a_model_make_the_updates_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but CUDA and NCCL themselves: the device that the ranks compute on is a processor."""
+    found = []
+    for places in (gpus(3), None):
+        monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model, places=places: places)
+        model = tiny_model(torch.float32)
+        make = partial(LearnerConfig(learning_rate=0.01).build, model, Clipped(), Regularizer(KLPenalty(coef=0.1)))
+        learner = HostCluster(learner_ranks=2, sharding="fsdp").learner(make, [model])
+        try:
+            batch = learner.score(collate(random_groups(count=4, size=4)), frozenset({"old", "reference"}))
+            batch = batch.with_advantages(GroupAdvantage()(batch))
+            learner.update(batch.with_weights(TokenMean()(batch)))
+            found.append({name: one.clone() for name, one in learner.weights().model.module.named_parameters()})
+        finally:
+            learner.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 @pytest.mark.slow

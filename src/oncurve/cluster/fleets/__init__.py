@@ -8,6 +8,7 @@ ray_fleet.py    a fleet on the machines of a Ray cluster (ray_session.py), where
 devices.py      which GPU each process has; ray_gpus.py: which one Ray must leave to the run's own process
 """
 
+from oncurve.cluster.fleets.channel import ProcessorPickler as ProcessorPickler
 from oncurve.cluster.fleets.devices import (
     CPU as CPU,
     Gpus as Gpus,

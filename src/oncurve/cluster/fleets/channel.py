@@ -25,10 +25,11 @@ class ClosedError(Exception):
     """The other end is closed, or takes nothing within the limit."""
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class ProcessorPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors as tensors of a processor: the process that reads them may have no GPU, or another."""
 
     def reducer_override(self, obj: Any) -> Any:
+        """How `obj` is pickled."""
         if type(obj) is Tensor and obj.device.type not in ("cpu", "meta"):
             return obj.detach().cpu().__reduce_ex__(2)  # type: ignore[no-untyped-call]
         return super().reducer_override(obj)
@@ -37,7 +38,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def pickled(message: Any) -> bytes:
     """A message as bytes. Its tensors are on a processor when they are read."""
     file = io.BytesIO()
-    _Pickler(file).dump(message)
+    ProcessorPickler(file).dump(message)
     return file.getvalue()
 
 

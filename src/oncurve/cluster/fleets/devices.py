@@ -96,13 +96,9 @@ def placed(gpus: Gpus, ranks: int, workers: int, each: int) -> Placement:
     return Placement(others[: ranks - 1], cards)
 
 
-def check_settings(divided: bool, served: bool, nccl: bool, each: int) -> None:
-    """Raises ConfigError for what does not go with GPUs: a model that is divided among ranks, `each` worker's engine on
-    several of them where no vLLM is `served`, and NCCL to a process that has no GPU of its own to receive on."""
-    if divided:
-        raise ConfigError(
-            'cluster.sharding: "fsdp" computes on processors so far; set it to "replicate", or model.device to "cpu"'
-        )
+def check_settings(served: bool, nccl: bool, each: int) -> None:
+    """Raises ConfigError for what does not go with GPUs: `each` worker's engine on several of them where no vLLM is
+    `served`, and NCCL to a process that has no GPU of its own to receive on."""
     if each > 1 and not served:
         raise ConfigError(
             "cluster.rollout_gpus: oncurve's own engine samples on one GPU per worker; set it to 1, or cluster.engine "

@@ -11,6 +11,8 @@ import cloudpickle
 import torch
 from torch import nn
 
+from oncurve.cluster.fleets import ProcessorPickler
+
 
 class Outline:
     """The function `make`. In a process that it is sent to, the parameters of all models that `make` holds are on
@@ -29,12 +31,12 @@ class Outline:
         return cloudpickle.loads, (buffer.getvalue(),)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def reducer_override(self, value: Any) -> Any:
+class _Pickler(ProcessorPickler):
+    def reducer_override(self, obj: Any) -> Any:
         """A parameter becomes its shape; the same parameter in two places stays one, as any object that is pickled."""
-        if isinstance(value, nn.Parameter):
-            return _on_meta, (value.shape, value.dtype, value.requires_grad)
-        return super().reducer_override(value)
+        if isinstance(obj, nn.Parameter):
+            return _on_meta, (obj.shape, obj.dtype, obj.requires_grad)
+        return super().reducer_override(obj)
 
 
 def _on_meta(shape: torch.Size, dtype: torch.dtype, trained: bool) -> nn.Parameter:

@@ -37,6 +37,7 @@ from torch.distributed.fsdp import (
 )
 
 from oncurve.batching import micro_batches
+from oncurve.cluster.fleets import CPU
 from oncurve.cluster.sharding.exchange import DirectGather, DirectReduce, waited
 from oncurve.cluster.sharding.sharded_files import load_part, rows_of, save_part
 from oncurve.cluster.sharding.sharded_modules import Within, layers_of, on_meta, replace_parameters, units_of
@@ -54,7 +55,7 @@ from oncurve.learner import (
 )
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, module_device, token_stats
-from oncurve.parallel import Meeting
+from oncurve.parallel import Meeting, nccl_raises
 from oncurve.types import TokenStats, TrainBatch
 
 library: Any = distributed
@@ -337,17 +338,23 @@ def gathered(number: float) -> list[float]:
     return [float(one) for one in found]
 
 
-def join(rank: int, size: int, meeting: Meeting | None, seconds: float) -> None:
-    """Connect this process with the other ranks of `meeting`, over gloo; every wait has this limit. None: it is alone.
+def join(rank: int, size: int, meeting: Meeting | None, seconds: float, device: torch.device = CPU) -> None:
+    """Connect this process with the other ranks of `meeting`; every wait has this limit. None: it is alone.
 
-    Only the network device that has the meeting's address is used, for processes of one machine the loopback device.
+    Tensors of processors go by gloo and those of a GPU, where `device` is one, by NCCL. gloo uses the network device
+    alone that has the meeting's address, for processes of one machine the loopback device.
     """
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # else DeviceMesh would choose this process's GPU by its rank
+        nccl_raises()
+        backend = "cpu:gloo,cuda:nccl"
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     os.environ["GLOO_SOCKET_IFNAME"] = _device("127.0.0.1" if meeting is None else meeting.address())
     try:
         store = library.HashStore() if meeting is None else meeting.store(size, _JOIN_SECONDS)
         limit = timedelta(seconds=_JOIN_SECONDS)
-        library.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+        library.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         library.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
     finally:
         del os.environ["GLOO_SOCKET_IFNAME"]
@@ -366,8 +373,9 @@ def _device(address: str) -> str:
 def leave() -> None:
     """Close the connections at once: ranks that wait for this one see an error. Twice is allowed."""
     if library.is_initialized():
-        with suppress(Exception):
-            library.group.WORLD._get_backend(torch.device("cpu")).abort()
+        for device in library.group.WORLD._device_types:
+            with suppress(Exception):
+                library.group.WORLD._get_backend(device).abort()
         with suppress(Exception):
             library.destroy_process_group()
 

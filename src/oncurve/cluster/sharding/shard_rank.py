@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oncurve.cluster.fleets import CPU
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner, join, leave
 from oncurve.durable import StorageError
 from oncurve.learner import Accumulated
@@ -19,8 +20,9 @@ from oncurve.process import return_freed_memory
 class ShardRank:
     """What `ShardedLearner` calls in each process, on all ranks at once. After an error a rank leaves the others."""
 
-    def __init__(self, make: Callable[..., Any], threads: int, wait_seconds: float) -> None:
-        self._make, self._threads, self._wait = make, threads, wait_seconds
+    def __init__(self, make: Callable[..., Any], threads: int, wait_seconds: float, device: torch.device = CPU) -> None:
+        """`device`: the one that all ranks compute on, as each calls its own."""
+        self._make, self._threads, self._wait, self._device = make, threads, wait_seconds, device
         self._learner: ShardLearner | None = None
 
     def begin(self) -> None:
@@ -30,7 +32,7 @@ class ShardRank:
 
     def join(self, rank: int, size: int, meeting: Meeting) -> None:
         """Connect with the other ranks and cut out this rank's shard. Raises what `ShardLearner` does."""
-        join(rank, size, meeting, self._wait)
+        join(rank, size, meeting, self._wait, self._device)
         self._learner = self._do(lambda: self._make(make=ShardLearner, tokenizer=None))
 
     def update(self, part: RankRows) -> Accumulated:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from oncurve.batching import micro_batches, select_rows, shards
-from oncurve.cluster.fleets import Ended, Failed, Fleet, Replied
+from oncurve.cluster.fleets import CPU, Ended, Failed, Fleet, Replied
 from oncurve.cluster.ranks import joined
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner, join, leave
 from oncurve.durable import LazyTensors, StorageError, temporary_name
@@ -43,12 +43,20 @@ class ShardedLearner:
     make          builds the learner of a rank, given its class as `make`
     threads       of each rank while it computes
     wait_seconds  the longest wait for another rank
+    device        the one that all ranks compute on, as each calls its own
     """
 
     def __init__(
-        self, make: Callable[..., Any], fleet: Fleet | None, ranks: int, threads: int, wait_seconds: float
+        self,
+        make: Callable[..., Any],
+        fleet: Fleet | None,
+        ranks: int,
+        threads: int,
+        wait_seconds: float,
+        device: torch.device = CPU,
     ) -> None:
         self._fleet, self._ranks, self._threads, self._wait = fleet, ranks, threads, wait_seconds
+        self._device = device
         self._answers: dict[int, Replied | Failed] = {}
         self._members: list[int] = []
         self._lost: LostStateError | None = None
@@ -69,7 +77,7 @@ class ShardedLearner:
             except LostRankError as error:
                 raise TrainingError(str(error)) from error
         with self._all("join", *((rank, self._ranks, meeting) for rank in range(1, self._ranks))):
-            join(0, self._ranks, meeting, self._wait)
+            join(0, self._ranks, meeting, self._wait, self._device)
             local: ShardLearner = make(make=ShardLearner)
         return local
 
