@@ -83,7 +83,6 @@ def rewards(*names: str) -> str:
     return f"rewards=[{', '.join(tables)}]"
 
 
-HIGH = ("high", 14, ["learner.learning_rate=3e-2"])
 NINES = ("nines", 24, [rewards("nines"), "learner.learning_rate=2e-3"])
 ILL = {
     "truncated": ("cut", 4, ["rollout.max_new_tokens=6"]),
@@ -92,8 +91,8 @@ ILL = {
     "all-wrong": ("hard", 4, ["data.kind=list", f"data.rows=[{', '.join(HARD)}]", 'rewards=[{ kind = "exact" }]']),
     "flat-reward": ("coarse", 4, [rewards("coarse")]),
     "identical-completions": ("cold", 4, ["rollout.temperature=0.003"]),
-    "rate-too-high": HIGH,
-    "entropy-collapse": HIGH,
+    "rate-too-high": ("high", 14, ["learner.learning_rate=3e-2"]),
+    "entropy-collapse": ("half", 24, [rewards("nines:0.5"), "learner.learning_rate=2e-3"]),
     "rate-too-low": ("low", 42, ["learner.learning_rate=1e-8"]),
     "kl-runaway": NINES,
     "one-text": NINES,

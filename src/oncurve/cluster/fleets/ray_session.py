@@ -28,7 +28,8 @@ from oncurve.output import urgent
 
 _PROBE_SECONDS = 10.0
 _ASK_SECONDS = 2.0
-_CONNECT_SECONDS = 120.0
+_START_SECONDS = 100.0
+_CONNECT_SECONDS = 180.0
 _SHUTDOWN_SECONDS = 30.0
 _TURN_SECONDS = 60.0
 _OBJECT_STORE_BYTES = 512 * 2**20
@@ -108,6 +109,7 @@ class _Session:
             "RAY_AUTH_TOKEN": self._token,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_gcs_server_port_wait_time_s": f"{_START_SECONDS:.0f}",  # Ray's own 30 s have passed on busy machines
         }
 
     def _connect(self, address: str, nbytes: int) -> None:
