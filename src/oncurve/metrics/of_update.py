@@ -125,7 +125,7 @@ UPDATE_METRICS: tuple[Metric, ...] = (
         "How well the learner reproduces the sampler's log-probs; in one process they differ by rounding only.",
         "Above 1e-3 in float32 or 0.05 in bfloat16: sampler and learner compute different distributions; check "
         "temperature, chat template and attention, or whether the engine's weights lag. Those of the groups that "
-        "filter.dynamic_sampling has kept from the step before do, by one step.",
+        "filter.dynamic_sampling has kept from the step before do, by one step, and with cluster.lag all do.",
     ),
     Metric("policy/mismatch_max", "max", "nats", trl="sampling/sampling_logp_difference/max", on_policy=True).described(
         "max |log π_learner - log π_sampler|",

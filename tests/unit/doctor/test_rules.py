@@ -243,6 +243,10 @@ def test_faults_memory_and_mismatch_are_measured_by_the_settings() -> None:
     assert names(course(mismatch=2e-3), settings=surplus) == []
     corrected = SETTINGS | {"correction": {"kind": "token"}}
     assert names(course(mismatch=0.5), settings=corrected) == []
+    lagging = SETTINGS | {"cluster": {"kind": "host", "lag": 1}}
+    assert names(course(mismatch=0.5), settings=lagging) == []
+    prompt = SETTINGS | {"cluster": {"kind": "host", "lag": 0}}
+    assert names(course(mismatch=0.5), settings=prompt) == ["sampler-mismatch"]
 
 
 def test_a_watch_gives_each_alarm_once_and_no_hints() -> None:
