@@ -1,13 +1,13 @@
 """The disturbed engine of the study: what it samples from is what it records, and without noise it is the local one."""
 
-import json
 import math
 
 import pytest
 import torch
 from bench.science.disturbed import Disturbed, disturbed_logits
-from bench.science.off_policy import METHODS, RESULTS, interval, settings_of, table
-from bench.science.page import PAGE, filled
+from bench.science.off_policy import STUDY
+from bench.science.page import PAGE, STUDIES, filled
+from bench.science.study import Study, interval, merged
 
 import oncurve
 from oncurve.config import load_config
@@ -19,14 +19,14 @@ from oncurve.types import Prompt
 SMALL = {"data": {"prompts_per_step": 2}, "rollout": {"group_size": 4, "max_new_tokens": 40}, "eval": {"every": 0}}
 
 
-def trained(method: str, size: float) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+def trained(method: str, size: float, study: Study = STUDY) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """The weights after two steps, and the metrics."""
-    with oncurve.train("task", steps=2, seed=1, settings={**settings_of(method, size), **SMALL}) as run:
+    with oncurve.train("task", steps=2, seed=1, settings=merged(study.settings_of(method, size), SMALL)) as run:
         return {name: value.clone() for name, value in run.model.state_dict().items()}, run.metrics
 
 
 def test_without_noise_every_way_to_correct_is_the_same_run():
-    weights = [trained(method, 0.0)[0] for method in METHODS]
+    weights = [trained(method, 0.0)[0] for method in STUDY.methods]
     assert all(torch.equal(each[name], weights[0][name]) for each in weights for name in each)
 
 
@@ -49,7 +49,7 @@ def test_the_noise_is_standard_normal_and_a_function_of_the_uniform():
 
 
 def test_evaluations_are_not_disturbed():
-    config, base = load_config("task", settings={**settings_of("none", 4.0), **SMALL})
+    config, base = load_config("task", settings=merged(STUDY.settings_of("none", 4.0), SMALL))
     with assemble(config, base) as run:
         engine = Disturbed(size=4.0).build(config.rollout, run.loaded.tokenizer, run.loaded.eos_ids, 0)
         prompts = [Prompt(7, "", run.prompts[0].ids)]
@@ -70,7 +70,7 @@ def test_the_table_has_means_and_intervals_over_seeds():
 
     # the mean of .1, .2, .3 is .2, their deviation .1, and Student's t of two degrees of freedom 4.30
     assert interval([0.1, 0.2, 0.3]) == pytest.approx((0.2, 4.30 * 0.1 / math.sqrt(3)))
-    lines = table(
+    lines = STUDY.table(
         {"runs": runs("none", 0.0, [0.1, 0.2, 0.3]) + runs("masked", 2.0, [0.5, 0.5]) + runs("none", 2.0, [0, 1])}
     )
     assert lines.splitlines()[2:] == [
@@ -79,7 +79,8 @@ def test_the_table_has_means_and_intervals_over_seeds():
     ]
 
 
-def test_the_page_says_what_the_results_say():
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_the_page_says_what_the_results_say(study: Study):
     page = PAGE.read_text(encoding="utf-8")
-    assert filled(page, json.loads(RESULTS.read_text(encoding="utf-8"))) == page, "run: python -m bench.science.page"
-    assert (PAGE.parent / "science" / "off_policy.svg").is_file()
+    assert filled(page, study, study.read()) == page, "run: python -m bench.science.page"
+    assert (PAGE.parent / "science" / f"{study.name}.svg").is_file()
