@@ -2,7 +2,9 @@
 
 sharded.py          rank 0's side: the `Learner` of the run
 shard_rank.py       the other ranks' side, in a fleet
-shard_learner.py    what each rank computes, over modules whose parameters are shards (sharded_modules.py)
+shard_learner.py    what each rank computes
+divided.py          models whose parameters are shards
+connection.py       ranks join, and leave
 outline.py          a rank's recipe without weights, which rank 0 sends
 exchange.py         gathers and reductions between ranks on processors
 sharded_files.py    a checkpoint's file per rank

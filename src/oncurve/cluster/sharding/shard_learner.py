@@ -14,33 +14,20 @@ rank with fewer micro-batches repeats one at weight 0.
 
 from __future__ import annotations
 
-import copy
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
 
 from oncurve.batching import micro_batches
-from oncurve.cluster.fleets import CPU
-from oncurve.cluster.sharding.exchange import DirectGather, DirectReduce, waited
+from oncurve.cluster.sharding.connection import gathered
+from oncurve.cluster.sharding.divided import Divided, Division, local, on_meta, replace_parameters
+from oncurve.cluster.sharding.exchange import waited
 from oncurve.cluster.sharding.sharded_files import load_part, rows_of, save_part
-from oncurve.cluster.sharding.sharded_modules import Within, layers_of, on_meta, replace_parameters, units_of
 from oncurve.errors import CheckpointError, ConfigError, ModelError
 from oncurve.learner import (
     Accumulated,
@@ -51,16 +38,12 @@ from oncurve.learner import (
     cast_parameter,
     of_the_whole,
     rows_looked_up,
-    widened,
 )
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, module_device, token_stats
-from oncurve.parallel import Meeting, nccl_raises
 from oncurve.types import TokenStats, TrainBatch
 
 library: Any = distributed
-
-_JOIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -106,76 +89,31 @@ class ShardLearner(LocalLearner):
         self.rank, self.size = library.get_rank(), library.get_world_size()
         whole, config = self.model, self.config
         _check_shardable(whole, self.objective.needs | self.regularizer.needs)
-        self._device = _rank_0s_device(module_device(whole.module))
-        self._mesh = DeviceMesh(self._device.type, torch.arange(self.size))
-        names = [name for name, _ in whole.module.named_parameters()]
-        self.whole = whole
-        self.model, self._within = self._sharded(whole, widened, dtype)
-        self._sharded_parameters = dict(zip(names, self.model.module.parameters(), strict=True))
+        divide = Division(module_device(whole.module), self.offload)
+        self._device, self.whole = divide.device, whole
+        self._policy = divide.of(whole, dtype)
+        self.model = self._policy.model
         if given is not None or self.regularizer.kl.needs_reference:
-            self.reference = self._frozen(whole if given is None else given, dtype)
+            self._referring = divide.of(whole if given is None else given, dtype, frozen=True)
+            self.reference = Reference(self._referring.model)
+            self.reference.tensors = self._referring.rows
         for parameter in whole.module.parameters():
             cast_parameter(parameter, dtype)
         for model in (whole, given) if self.rank else ():
             if model is not None:
                 replace_parameters(model.module, on_meta)  # this rank has its shards alone
         holder = nn.Module()
-        for number, parameter in enumerate(self._sharded_parameters.values()):
-            holder.register_parameter(str(number), nn.Parameter(local(parameter)))
+        for number, rows in enumerate(self._policy.rows.values()):
+            holder.register_parameter(str(number), nn.Parameter(rows))
         optimizer = ShardAdamW(holder, None, config.betas, config.epsilon, config.weight_decay, moments=config.moments)
-        self._numbers = {name: str(number) for number, name in enumerate(self._sharded_parameters)}
+        self._numbers = {name: str(number) for number, name in enumerate(self._policy.parameters)}
         return optimizer
-
-    def _sharded(
-        self, model: CausalModel, converted: Callable[[Tensor], Tensor], dtype: torch.dtype | None
-    ) -> tuple[CausalModel, Within]:
-        """`model` with a network of its own, whose parameters are shards of rank 0's, and its root.
-
-        The shards are what `converted` makes of the parameters; they are gathered in `dtype`, or None: as they are.
-        """
-        own = copy.deepcopy(model, {id(parameter): parameter for parameter in model.module.parameters()})
-        root = Within(own.module)
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None, cast_forward_inputs=False)
-        if dtype in (torch.bfloat16, torch.float16):
-            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        on_cpu = self._device.type == "cpu"
-        offload = CPUOffloadPolicy(pin_memory=not on_cpu) if self.offload else OffloadPolicy()
-        for layer in [*layers_of(own.module), root]:
-            replace_parameters(layer, lambda parameter: self._from_first(parameter, converted))
-            fully_shard(layer, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
-        for layer in units_of(root):
-            layer.set_gradient_divide_factor(1.0)
-            layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
-            if on_cpu:
-                layer.set_custom_all_gather(DirectGather())
-                layer.set_custom_reduce_scatter(DirectReduce())
-        register_fsdp_forward_method(root, "run")
-        return own, root
-
-    @torch.no_grad()
-    def _from_first(self, parameter: nn.Parameter, converted: Callable[[Tensor], Tensor]) -> nn.Parameter:
-        """Rank 0's parameter, `converted`, whole on every rank."""
-        data = torch.empty_like(parameter, device=self._device) if self.rank else parameter.detach().contiguous()
-        library.broadcast(data, 0)
-        return nn.Parameter(converted(data), requires_grad=parameter.requires_grad)
-
-    def _frozen(self, model: CausalModel, dtype: torch.dtype | None) -> Reference:
-        """The reference as shards in the compute dtype."""
-
-        def converted(tensor: Tensor) -> Tensor:
-            return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-
-        own, self._reference_within = self._sharded(model, converted, None)
-        found = Reference(own)
-        found.tensors = {name: local(parameter) for name, parameter in found.tensors.items()}
-        return found
 
     def move_reference(self, alpha: float) -> None:
         """Each rank moves its own rows of the reference, float32 rows towards the masters and half ones by an average,
         as `Reference.move` does."""
         if self.reference is not None:
-            rows = {name: local(parameter) for name, parameter in self._sharded_parameters.items()}
-            self.reference.follow(rows, rows, alpha)
+            self.reference.follow(self._policy.rows, self._policy.rows, alpha)
 
     def accumulate_part(self, part: RankRows) -> Accumulated:
         """The gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's part."""
@@ -186,20 +124,20 @@ class ShardLearner(LocalLearner):
                 loss += self._backward(micro.to(self._device), metrics)
             else:
                 self._backward(_weightless(micro).to(self._device), Metrics())
-        for name, parameter in self._sharded_parameters.items():
+        for name, parameter in self._policy.parameters.items():
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
                 self.optimizer.parameters[self._numbers[name]].grad = local(gradient)
         return Accumulated(loss.cpu(), metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        loss = self._within.run(self._loss, micro, metrics)
+        loss = self._policy.run(self._loss, micro, metrics)
         loss.backward()
         found: Tensor = loss.detach()
         return found
 
     def _loss(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        with rows_looked_up(self._within):
+        with rows_looked_up(self._policy.root):
             return super()._loss(micro, metrics)
 
     def update_part(self, part: RankRows) -> tuple[UpdateResult, Accumulated]:
@@ -214,12 +152,12 @@ class ShardLearner(LocalLearner):
     @torch.no_grad()
     def publish(self) -> None:
         """Fill rank 0's `whole` with the weights as they are now, in the compute dtype."""
-        for name, parameter in zip(self._sharded_parameters, self.whole.module.parameters(), strict=True):
+        for name, parameter in zip(self._policy.parameters, self.whole.module.parameters(), strict=True):
             self._collect(name, parameter.detach())
 
     def _collect(self, name: str, whole: Tensor) -> None:
         """Fill rank 0's `whole` with the rows of a parameter that all ranks have, in the dtype of `whole`."""
-        rows = local(self._sharded_parameters[name]).to(self._device, whole.dtype)
+        rows = local(self._policy.parameters[name]).to(self._device, whole.dtype)
         ends = [rows_of(rank, self.size, len(whole)) for rank in range(self.size)]
         if self.rank:
             waited([library.isend(rows, 0)] if len(rows) else [])
@@ -232,31 +170,30 @@ class ShardLearner(LocalLearner):
         """What `LocalLearner.score` adds, for this rank's part."""
         found: dict[str, Tensor] = {}
         if "reference" in want and self.reference is not None:
-            seen = self._stats(self.reference.model, self._reference_within, part, frozenset())
+            seen = self._stats(self._referring, part, frozenset())
             found["ref_logprobs"] = seen.logprobs
         if asked := want & {"old", "entropy"}:
-            seen = self._stats(self.model, self._within, part, asked)
+            seen = self._stats(self._policy, part, asked)
             found |= {"old_logprobs": seen.logprobs} if "old" in asked else {}
             found |= {"entropy": seen.entropy} if seen.entropy is not None else {}
         return {name: tensor.cpu() for name, tensor in found.items()}
 
-    def _stats(self, model: CausalModel, within: Within, part: RankRows, want: frozenset[str]) -> TokenStats:
+    def _stats(self, divided: Divided, part: RankRows, want: frozenset[str]) -> TokenStats:
         seen, pieces = want & {"entropy"}, []
 
         def stats(micro: TrainBatch) -> TokenStats:
-            return token_stats(model, micro, temperature=self._temperature, observe=seen)
+            return token_stats(divided.model, micro, temperature=self._temperature, observe=seen)
 
         own = len(list(micro_batches(part.rows, self.budget.tokens)))
         for micro, _ in part.micro_batches(self.budget.tokens):
-            pieces.append(within.run(stats, micro.to(self._device)))
-        root: Any = within
-        root.reshard()  # a pass without a backward leaves the outermost parameters whole
+            pieces.append(divided.run(stats, micro.to(self._device)))
+        divided.reshard()
         return of_the_whole(part.rows, pieces[:own], want)
 
     @torch.no_grad()
     def whole_master(self, name: str) -> Tensor:
         """A parameter in float32, on rank 0 gathered from all ranks. The others' tensors are without meaning."""
-        parameter: Any = self._sharded_parameters[name]
+        parameter = self._policy.parameters[name]
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta" if self.rank else self._device)
         self._collect(name, whole)
         return whole
@@ -273,7 +210,7 @@ class ShardLearner(LocalLearner):
             "attempts": self._attempts,
             "tokens_per_micro_batch": self.budget.tokens,
             "ranks": self.size,
-            "shapes": {name: list(parameter.shape) for name, parameter in self._sharded_parameters.items()},
+            "shapes": self._policy.shapes,
         }
 
     def _stored(self) -> dict[str, Tensor]:
@@ -283,7 +220,7 @@ class ShardLearner(LocalLearner):
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """The inverse of `save`, whatever the number of ranks that wrote it. Raises CheckpointError."""
-        shapes = {name: list(parameter.shape) for name, parameter in self._sharded_parameters.items()}
+        shapes = self._policy.shapes
         if "shapes" not in meta or dict(meta["shapes"]) != shapes:
             raise CheckpointError("the checkpoint's shards are of another model than this one")
         moved = int(meta["reference"])
@@ -317,67 +254,6 @@ def _check_shardable(model: CausalModel, needs: frozenset[str]) -> None:
             raise ConfigError(f'{key}: {what} is not built with cluster.sharding = "fsdp"; set it to "replicate"')
     if any(not parameter.requires_grad for parameter in model.module.parameters()):
         raise ModelError('parameters of the model are frozen; shards train all: set cluster.sharding to "replicate"')
-
-
-def _rank_0s_device(own: torch.device) -> torch.device:
-    """The kind of device that rank 0's model is on: this rank's model may have no memory yet."""
-    kinds = ("cpu", "cuda")
-    return torch.device(kinds[int(gathered(float(kinds.index(own.type) if own.type in kinds else 0))[0])])
-
-
-def local(tensor: Any) -> Tensor:
-    """This rank's rows of a sharded tensor: a view."""
-    found: Tensor = tensor.detach().to_local()
-    return found
-
-
-def gathered(number: float) -> list[float]:
-    """The number of each rank, in the order of ranks."""
-    found = [torch.zeros(1, dtype=torch.float64) for _ in range(library.get_world_size())]
-    library.all_gather(found, torch.tensor([number], dtype=torch.float64))
-    return [float(one) for one in found]
-
-
-def join(rank: int, size: int, meeting: Meeting | None, seconds: float, device: torch.device = CPU) -> None:
-    """Connect this process with the other ranks of `meeting`; every wait has this limit. None: it is alone.
-
-    Tensors of processors go by gloo and those of a GPU, where `device` is one, by NCCL. gloo uses the network device
-    alone that has the meeting's address, for processes of one machine the loopback device.
-    """
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # else DeviceMesh would choose this process's GPU by its rank
-        nccl_raises()
-        backend = "cpu:gloo,cuda:nccl"
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = _device("127.0.0.1" if meeting is None else meeting.address())
-    try:
-        store = library.HashStore() if meeting is None else meeting.store(size, _JOIN_SECONDS)
-        limit = timedelta(seconds=_JOIN_SECONDS)
-        library.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-        library.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
-    finally:
-        del os.environ["GLOO_SOCKET_IFNAME"]
-        if before is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = before
-
-
-def _device(address: str) -> str:
-    """The name of this machine's network device that has an address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return str(name)
-    raise RuntimeError(f"no network device of this machine has the address {address}")
-
-
-def leave() -> None:
-    """Close the connections at once: ranks that wait for this one see an error. Twice is allowed."""
-    if library.is_initialized():
-        for device in library.group.WORLD._device_types:
-            with suppress(Exception):
-                library.group.WORLD._get_backend(device).abort()
-        with suppress(Exception):
-            library.destroy_process_group()
 
 
 def _weightless(micro: TrainBatch) -> TrainBatch:

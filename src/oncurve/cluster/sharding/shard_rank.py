@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from oncurve.cluster.fleets import CPU
-from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner, join, leave
+from oncurve.cluster.sharding.connection import join, leave
+from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import StorageError
 from oncurve.learner import Accumulated
 from oncurve.parallel import Meeting

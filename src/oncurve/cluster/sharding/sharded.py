@@ -20,7 +20,8 @@ import torch
 from oncurve.batching import micro_batches, select_rows, shards
 from oncurve.cluster.fleets import CPU, Ended, Failed, Fleet, Replied
 from oncurve.cluster.ranks import joined
-from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner, join, leave
+from oncurve.cluster.sharding.connection import join, leave
+from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import LazyTensors, StorageError, temporary_name
 from oncurve.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.learner import UpdateResult

@@ -1,0 +1,159 @@
+"""Models that are divided among the ranks by FSDP2: each rank has its rows of every parameter.
+
+A layer is whole on a rank while it is computed, and the parameters outside the layers (the root) for a pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from oncurve.cluster.sharding.connection import gathered
+from oncurve.cluster.sharding.exchange import DirectGather, DirectReduce
+from oncurve.learner import widened
+from oncurve.models import CausalModel
+
+library: Any = distributed
+
+
+class Division:
+    """How models are divided: as the first rank has them, among all ranks that have joined.
+
+    device    the one that parameters are gathered on
+    offload   whether the shards are in the host's memory
+    """
+
+    def __init__(self, own: torch.device, offload: bool) -> None:
+        """`own` is the device of this rank's model, which may have no memory yet: all use one of rank 0's kind."""
+        kinds = ("cpu", "cuda")
+        number = float(kinds.index(own.type) if own.type in kinds else 0)
+        self.device = torch.device(kinds[int(gathered(number)[0])])
+        self.offload = offload
+        self._first = library.get_rank() == 0
+        self._mesh = DeviceMesh(self.device.type, torch.arange(library.get_world_size()))
+
+    def of(self, model: CausalModel, dtype: torch.dtype | None, frozen: bool = False) -> Divided:
+        """`model` with a network of its own, whose parameters are shards of rank 0's; `frozen`: none is trained.
+
+        The shards of trained parameters are in float32, and are gathered in `dtype`; others have this dtype themselves.
+        None: parameters are gathered as they are.
+        """
+        own = copy.deepcopy(model, {id(parameter): parameter for parameter in model.module.parameters()})
+        root = _Within(own.module)
+        on_cpu = self.device.type == "cpu"
+        wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else None
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide, cast_forward_inputs=False)
+        offload = CPUOffloadPolicy(pin_memory=not on_cpu) if self.offload else OffloadPolicy()
+        for layer in [*_layers_of(own.module), root]:
+            replace_parameters(layer, lambda parameter: self._from_first(parameter, dtype, frozen))
+            fully_shard(layer, mesh=self._mesh, mp_policy=precision, offload_policy=offload)
+        for layer in _units_of(root):
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
+            if on_cpu:
+                layer.set_custom_all_gather(DirectGather())
+                layer.set_custom_reduce_scatter(DirectReduce())
+        register_fsdp_forward_method(root, "run")
+        return Divided(own, root)
+
+    @torch.no_grad()
+    def _from_first(self, parameter: nn.Parameter, dtype: torch.dtype | None, frozen: bool) -> nn.Parameter:
+        """Rank 0's parameter, whole on every rank, in the dtype of its shards."""
+        data = parameter.detach().contiguous() if self._first else torch.empty_like(parameter, device=self.device)
+        library.broadcast(data, 0)
+        trained = parameter.requires_grad and not frozen
+        if trained:
+            data = widened(data)
+        elif dtype is not None and data.is_floating_point():
+            data = data.to(dtype)
+        return nn.Parameter(data, requires_grad=trained)
+
+
+class Divided:
+    """A model in shards.
+
+    model        computes within `run`
+    root         calls functions while the outermost parameters are whole
+    parameters   the shards, by the names in the model's network, tied ones once
+    """
+
+    def __init__(self, model: CausalModel, root: _Within) -> None:
+        self.model, self.root = model, root
+        self.parameters: dict[str, Any] = dict(model.module.named_parameters())
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """This rank's rows of each parameter: views."""
+        return {name: local(parameter) for name, parameter in self.parameters.items()}
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The whole shape of each parameter."""
+        return {name: list(parameter.shape) for name, parameter in self.parameters.items()}
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """`function(*arguments)`, which may use the model."""
+        return self.root.run(function, *arguments)
+
+    def reshard(self) -> None:
+        """Drop the outermost parameters, which a pass without a backward leaves whole."""
+        root: Any = self.root
+        root.reshard()
+
+
+class _Within(nn.Module):
+    """A network as the root of its shards: `run` calls a function while the outermost parameters are whole."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def run(self, function: Any, *arguments: Any) -> Any:
+        """`function(*arguments)`, which may use the network and its head."""
+        return function(*arguments)
+
+
+def local(tensor: Any) -> Tensor:
+    """This rank's rows of a sharded tensor: a view."""
+    found: Tensor = tensor.detach().to_local()
+    return found
+
+
+def replace_parameters(module: nn.Module, made_of: Callable[[nn.Parameter], nn.Parameter]) -> None:
+    """Put `made_of(parameter)` in the place of each parameter, tied ones once; shards stay."""
+    before = [parameter for parameter in module.parameters() if not isinstance(parameter, distributed.tensor.DTensor)]
+    made = {id(parameter): made_of(parameter) for parameter in before}
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) in made:
+                part.register_parameter(name, made[id(parameter)])
+
+
+def on_meta(parameter: nn.Parameter) -> nn.Parameter:
+    """Its shape, without memory."""
+    return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+
+
+def _layers_of(module: nn.Module) -> Sequence[nn.Module]:
+    """The blocks whose parameters are gathered together: the members of the outermost lists of modules."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else _layers_of(child)
+    return found
+
+
+def _units_of(root: nn.Module) -> list[Any]:
+    """What is gathered at a time: the layers, and the root for the rest."""
+    return [unit for unit in root.modules() if isinstance(unit, distributed.fsdp.FSDPModule)]
