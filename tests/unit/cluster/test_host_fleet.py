@@ -1,5 +1,6 @@
 """A fleet of forked processes: nothing of it waits for a process that does not answer, and nothing of it is left."""
 
+import gc
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from oncurve.cluster import Ended, Fleet, HostFleet, Replied
+from oncurve.cluster.sharding.shard_rank import process_memory
 
 LIMIT = 240.0
 """Against hangs: no speed is asserted."""
@@ -30,6 +32,12 @@ class Holder:
         """Of this process."""
         return os.getpid()
 
+    def collect(self) -> int:
+        """By how many bytes this process grows when it collects garbage."""
+        before = process_memory()["now"]
+        gc.collect()
+        return process_memory()["now"] - before
+
 
 def events(fleet: Fleet, enough: Callable[[list[Replied | Ended]], bool]) -> list[Replied | Ended]:
     """What has happened by the time that it is enough."""
@@ -42,10 +50,19 @@ def events(fleet: Fleet, enough: Callable[[list[Replied | Ended]], bool]) -> lis
 
 
 def pid_of(fleet: Fleet, process: int) -> int:
-    fleet.call(process, "pid")
+    return answer(fleet, process, "pid")
+
+
+def answer(fleet: Fleet, process: int, method: str) -> int:
+    fleet.call(process, method)
     (event,) = events(fleet, lambda found: len(found) == 1)
     assert isinstance(event, Replied)
     return int(event.value)
+
+
+def test_a_process_that_collects_garbage_has_no_copy_of_what_all_of_them_share() -> None:
+    with HostFleet(Holder, 1) as fleet:
+        assert answer(fleet, fleet.settled(LIMIT)[0], "collect") < 8 * 2**20
 
 
 def test_sending_to_a_stopped_process_makes_no_caller_wait() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import select
 import signal
@@ -55,6 +56,8 @@ def main(control: int) -> NoReturn:
     except BaseException as error:
         _tell(end, "failed", last_words(error))
         os._exit(1)
+    gc.collect()
+    gc.freeze()  # a fork that collects garbage would write to all objects, and have a copy of their pages
     _tell(end, "ready")
     running: dict[int, int] = {}
     try:
