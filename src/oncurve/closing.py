@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import threading
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import Any, Self
+
+_TURN_SECONDS = 60.0
 
 
 class Closing(ABC):
@@ -18,3 +23,22 @@ class Closing(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def reap(child: subprocess.Popen[Any], seconds: float) -> int | None:
+    """The exit code of a child that is ending; None where it has not ended within so many `seconds`.
+
+    Then a thread waits for it. A killed process ends when the kernel comes to it, which may take long on a busy
+    machine, and until it is waited for it stays in the table of processes.
+    """
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        threading.Thread(target=_wait_for, args=(child,), daemon=True).start()
+        return None
+
+
+def _wait_for(child: subprocess.Popen[Any]) -> None:
+    while child.returncode is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_TURN_SECONDS)

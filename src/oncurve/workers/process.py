@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from oncurve.closing import reap
 from oncurve.output import worker_stderr
 from oncurve.workers.serve import END
 
@@ -243,5 +244,4 @@ class Worker:
             self.process.wait(_SLOWEST_END_SECONDS)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk: the kernel ends it after that
-            self.process.wait(_SLOWEST_END_SECONDS)
+        reap(self.process, _SLOWEST_END_SECONDS)

@@ -38,7 +38,7 @@ START_SECONDS = 600.0
 _SEND_SECONDS = 600.0
 _TURN_SECONDS = 0.25
 _CAUSE_SECONDS = 2.0
-_END_SECONDS = 5.0
+_END_SECONDS, _THREAD_SECONDS = 5.0, 60.0
 
 
 class _Process:
@@ -88,10 +88,10 @@ class HostFleet(WatchedFleet):
         self._meetings = 0
         self._ready = False
         self._over = threading.Event()
+        thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._processes), daemon=True)
+        self._end = weakref.finalize(self, _end, self._over, thread, self._nursery, self._recipe, os.getpid())
         self._order_nursery()
-        self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._processes), daemon=True)
-        self._thread.start()
-        self._end = weakref.finalize(self, _end, self._over, self._nursery, self._recipe, os.getpid())
+        thread.start()
 
     def settled(self, seconds: float) -> list[int]:
         """`up()`, as soon as no process is starting; after so many `seconds` in any case.
@@ -136,7 +136,6 @@ class HostFleet(WatchedFleet):
         self._end()
         if self._folder is not None:
             self._remove()
-        self._thread.join(_END_SECONDS)
         for process in self._processes.values():
             process.release()
         self._processes.clear()
@@ -307,10 +306,17 @@ def _serve(reference: weakref.ref[HostFleet], processes: dict[int, _Process]) ->
         process.release()
 
 
-def _end(over: threading.Event, nurseries: list[HostNursery], recipe: IO[bytes], owner: int) -> None:
-    """End the nursery, which ends its processes, the stopped ones too. `over` says so to the thread before."""
+def _end(
+    over: threading.Event, thread: threading.Thread, nurseries: list[HostNursery], recipe: IO[bytes], owner: int
+) -> None:
+    """End the thread, which may be starting a nursery, and then the nursery, which ends its processes, the stopped ones
+    too."""
     over.set()
     if os.getpid() == owner:  # in a forked copy of this process they are not its own
+        for nursery in list(nurseries):
+            nursery.shut()  # wakes the thread
+        if thread.is_alive() and thread is not threading.current_thread():  # garbage is collected in any thread
+            thread.join(_THREAD_SECONDS)
         for nursery in nurseries:
             nursery.end()
         recipe.close()

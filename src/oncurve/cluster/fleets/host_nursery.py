@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from oncurve.closing import reap
 from oncurve.cluster.fleets.devices import VISIBLE
 from oncurve.cluster.fleets.nursery import how_it_ended
 from oncurve.output import worker_stderr
@@ -87,16 +88,19 @@ class HostNursery:
         if self._process.returncode is None:
             self._has_exited(_MOMENT_SECONDS)  # of itself, so that its exit code is its own
         self.kill()  # its processes; it is not waited for yet
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
+        code = reap(self._process, _END_SECONDS)
         self.control.close()
-        code = self._process.returncode
         return how_it_ended(code) if code is not None else "it cannot be ended"
 
-    def end(self) -> None:
-        """Have it end its processes and itself, and kill what has not ended within a few seconds."""
+    def shut(self) -> None:
+        """Have it end its processes and itself: both ends of the control socket see that it is shut. Twice is
+        allowed."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """The same, and kill what has not ended within a few seconds."""
+        self.shut()
         if self._process.returncode is None:
             self._has_exited(_END_SECONDS)
         self.bury()

@@ -85,6 +85,8 @@ def _ended() -> Any:
             code = child.wait(5.0)
         except subprocess.TimeoutExpired:
             child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # this process ends before it, then
+                child.wait(5.0)
             return "it closed its connection and did not end"
         if code >= 0:
             return f"it ended with exit code {code}"

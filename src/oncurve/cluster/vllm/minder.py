@@ -10,7 +10,7 @@ When the pipe closes, because the worker closes it or ends in whatever way, the 
 processes that it has started, and removes the folder. The engines of a vLLM server that is killed go on: the minder
 kills them also where the server ends by itself.
 
-This file is what the minder runs, and imports nothing but the standard library.
+This file is what the minder runs, which imports nothing but the standard library.
 """
 
 import contextlib
@@ -85,8 +85,10 @@ class Minder:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
+            from oncurve.closing import reap  # here: the minder's own process has no such module
+
             self._process.kill()  # the server ends with it
-            self._process.wait(_END_SECONDS)
+            reap(self._process, _END_SECONDS)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _code(self) -> int | None:
@@ -114,7 +116,10 @@ def mind(folder: Path) -> None:
         closed = _until_closed(pipe, os.pidfd_open(server.pid))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
-        code = server.wait(_END_SECONDS)
+        try:
+            code = server.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # the kernel ends it later
+            code = -signal.SIGKILL
         if not closed:
             (folder / "ending").write_text(str(code))
             (folder / "ending").rename(folder / _ENDED)
