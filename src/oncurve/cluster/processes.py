@@ -91,6 +91,11 @@ class ProcessCluster(ProcessSettings):
         if self.divided:
             cast("ShardedLearner", learner).check_folder(folder)
 
+    def rest(self, learner: Learner, engine: RolloutEngine) -> None:
+        """End ranks and workers: no step follows, and this process samples and exports by itself. Twice is allowed."""
+        cast("FleetEngine", engine).rest()
+        cast("FleetLearner | ShardedLearner", learner).rest()
+
     def check_machine(self, device: torch.device) -> None:
         """Raises ConfigError: `weights_folder` cannot be written to, NCCL is asked for without GPUs, the workers are
         to start vLLM servers, and vllm is not on PATH, or a server that they are to use does not answer, or lacks what

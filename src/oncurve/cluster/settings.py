@@ -73,6 +73,10 @@ class Cluster(Protocol):
         """Raises ConfigError: not all processes that write parts of a checkpoint of `learner` see `folder`, the run's.
         Called before training begins."""
 
+    def rest(self, learner: Learner, engine: RolloutEngine) -> None:
+        """No step follows: end all other processes. This one goes on to sample and to export by itself. Twice is
+        allowed."""
+
     @property
     def exact(self) -> bool:
         """Whether other processes sample as this one does; see `RolloutEngine.exact`."""
@@ -130,6 +134,9 @@ class NoCluster(Component):
     def check_folder(self, learner: Learner, folder: Path) -> None:
         """This process writes checkpoints alone."""
 
+    def rest(self, learner: Learner, engine: RolloutEngine) -> None:
+        """There is no other process."""
+
     def check_machine(self, device: torch.device) -> None:
         """Nothing is needed."""
 
@@ -174,6 +181,7 @@ check_cluster = check_of(
         "learner",
         "rollout_engine",
         "check_folder",
+        "rest",
         "check_machine",
         "exact",
         "served",

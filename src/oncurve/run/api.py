@@ -168,7 +168,7 @@ def resume(
             trained.metrics.append(line) if line.get("step") != 0 else trained.run.before.update(line)
         if not resumption.finished:
             _finish(trained, console, path, on_step)
-        trained.run.let_go()
+        trained.run.rest()
     except BaseException:
         trained.close()
         raise
@@ -199,7 +199,7 @@ def _run(trained: TrainedRun, out: Path | None, on_step: Callable[[StepResult], 
         if out is not None:
             create_directory(trained.run, out)
         _finish(trained, Screen(), out, on_step)
-        trained.run.let_go()
+        trained.run.rest()
     except BaseException:
         trained.close()
         raise

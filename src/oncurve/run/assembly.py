@@ -84,6 +84,15 @@ class Run:
             closing.callback(self.engine.close)
             closing.callback(self.trainer.rollouts.rest)
 
+    def rest(self) -> None:
+        """No step follows: let go of the directory, and of what training alone needs, the other processes of a cluster
+        and earlier weights. `evaluate` and `save_model` go on in this process. Twice is allowed."""
+        with ExitStack() as closing:  # all of them, whatever one raises
+            closing.callback(self.let_go)
+            closing.callback(self.trainer.rollouts.close)
+            closing.callback(self.config.cluster.rest, self.learner, self.engine)
+            closing.callback(self.trainer.rollouts.rest)
+
     def let_go(self) -> None:
         """Close the logs and let go of the directory, whose `path` is still known: another run may go on with it."""
         with ExitStack() as closing:  # all of them, whatever one raises

@@ -43,8 +43,9 @@ class MetricsLog(list[dict[str, float]]):
 class TrainedRun(Closing):
     """The result of `train`: every step's metrics, the trained model, and the run.
 
-    The run has released its directory, so `resume` may continue it. The end of a `with` block ends the reward workers.
-    In a notebook a run is shown as a small table with curves.
+    The run has released its directory, so `resume` may continue it, and has ended the processes of `[cluster]`: this
+    process evaluates and samples. The end of a `with` block ends the reward workers. In a notebook a run is shown as a
+    small table with curves.
 
     metrics     one mapping per step, by declared key; `metrics.to_pandas()` is a DataFrame
     directory   the run directory; None where `out` was not given

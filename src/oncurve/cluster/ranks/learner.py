@@ -93,11 +93,16 @@ class FleetLearner:
         """Write the policy in Hugging Face form."""
         self.local.export(folder)
 
-    def close(self) -> None:
-        """End the processes. Twice is allowed."""
+    def rest(self) -> None:
+        """End the processes: from now on rank 0 computes all shards. Twice is allowed."""
         self._world.leave()
         if self._fleet is not None:
             self._fleet.close()
+        self._fleet, self._world, self._members = None, ALONE, []
+
+    def close(self) -> None:
+        """The same."""
+        self.rest()
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One optimizer update: shard by shard, added in the fixed tree."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class ShardedLearner:
         self._answers: dict[int, Replied | Failed] = {}
         self._members: list[int] = []
         self._lost: LostStateError | None = None
+        self._masters: dict[str, torch.Tensor] | None = None
         self._waited = 0.0
         return_freed_memory()
         try:
@@ -187,13 +188,13 @@ class ShardedLearner:
 
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face form from the float32 shards, of which one parameter at a time is whole."""
-
-        def gather(name: str) -> torch.Tensor:
-            with self._all("whole_master", *((name,) for _ in self._members)):
-                return self.local.whole_master(name)
-
         whole = self.local.whole.module
-        save(whole, self.local.tokenizer, folder, LazyTensors(dict(whole.named_parameters()), gather))
+        made = self._whole_master if self._masters is None else self._masters.__getitem__
+        save(whole, self.local.tokenizer, folder, LazyTensors(dict(whole.named_parameters()), made))
+
+    def _whole_master(self, name: str) -> torch.Tensor:
+        with self._all("whole_master", *((name,) for _ in self._members)):
+            return self.local.whole_master(name)
 
     def memory(self) -> list[dict[str, int]]:
         """Bytes of each rank's process: see `process_memory`."""
@@ -202,6 +203,16 @@ class ShardedLearner:
         with self._all("memory", *(() for _ in self._members)) as answers:
             own = process_memory()
         return [own, *answers]
+
+    def rest(self) -> None:
+        """End the processes, where there are others, for good: no update follows. Rank 0 keeps the whole weights in
+        float32 for `export`, in the memory of its host. Twice is allowed."""
+        if self._fleet is not None and self._lost is None:
+            names = [name for name, _ in self.local.whole.module.named_parameters()]
+            with suppress(LostStateError):  # `export` raises it
+                self._masters = {name: self._whole_master(name).cpu() for name in names}
+                self._lost = LostStateError("the ranks have ended with the training", _ADVICE)
+        self.close()
 
     def close(self) -> None:
         """End the processes. Twice is allowed."""

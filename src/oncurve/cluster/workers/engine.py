@@ -74,18 +74,15 @@ class FleetEngine(Closing):
     ) -> None:
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
         self._shard_groups, self._threads, self._partial = shard_groups, threads, partial
-        self._carrier, self._start, self._exact = carrier, start_seconds, exact
+        self._carrier, self._start, self._exact, self._workers = carrier, start_seconds, exact, workers
         self._fleet: Fleet | None = None
         self._sending: Sending | None = None
         self._next: Sending | None = None
         self._calls, self._has = dict[int, Call](), dict[int, str]()
-        self._open: list[Rollout] = []
-        self._deadlines = Deadlines(wait_seconds)
-        self._alive_at = 0.0
-        self._busy, self._workers = Busy(), workers
-        self._measured: dict[str, float] = defaultdict(float)
+        self._open, self._refusals = list[Rollout](), set[str]()
+        self._deadlines, self._alive_at = Deadlines(wait_seconds), 0.0
+        self._busy, self._measured = Busy(), defaultdict[str, float](float)
         self._patience, self._told = max(PATIENCE_SECONDS, start_seconds), exact
-        self._refusals: set[str] = set()
 
     @property
     def exact(self) -> bool:
@@ -139,10 +136,14 @@ class FleetEngine(Closing):
         self._open = []
         self.local.close()
 
+    def rest(self) -> None:
+        """End the workers for good: from now on this process decodes all shards. Twice is allowed."""
+        self.close()
+        self._make_fleet, self._told = None, True
+
     def measured(self) -> Mapping[str, float]:
         """The metrics of the rollouts since the last call."""
-        found = dict(self._measured)
-        self._measured.clear()
+        found, self._measured = self._measured, defaultdict(float)
         return found
 
     def worked(self) -> float | None:

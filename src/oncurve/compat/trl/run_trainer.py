@@ -169,7 +169,7 @@ class RunTrainer(Closing):
             self._hooks.begin()
             finish(self.run, console, self._hooks.step)
             summary = self._hooks.end()
-        self.run.let_go()
+        self.run.rest()
         return TrainOutput(self.state.global_step, summary.get("train_loss", 0.0), summary)
 
     def _begin(self, console: Any) -> None:
