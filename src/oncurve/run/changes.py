@@ -9,7 +9,7 @@ from typing import Any
 
 from oncurve.config import RUN, RunConfig, to_tables
 from oncurve.errors import ConfigError
-from oncurve.run.identity import flat, shown_value
+from oncurve.run.identity import flat, shown_value, storable
 
 CHANGEABLE = ("model.attention", "model.device", "model.trust_remote_code", "data.prompts_per_step")
 """Settings that may change although a pattern of `FIXED` has them."""
@@ -49,6 +49,28 @@ def changes_between(before: RunConfig, now: RunConfig) -> tuple[Change, ...]:
     old, new = (dict(flat(to_tables(config, RUN))) for config in (before, now))
     keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     return tuple(Change(key, old.get(key), new.get(key)) for key in keys)
+
+
+def worth_saying(changes: Sequence[Change], now: RunConfig) -> tuple[Change, ...]:
+    """The `changes` to `now` without those that follow from another `kind` alone: keys that it does not have, and keys
+    that only it has, at their defaults."""
+    places = [change.key.rpartition(".")[0] for change in changes if change.key.endswith(".kind")]
+    return tuple(
+        change
+        for change in changes
+        if change.key.rpartition(".")[0] not in places
+        or (change.now is not None and (change.was is not None or change.now != _default(now, change.key)))
+    )
+
+
+def _default(config: RunConfig, key: str) -> Any:
+    """The default of a key, as `flat` has it."""
+    *path, name = key.split(".")
+    place: Any = config
+    for part in path:
+        place = place[int(part)] if part.isdecimal() else getattr(place, part)
+    field = type(place).model_fields.get(name)
+    return None if field is None else storable(field.get_default(call_default_factory=True))
 
 
 def check_changes(before: RunConfig, now: RunConfig, changes: Sequence[Change], done: int) -> None:

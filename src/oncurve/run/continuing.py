@@ -13,7 +13,7 @@ from oncurve.config import RUN, RunConfig, load_config, to_toml
 from oncurve.display import say
 from oncurve.errors import CheckpointError, command
 from oncurve.run.assembly import Run
-from oncurve.run.changes import Change, changes_between, check_changes, resolved_as
+from oncurve.run.changes import Change, changes_between, check_changes, resolved_as, worth_saying
 from oncurve.run.directory import CONFIG, ROWS, RunDirectory
 from oncurve.run.identity import TakenUp, identify, steps_done, take_up
 from oncurve.run.tracking import check_tracking
@@ -90,7 +90,7 @@ def restore(run: Run, resumption: Resumption, console: Console) -> None:
         run.trainer.state = replace(run.trainer.state, best=None, best_step=0, since_best=0)
     step = run.trainer.state.step
     if resumption.changes:
-        words = [str(change) for change in resumption.changes]
+        words = [str(change) for change in worth_saying(resumption.changes, run.config)]
         held.change(step, to_toml(run.config), identity, words)
         if resumption.taken_up.inexact:
             lines.append(f"exact up to step {step}; from step {step + 1} on with {', '.join(words)}")

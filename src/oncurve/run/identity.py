@@ -246,16 +246,16 @@ def flat(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for index, item in items:
             place = section if index is None else f"{section}.{index}"
             for key, value in item.items():
-                yield f"{place}.{key}", _storable(value)
+                yield f"{place}.{key}", storable(value)
 
 
-def _storable(value: Any) -> Any:
+def storable(value: Any) -> Any:
     """A value for JSON: numbers that are not finite as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _storable(inner) for key, inner in value.items()}
-    return [_storable(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: storable(inner) for key, inner in value.items()}
+    return [storable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _is_code(value: Any) -> bool:

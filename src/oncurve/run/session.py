@@ -19,7 +19,7 @@ from oncurve.forecast import check_memory
 from oncurve.models.loading import ADAPTER
 from oncurve.report import write_report
 from oncurve.run.assembly import Run, assemble
-from oncurve.run.changes import resolved_as
+from oncurve.run.changes import resolved_as, worth_saying
 from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
 from oncurve.run.directory import CONFIG, ROWS, RunDirectory
 from oncurve.run.naming import free_directory, run_name
@@ -97,7 +97,7 @@ def _go_on(
             steps = f"all {now.run.steps} steps" if resumption.done >= now.run.steps else f"{resumption.done} steps"
             say(console, f"{directory} is finished: {steps} are done", *_products(directory))
             if resumption.changes:
-                words = ", ".join(map(str, resumption.changes))
+                words = ", ".join(map(str, worth_saying(resumption.changes, now)))
                 say(console, f"without effect on a finished run: {words}; it goes on with a larger run.steps")
             if resumption.done < now.run.steps:
                 again = command("resume", directory, "eval.patience=0")
