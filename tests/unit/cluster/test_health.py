@@ -9,6 +9,7 @@ from oncurve.cluster.fleets.fleet import (
     PAUSES,
     QUARANTINE_SECONDS,
     WITHIN_SECONDS,
+    ListeningClock,
 )
 
 SILENCE, START = 20.0, 300.0
@@ -153,3 +154,18 @@ def test_whatever_happens_a_place_never_has_two_processes(events: list[tuple[int
             over.add(alive[which])
     health.orders(now + LONGEST_QUARANTINE_SECONDS)
     assert health.starting or len(health.up) == 3  # no place is lost for good
+
+
+def test_time_in_which_this_process_did_not_listen_is_no_silence() -> None:
+    turns = iter([0.0, 0.25, 0.5, 3600.0, *(3600.0 + 0.25 * turn for turn in range(1, 200))])
+    clock = ListeningClock(lambda: next(turns))
+    health = healthy()
+    for _ in range(3):  # in the last of which it was stopped for an hour, and has not read a message since
+        clock.turn()
+        assert health.orders(clock.now) == []
+    heard = clock.now
+    health.heard(0, heard)
+    while clock.now <= SILENCE:
+        clock.turn()
+    assert health.orders(clock.now) == [Kill(1, f"it hangs or was stopped: silent for {SILENCE:g} seconds")]
+    assert clock.now - heard < SILENCE

@@ -3,10 +3,13 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -110,6 +113,44 @@ def test_a_nursery_that_is_killed_or_stopped_is_replaced(
         assert parent != nursery
         assert not nursery.is_running()
     assert "the process that forks others was lost: it" in capfd.readouterr().err
+
+
+STOPS = """
+import os, signal, threading, time
+from fakes.calls import Counted
+from oncurve.cluster import HostFleet
+
+with HostFleet(Counted, 2, silence_seconds=5.0) as fleet:
+    before = fleet.settled(120)
+    fleet.wait(0.0)
+    assert len(before) == 2, before
+    print("up", flush=True)
+    input()  # it was stopped meanwhile
+    began = time.monotonic()
+    while time.monotonic() < began + 2:
+        assert fleet.wait(0.2) == []
+    assert fleet.up() == before
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_and_goes_on_loses_no_process() -> None:
+    path = os.pathsep.join(map(str, (Path(__file__).parents[2], *filter(None, [os.environ.get("PYTHONPATH")]))))
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(8)
+        process.send_signal(signal.SIGCONT)
+        said, _ = process.communicate("\n", timeout=LIMIT)
+        assert (process.returncode, said) == (0, "")
 
 
 @pytest.mark.slow

@@ -18,9 +18,10 @@ cases can be tested without a process and without a clock, and every kind of fle
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -39,6 +40,9 @@ QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS = 60.0, 960.0
 
 FORGIVEN_SECONDS = 600.0
 """After a process has been up for so long, the next quarantine of its place is the shortest one."""
+
+LONGEST_TURN_SECONDS = 1.0
+"""Of the seconds between two rounds of listening, no more can pass for silence."""
 
 
 @dataclass(frozen=True)
@@ -261,12 +265,30 @@ class Health:
         return [place for place in self._places if place.process == process >= 0 and place.phase in phases]
 
 
+class ListeningClock:
+    """Seconds for which this process has listened, `now`, as of the last `turn`.
+
+    A turn counts for one second at most: a process that was stopped (Ctrl-Z), or waited for a processor, finds messages
+    that it has not read, and their senders were not silent. `clock_seconds` is a monotonic clock (for tests).
+    """
+
+    def __init__(self, clock_seconds: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock_seconds
+        self._read, self.now = clock_seconds(), 0.0
+
+    def turn(self) -> None:
+        """A round of listening has ended."""
+        before, self._read = self._read, self._clock()
+        self.now += min(self._read - before, LONGEST_TURN_SECONDS)
+
+
 class WatchedFleet(Closing):
     """The part of a fleet that is the same wherever its processes are. `Health` decides, and a thread of the fleet
-    tells it what happens; all of it is guarded by `_changed`."""
+    tells it what happens; all of it is guarded by `_changed`. Its times are those of `_clock`."""
 
     def __init__(self, health: Health) -> None:
         self._health = health
+        self._clock = ListeningClock()
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
         self._gone: TrainingError | None = None

@@ -15,7 +15,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -147,7 +146,7 @@ class HostFleet(WatchedFleet):
     def turn(self) -> bool:
         """One round of the thread: wait shortly for something to read, and act on it. False: the fleet is closed.
 
-        What the processes have said is read before their silence is measured: perhaps it was this one that was stopped.
+        What the processes have said is read before their silence is measured.
         """
         with self._changed:
             if not self._watching():
@@ -163,6 +162,7 @@ class HostFleet(WatchedFleet):
         with self._changed:
             if not self._watching():
                 return False
+            self._clock.turn()
             for number in ready:
                 if number is None:
                     for words in (nursery := self._nursery[0]).heard():
@@ -172,7 +172,7 @@ class HostFleet(WatchedFleet):
             self._bury()
             self._order_nursery()
             if self._nurseries.up:
-                self._obey(self._health.orders(time.monotonic()))
+                self._obey(self._health.orders(self._clock.now))
                 self._fork()
             self._changed.notify_all()
         return True
@@ -181,13 +181,13 @@ class HostFleet(WatchedFleet):
         return not self._over.is_set()
 
     def _order_nursery(self) -> None:
-        for order in self._nurseries.orders(time.monotonic()) if self._failure is None and self._watching() else []:
+        for order in self._nurseries.orders(self._clock.now) if self._failure is None and self._watching() else []:
             if isinstance(order, Start):
                 self._which = order.process
                 try:
                     self._nursery.append(HostNursery(self._recipe, bool(self._gpus)))
                 except OSError as error:
-                    self._nurseries.has_ended(self._which, str(error), time.monotonic())
+                    self._nurseries.has_ended(self._which, str(error), self._clock.now)
             else:
                 self._nursery[0].kill()
 
@@ -195,7 +195,7 @@ class HostFleet(WatchedFleet):
         return [(number, process) for number, process in self._processes.items() if process.closed_at is None]
 
     def _hear_nursery(self, nursery: HostNursery, words: list[str]) -> None:
-        now = time.monotonic()
+        now = self._clock.now
         self._nurseries.heard(self._which, now)
         match words:
             case ["ready"]:
@@ -224,7 +224,7 @@ class HostFleet(WatchedFleet):
             urgent(f"oncurve: the process that forks others was lost: {cause}; another is started{ended.consequence}")
 
     def _hear(self, number: int, process: _Process) -> None:
-        now = time.monotonic()
+        now = self._clock.now
         try:
             messages = process.channel.arrived()
         except ClosedError:
@@ -238,7 +238,7 @@ class HostFleet(WatchedFleet):
 
     def _bury(self) -> None:
         """Processes whose channel is closed have ended; the nursery says how, within a short time."""
-        now = time.monotonic()
+        now = self._clock.now
         for number, process in list(self._processes.items()):
             if process.closed_at is not None and (process.how or now - process.closed_at > _CAUSE_SECONDS):
                 ended = self._health.has_ended(number, process.how or "it ended, and how is not known", now)
@@ -253,14 +253,14 @@ class HostFleet(WatchedFleet):
                 self._asked[order.process] = order
             elif order.process in self._asked:
                 del self._asked[order.process]
-                self._health.has_ended(order.process, "it was not forked", time.monotonic())
+                self._health.has_ended(order.process, "it was not forked", self._clock.now)
             elif (process := self._processes.get(order.process)) is not None:
                 if process.handle is not None:
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(process.handle, signal.SIGKILL)
                 with contextlib.suppress(OSError):
                     process.channel.end.shutdown(socket.SHUT_RDWR)  # both sides see the end
-                process.closed_at = time.monotonic()
+                process.closed_at = self._clock.now
 
     def _fork(self) -> None:
         """Have the nursery fork what is asked for, as far as it takes orders now: waiting for it could wait for ever,
@@ -273,7 +273,7 @@ class HostFleet(WatchedFleet):
             except BlockingIOError:
                 return
             except OSError:
-                self._health.has_ended(number, "it could not be forked", time.monotonic())
+                self._health.has_ended(number, "it could not be forked", self._clock.now)
             del self._asked[number]
 
 

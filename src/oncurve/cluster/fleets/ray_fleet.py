@@ -16,7 +16,6 @@ import functools
 import math
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -133,7 +132,7 @@ class RayFleet(WatchedFleet):
     def _is_settled(self) -> bool:
         if not self._begun or not self._health.starting:
             return self._begun
-        up, now = set(self._health.up), time.monotonic()
+        up, now = set(self._health.up), self._clock.now
         starting = [kept for number, kept in self._processes.items() if number not in up]
         return bool(starting) and all(
             kept.found_at is None and kept.killed_at is None and now - kept.asked_at > ROOM_SECONDS for kept in starting
@@ -200,17 +199,18 @@ class RayFleet(WatchedFleet):
                     f"{HEAD_SECONDS:g} seconds. The run goes on with `oncurve resume` and its folder, with the "
                     "cluster.address of another Ray, or with cluster.kind=host"
                 )
+            self._clock.turn()
             for number, future in arrived:
                 self._hear(number, future)
             self._bury()
-            self._obey(self._health.orders(time.monotonic()))
+            self._obey(self._health.orders(self._clock.now))
             self._begun = True
             self._changed.notify_all()
         return True
 
     def _hear(self, number: int, future: Any) -> None:
         """A keeper has answered, with bytes or with an error."""
-        kept, now = self._processes.get(number), time.monotonic()
+        kept, now = self._processes.get(number), self._clock.now
         if kept is None:
             return
         error = future if isinstance(future, BaseException) else future.exception()
@@ -250,7 +250,7 @@ class RayFleet(WatchedFleet):
 
     def _bury(self) -> None:
         """Those that were killed have ended, also where Ray says nothing; those that do not start are killed."""
-        now = time.monotonic()
+        now = self._clock.now
         up = set(self._health.up)
         waiting = 0
         for number, kept in list(self._processes.items()):
@@ -271,11 +271,11 @@ class RayFleet(WatchedFleet):
             if isinstance(order, Start):
                 self._start(order.process)
             elif isinstance(order, Kill) and (kept := self._processes.get(order.process)) is not None:
-                kept.killed_at = time.monotonic()
+                kept.killed_at = self._clock.now
                 self._discharge(kept)
 
     def _start(self, number: int) -> None:
-        kept = _Kept(None, time.monotonic())
+        kept = _Kept(None, self._clock.now)
         self._processes[number] = kept
 
         def hire() -> Any:
