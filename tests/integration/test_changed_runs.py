@@ -3,14 +3,18 @@
 import hashlib
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 import oncurve
 from fakes.project import ROWS, Said, lay_out, oncurve as run_command
+from oncurve.config import RUN, load_config
+from oncurve.run.identity import Differences, compare, defaults_of
 from oncurve.trainer import FORMAT
 
 Command = Callable[..., Said]
@@ -138,6 +142,64 @@ def test_what_does_not_decide_the_numbers_may_change_without_a_word(command: Com
     assert said.code == 0, said.err
     assert "not exact" not in said.out
     assert "changed" not in json.loads(Path("run/environment.json").read_text())
+
+
+def age(take: Callable[[str, Any], bool]) -> list[str]:
+    """The run in `run` as a version wrote it that did not have the keys which `take` chooses by key and value."""
+    identity = json.loads(Path("run/run.json").read_text())
+    taken = [key for key, value in identity["settings"].items() if take(key, value)]
+    tables = tomllib.loads(Path(CONFIG).read_text())
+    for key in taken:
+        del identity["settings"][key]
+        section, _, name = key.partition(".")
+        tables[section].pop(name, None)
+    Path("run/run.json").write_text(json.dumps(identity))
+    Path(CONFIG).write_text(tomli_w.dumps(tables))
+    return taken
+
+
+def test_keys_that_are_younger_than_the_run_have_their_defaults_and_the_resume_is_exact(command: Command) -> None:
+    """All of them at once: every key that has its default, and so whole sections too."""
+    defaults = defaults_of(load_config(Path(CONFIG))[0], RUN)
+    taken = age(lambda key, value: not key.startswith("rewards.") and value == defaults[key])
+    assert {"cluster.kind", "learner.moments", "kl.estimator", "correction.kind"} <= set(taken)
+    said = command("resume", "run")
+    assert said.code == 0, said.err
+    assert "not exact" not in said.out
+    assert "changed" not in json.loads(Path("run/environment.json").read_text())
+
+
+def test_a_younger_key_with_another_value_than_its_default_is_refused(command: Command) -> None:
+    age(lambda key, value: key == "kl.estimator")
+    edit(CONFIG, "[kl]\n", '[kl]\nestimator = "k2"\n')()
+    assert 'kl.estimator: was not set, is "k2"' in command("resume", "run").err
+
+
+def test_a_younger_key_that_this_resume_sets_is_its_own(command: Command) -> None:
+    age(lambda key, value: key == "kl.estimator")
+    said = command("resume", "run", "kl.estimator=k2")
+    assert said.code == 0, said.err
+    assert "exact up to step 1" in said.out
+
+
+def test_a_key_that_was_not_set_and_has_a_default_since_is_refused(command: Command) -> None:
+    """None is in no TOML, so the settings themselves cannot tell."""
+    identity = json.loads(Path("run/run.json").read_text())
+    assert identity["settings"]["rollout.max_new_tokens"] == 6
+    identity["settings"]["kl.estimator"] = None
+    Path("run/run.json").write_text(json.dumps(identity))
+    edit(CONFIG, 'estimator = "k3"\n', "")()
+    assert 'kl.estimator: was not set, is "k3"' in command("resume", "run").err
+
+
+def test_a_younger_key_of_a_table_within_a_table_has_its_default() -> None:
+    before = {"settings": {"advantage.base": {"kind": "group", "scale": "none"}}, "files": {}}
+    inner = {"kind": "group", "scale": "none", "young": 3, "nothing": None}
+    now = {"settings": {"advantage.base": inner}, "files": {}}
+    default = {"advantage.base": {"kind": "group", "scale": "std", "young": 3, "nothing": None}}
+    assert compare(before, now, (), default) == Differences()
+    inner["young"] = 4
+    assert len(compare(before, now, (), default).refused) == 1
 
 
 def test_a_reward_that_was_mended_is_said_and_the_run_goes_on(command: Command) -> None:

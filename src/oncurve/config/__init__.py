@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         read_layers as read_layers,
     )
     from oncurve.config.loading import (
+        default_tables as default_tables,
         load as load,
         load_config as load_config,
         to_tables as to_tables,

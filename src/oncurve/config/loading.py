@@ -207,36 +207,60 @@ def to_toml(config: Component, schema: Schema[Any] = RUN) -> str:
     return HEADER.format(command=schema.command) + tomli_w.dumps({"resolved": True, **to_tables(config, schema)})
 
 
-def to_tables(config: Component, schema: Schema[Any] = RUN) -> dict[str, Any]:
-    """The whole configuration as nested tables of TOML values, sections in their order."""
+def to_tables(config: Component, schema: Schema[Any] = RUN, nones: bool = False) -> dict[str, Any]:
+    """The whole configuration as nested tables of TOML values, sections in their order. None is left out, unless with
+    `nones`."""
     tables: dict[str, Any] = {}
     for name in schema.config.model_fields:
         value = getattr(config, name)
         if name == "rewards":
-            tables[name] = [component_table(item, REWARD_KINDS, _plain) for item in value]
+            tables[name] = [component_table(item, REWARD_KINDS, _plain, nones) for item in value]
         else:
             section = schema.sections[name]
-            table = component_table(value, section.kinds, _plain)
+            table = component_table(value, section.kinds, _plain, nones)
             tables[name] = {key: inner for key, inner in table.items() if key != "kind" or section.default is not None}
     return tables
 
 
+def default_tables(config: Component, schema: Schema[Any] = RUN) -> dict[str, Any]:
+    """The tables, with nones, of a configuration that has components of the same kinds and all their keys at their
+    defaults; a key without a default has its value."""
+    parts = {name: getattr(config, name) for name in schema.config.model_fields}
+    defaults = {
+        name: [_at_defaults(each) for each in part] if name == "rewards" else _at_defaults(part)
+        for name, part in parts.items()
+    }
+    return to_tables(config.model_copy(update=defaults), schema, nones=True)
+
+
+def _at_defaults(component: Component) -> Component:
+    fields = type(component).model_fields.items()
+    found = {key: field.get_default(call_default_factory=True) for key, field in fields if not field.is_required()}
+    inner = {key: value for key in component.nested if (value := getattr(component, key)) is not None}
+    return component.model_copy(update=found | {key: _at_defaults(value) for key, value in inner.items()})
+
+
 def component_table(
-    component: Component, kinds: Mapping[str, type[Component]], plain: Callable[[Any], Any] = lambda value: value
+    component: Component,
+    kinds: Mapping[str, type[Component]],
+    plain: Callable[[Any], Any] = lambda value: value,
+    nones: bool = False,
 ) -> dict[str, Any]:
     """The table that `spec.build` would make this component of; values go through `plain`.
 
-    None is left out, but for `"none"` where it is not the default (TOML has no null).
+    None is `"none"` where it is not the default (TOML has no null), and else left out, or None with `nones`.
     """
     table: dict[str, Any] = {"kind": kind_of(component, kinds)}
     for key, field in type(component).model_fields.items():
         value = getattr(component, key)
         if value is not None and key in component.nested:
-            table[key] = component_table(value, kinds, plain)
+            table[key] = component_table(value, kinds, plain, nones)
         elif value is not None:
             table[key] = plain(value)
         elif field.default is not None:
             table[key] = "none"
+        elif nones:
+            table[key] = None
     return table
 
 

@@ -15,7 +15,7 @@ from oncurve.errors import CheckpointError, command
 from oncurve.run.assembly import Run
 from oncurve.run.changes import Change, changes_between, check_changes, resolved_as, worth_saying
 from oncurve.run.directory import CONFIG, ROWS, RunDirectory
-from oncurve.run.identity import TakenUp, identify, steps_done, take_up
+from oncurve.run.identity import TakenUp, defaults_of, identify, steps_done, take_up
 from oncurve.run.tracking import check_tracking
 
 
@@ -67,7 +67,8 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
         if finished:
             return Resumption(held, TakenUp(held.identity() or {}, []), tuple(changes), done, finished)
         wanted = {change.key for change in changes}
-        return Resumption(held, take_up(held, identity_of(now, base), changed, wanted), changes, done, finished)
+        taken_up = take_up(held, identity_of(now, base), changed, wanted, defaults_of(now, RUN))
+        return Resumption(held, taken_up, changes, done, finished)
     except BaseException:
         held.close()
         raise

@@ -20,10 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from oncurve import durable
-from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, Schema, to_tables
+from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, Schema, default_tables, to_tables
 from oncurve.errors import CheckpointError, DataError, RunDirectoryError, command
 from oncurve.run.directory import RunDirectory, is_identity
 from oncurve.spec import Component
@@ -102,7 +103,8 @@ class TakenUp:
 
 
 def identify(config: Component, schema: Schema[Any], base: Path, counts: Collection[str] = ()) -> dict[str, Any]:
-    """`{"id", "settings", "files"}` of a run that begins now.
+    """`{"id", "settings", "files"}` of a run that begins now. A key that is not set is there with None, so that one
+    which is not there is known to be younger than the run.
 
     base     where a relative path in a file key starts
     counts   keys of `FREE` that decide this run's numbers all the same
@@ -112,7 +114,7 @@ def identify(config: Component, schema: Schema[Any], base: Path, counts: Collect
     settings: dict[str, Any] = {}
     files = _contents(config, schema, base)
     known = frozenset(files)
-    for key, value in flat(to_tables(config, schema)):
+    for key, value in flat(to_tables(config, schema, nones=True)):
         if key in known:
             continue
         if key not in counts and any(fnmatchcase(key, pattern) for pattern in FREE):
@@ -139,15 +141,29 @@ def _contents(config: Component, schema: Schema[Any], base: Path) -> dict[str, A
     return found
 
 
-def compare(before: Mapping[str, Any], now: Mapping[str, Any], wanted: Collection[str] = ()) -> Differences:
+def defaults_of(config: Component, schema: Schema[Any]) -> dict[str, Any]:
+    """The default of each key in an identity of `config`, for runs that are older than the key."""
+    return dict(flat(default_tables(config, schema)))
+
+
+def compare(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    wanted: Collection[str] = (),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Differences:
     """The differences, one line each: `key: was, is`, `file: was, is`. The id is not compared.
 
-    `wanted`: the keys that the resume itself changes.
+    wanted    the keys that the resume itself changes
+    defaults  of all keys: one that did not exist when the run began is the same where it has its default now
     """
     refused: list[str] = []
     reported: list[str] = []
     asked: list[str] = []
-    was, is_now = before.get("settings", {}), now["settings"]
+    is_now = now["settings"]
+    known = {*wanted, *before.get("files", {})}
+    younger = {key: default for key, default in defaults.items() if key not in known}
+    was = _with_younger(before.get("settings", {}), is_now, younger)
     for key in sorted({*was, *is_now}):
         if was.get(key) == is_now.get(key) or _same_numbers(key, was.get(key), is_now.get(key)):
             continue
@@ -166,16 +182,33 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any], wanted: Collectio
     return Differences(tuple(refused), tuple(reported), tuple(asked))
 
 
+def _with_younger(was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings `was` with those that did not exist and have their default now, also in tables within."""
+    found = dict(was)
+    for key, value in now.items():
+        if key not in was and key in defaults and value == defaults[key]:
+            found[key] = value
+        elif all(isinstance(table, Mapping) for table in (was.get(key), value, defaults.get(key))):
+            found[key] = _with_younger(was[key], value, defaults[key])
+    return found
+
+
 def _same_numbers(key: str, was: Any, now: Any) -> bool:
     values = SAME_NUMBERS.get(key, frozenset())
     return isinstance(was, str) and isinstance(now, str) and {was, now} <= values
 
 
-def take_up(held: RunDirectory, now: dict[str, Any], changed: bool, wanted: Collection[str] = ()) -> TakenUp:
+def take_up(
+    held: RunDirectory,
+    now: dict[str, Any],
+    changed: bool,
+    wanted: Collection[str] = (),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> TakenUp:
     """How the run in `held` continues as `now`; `run.json` is updated if necessary.
 
     `wanted`: the keys that this resume changes itself. With any, `run.json` stays as it is until the caller has the
-    run ready and records them.
+    run ready and records them. `defaults`: of all keys, see `compare`.
 
     Raises RunDirectoryError with every other change, unless there is none or `changed` allows them; CheckpointError:
     the checkpoints have another format than this version's.
@@ -195,7 +228,7 @@ def take_up(held: RunDirectory, now: dict[str, Any], changed: bool, wanted: Coll
     if before is None:
         held.keep_identity(now)
         return TakenUp(now, [*notes, "not exact, perhaps: nothing says whether settings or data have changed"])
-    found = compare(before, now, wanted)
+    found = compare(before, now, wanted, defaults)
     strange = [name for name, each in records.items() if each.get("run", {}).get("id") != before["id"]]
     refused = [*found.refused, *(f"checkpoints/{name} is a checkpoint of another run" for name in strange)]
     if refused and not changed:

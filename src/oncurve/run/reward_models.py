@@ -26,7 +26,7 @@ from oncurve.models import LoraSettings, module_device
 from oncurve.models.classifiers import PLURALS, with_adapter
 from oncurve.process import prepare_process
 from oncurve.run.directory import RunDirectory, describe_environment, environment_changes
-from oncurve.run.identity import identify, take_up
+from oncurve.run.identity import defaults_of, identify, take_up
 from oncurve.run.naming import free_directory
 from oncurve.spec import Component, kind_of
 from oncurve.trainer import RewardTraining, updates_of
@@ -199,7 +199,7 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
     config, base = load_reward_recipe(directory / "config.toml")
     console = Screen()
     with RunDirectory.open(directory) as held:
-        taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed)
+        taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed, (), defaults_of(config, REWARD_MODEL))
         say(console, *taken_up.lines)
         prepared = _prepare(config, base)
         training = prepared.training
