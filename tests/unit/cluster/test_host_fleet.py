@@ -115,6 +115,27 @@ def test_a_nursery_that_is_killed_or_stopped_is_replaced(
     assert "the process that forks others was lost: it" in capfd.readouterr().err
 
 
+def test_signals_that_are_for_the_run_end_none_of_its_processes() -> None:
+    """From the first moment on: Ctrl-C in a terminal may come when the nursery has not its own group yet."""
+
+    def send(to: list[psutil.Process]) -> None:
+        for process in to:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                process.send_signal(number)
+
+    before = set(psutil.Process().children())
+    with HostFleet(Holder, 2) as fleet:
+        (nursery,) = set(psutil.Process().children()) - before
+        send([nursery])
+        processes = fleet.settled(LIMIT)
+        assert len(processes) == 2
+        children = nursery.children()
+        assert len(children) == 2
+        send([nursery, *children])
+        assert {pid_of(fleet, process) for process in processes} == {child.pid for child in children}
+        assert (fleet.up(), fleet.wait(0.0)) == (processes, [])
+
+
 STOPS = """
 import os, signal, threading, time
 from fakes.calls import Counted

@@ -18,7 +18,7 @@ from typing import IO
 
 from oncurve.closing import reap
 from oncurve.cluster.fleets.devices import VISIBLE
-from oncurve.cluster.fleets.nursery import how_it_ended
+from oncurve.cluster.fleets.nursery import FOR_THE_RUN, how_it_ended
 from oncurve.output import worker_stderr
 
 _MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
@@ -40,7 +40,8 @@ class HostNursery:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(0.0)  # the nursery may wait until it is read from, and its reader is this process
         source = str(Path(__file__).parents[3])
-        with theirs:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RUN)  # the nursery unblocks them
+        try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, source, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
@@ -50,6 +51,9 @@ class HostNursery:
                 process_group=0,  # Ctrl-C in the terminal is for this process, which ends the others in order
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(_NO_GPUS if hide_gpus else {})},
             )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
 
     def fork(self, number: int, gpus: str = "") -> socket.socket:
         """This end of the connection to a process that is to be forked, and to see these `gpus`.

@@ -10,8 +10,10 @@ all forks. The nursery says every second that it lives, has one thread and makes
 forking is safe.
 
 A process has two threads: one does the calls in order, the other says every second that the process lives. It ends when
-the fleet does. The nursery ends its processes when the fleet does, also those that are stopped; and the kernel ends
-them with the nursery.
+the fleet does, and not by a signal that asks the run to end in order.
+
+The nursery ends its processes when the fleet does, also those that are stopped; and the kernel ends them with the
+nursery.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ from oncurve.parallel import LostRankError
 from oncurve.workers import last_words
 
 BEAT_SECONDS = 1.0
+FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that are for the run's own process, also where a scheduler or a terminal sends them to all its processes."""
+
 _PR_SET_PDEATHSIG = 1
 _SEND_SECONDS = 600.0
 _TURN_SECONDS = 60.0
@@ -49,7 +54,9 @@ def main(control: int) -> NoReturn:
     end.settimeout(_SEND_SECONDS)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda *ignored: None)
+    for number in (signal.SIGCHLD, *FOR_THE_RUN):
+        signal.signal(number, lambda *ignored: None)  # not SIG_IGN, which programs that are started here would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_RUN)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
         made = _made()
