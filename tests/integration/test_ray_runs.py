@@ -68,8 +68,13 @@ def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int) -
     ("settings", "words"),
     [
         (["cluster.address=127.0.0.1:1"], ["cluster.address", "no Ray answers at 127.0.0.1:1", "ray start --head"]),
+        (
+            ["cluster.address=127.0.0.1:1", "cluster.learner_ranks=1", "cluster.rollout_workers=1"],
+            ["no Ray answers at 127.0.0.1:1"],
+        ),
         (["cluster.mixed=true"], ["cluster.mixed", "raise cluster.rollout_workers"]),
         (["cluster.address=ray://head:10001"], ["cluster.address", "host:port", "without ray://"]),
+        (["cluster.address=127.0.0.1:65537"], ["cluster.address", "no port that there is"]),
     ],
 )
 def test_an_address_at_which_there_is_no_ray_is_refused(project, monkeypatch, capfd, settings, words) -> None:

@@ -10,6 +10,12 @@ from oncurve.capabilities import Impossible
 from oncurve.spec import Component
 
 
+def check_port(address: str) -> None:
+    """Raises ValueError: the port at the end of `address` is none that there is."""
+    if not 0 < int(address.rpartition(":")[2]) < 1 << 16:
+        raise ValueError(f"{address} has no port that there is; ports are 1 to 65535")
+
+
 class ProcessSettings(Component):
     """What is set of ranks and workers, and what follows from it."""
 
@@ -139,8 +145,8 @@ class ProcessSettings(Component):
     @classmethod
     def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         found = tuple(address.rstrip("/") for address in value)
-        if wrong := [address for address in found if not 0 < int(address.rpartition(":")[2]) < 1 << 16]:
-            raise ValueError(f"{wrong[0]} has no port that there is; ports are 1 to 65535")
+        for address in found:
+            check_port(address)
         if twice := [address for address in found if found.count(address) > 1]:
             raise ValueError(f"{twice[0]} is named twice, and each worker needs a server of its own")
         return found

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
+import torch
 from pydantic import field_validator
 
 from oncurve.capabilities import Impossible
-from oncurve.cluster.fleets import Fleet, Gpus, Placement, RayFleet, missing
+from oncurve.cluster.fleets import Fleet, Gpus, Placement, RayFleet, check_address, missing
+from oncurve.cluster.keys import check_port
 from oncurve.cluster.processes import Part, ProcessCluster
 from oncurve.errors import ConfigError
 
@@ -53,7 +55,15 @@ class RayCluster(ProcessCluster):
     def _is_address(cls, value: str) -> str:
         if value and re.fullmatch(r"[^\s/]+:\d{1,5}", value) is None:
             raise ValueError("must be host:port of a running Ray, such as 10.0.0.1:6379, without ray:// before it")
+        if value:
+            check_port(value)
         return value
+
+    def check_machine(self, device: torch.device) -> None:
+        """Raises ConfigError: as with every kind of processes, and where no Ray answers at the `address`."""
+        super().check_machine(device)
+        if self.address:
+            check_address(self.address)
 
     @property
     def on_this_machine(self) -> bool:

@@ -31,4 +31,4 @@ from oncurve.cluster.fleets.fleet import (
 )
 from oncurve.cluster.fleets.host_fleet import HostFleet as HostFleet
 from oncurve.cluster.fleets.ray_fleet import RayFleet as RayFleet
-from oncurve.cluster.fleets.ray_session import missing as missing
+from oncurve.cluster.fleets.ray_session import check_address as check_address, missing as missing

@@ -57,7 +57,7 @@ class _Session:
         with self._lock:
             if self._users == 0:
                 if address:
-                    _probe(address)
+                    check_address(address)
                 if address or nbytes > self._room:
                     self._end()
                 with _environment(_PATIENCE if address else self._of_own_ray()):
@@ -172,7 +172,7 @@ def _connect(address: str, seconds: float) -> None:
     socket.create_connection((host.strip("[]"), int(port)), seconds).close()
 
 
-def _probe(address: str) -> None:
+def check_address(address: str) -> None:
     """Raises ConfigError: nothing listens at `address`."""
     try:
         _connect(address, _PROBE_SECONDS)
