@@ -3,7 +3,8 @@
 Writes JSON: for each number of ranks a list with one entry per phase, which has of every rank the peak of its own
 memory in the phase, its own memory after it, and what it shares with other processes, in bytes. Phase "process" is the
 run's own process before it has a model; "start" begins with the model in rank 0's memory. Rank 0 also has the whole
-model that engines sample from. Two updates are made of 4 rows of 64 tokens, with a KL term and its reference.
+model that engines sample from. Two updates are made of 4 rows of 64 tokens, with a KL term and its reference. With
+`--lora-rank` an adapter of all linear layers is trained, and the model with the adapter off is the reference.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from oncurve.cluster.sharding.shard_rank import process_memory
 from oncurve.cluster.sharding.sharded import ShardedLearner
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
-from oncurve.models import CausalModel, wrap
+from oncurve.models import CausalModel, LoraSettings, wrap
+from oncurve.models.adapters import put_adapter
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROMPT, LENGTH, ROWS = 8, 56, 4
 
 
-def make_model(size: str) -> CausalModel:
-    """A model of random weights, in float32."""
+def make_model(size: str, lora_rank: int) -> CausalModel:
+    """A model of random weights, in float32; with an adapter where `lora_rank` is not 0."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = SIZES[size]
@@ -51,7 +53,8 @@ def make_model(size: str) -> CausalModel:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    return wrap(Qwen2ForCausalLM(config))
+    module = Qwen2ForCausalLM(config)
+    return wrap(module, adapter=put_adapter(module, LoraSettings(rank=lora_rank), 0) if lora_rank else None)
 
 
 def make_learner(
@@ -85,15 +88,16 @@ def made_up_batch(vocabulary: int) -> TrainBatch:
     return collate(groups)
 
 
-def measure(size: str, dtype: str, kl_coef: float, ranks: int, folder: Path) -> list[dict[str, Any]]:
+def measure(size: str, dtype: str, kl_coef: float, lora_rank: int, ranks: int, folder: Path) -> list[dict[str, Any]]:
     """Each phase with the bytes of every rank."""
     import transformers.models.qwen2.modeling_qwen2 as imported
 
     assert imported
     torch.set_num_threads(1)
     found: list[dict[str, Any]] = [{"phase": "process", "ranks": [process_memory()]}]
-    cluster = HostCluster(learner_ranks=ranks, sharding="fsdp")
-    learner = cluster.learner(partial(make_learner, make_model(size), dtype, kl_coef))
+    cluster, model = HostCluster(learner_ranks=ranks, sharding="fsdp"), make_model(size, lora_rank)
+    process_memory()  # what making it took does not count
+    learner = cluster.learner(partial(make_learner, model, dtype, kl_coef))
     assert isinstance(learner, ShardedLearner)
 
     def phase(name: str, work: Callable[[], object]) -> None:
@@ -124,12 +128,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--kl-coef", type=float, default=0.1)
+    parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     result = {
         "size": given.size,
         "dtype": given.dtype,
         "kl_coef": given.kl_coef,
+        "lora_rank": given.lora_rank,
         "rows": ROWS,
         "tokens_per_row": PROMPT + LENGTH,
         "machine": f"{platform.machine()}, one thread per rank, shared",
@@ -139,7 +145,7 @@ def main() -> None:
     for ranks in given.ranks:
         with tempfile.TemporaryDirectory() as folder:
             if len(given.ranks) == 1:
-                found = measure(given.size, given.dtype, given.kl_coef, ranks, Path(folder) / "c")
+                found = measure(given.size, given.dtype, given.kl_coef, given.lora_rank, ranks, Path(folder) / "c")
             else:
                 found = measured_apart(given, ranks, Path(folder) / "ranks.json")
         result["phases_by_ranks"][str(ranks)] = found
@@ -148,7 +154,8 @@ def main() -> None:
 
 def measured_apart(given: argparse.Namespace, ranks: int, out: Path) -> list[dict[str, Any]]:
     """`measure` in a process of its own, which has no memory of another number of ranks."""
-    settings = ["--ranks", str(ranks), "--dtype", given.dtype, "--kl-coef", str(given.kl_coef), "--out", str(out)]
+    settings = ["--ranks", str(ranks), "--dtype", given.dtype, "--kl-coef", str(given.kl_coef)]
+    settings += ["--lora-rank", str(given.lora_rank), "--out", str(out)]
     subprocess.run([sys.executable, "-m", "bench.cluster.fsdp", given.size, *settings], check=True)
     found: list[dict[str, Any]] = json.loads(out.read_text())["phases_by_ranks"][str(ranks)]
     return found

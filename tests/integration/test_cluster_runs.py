@@ -33,7 +33,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["cluster.kind=host", "cluster.sharding=fsdp", "lora.rank=4"], ["lora.rank", "replicate"]),
+        (
+            ["cluster.kind=host", "cluster.sharding=fsdp", "lora.rank=4", "model.quantization=nf4"],
+            ["model.quantization", "replicate"],
+        ),
         (["cluster.kind=host", "cluster.sharding=fsdp", "learner.masters=split"], ["learner.masters", "float32"]),
         (["cluster.kind=host", "cluster.sharding=fsdp", "kl.coef=0.1", "kl.estimator=full"], ["kl.estimator", "k3"]),
         (["cluster.kind=host", "cluster.offload=true"], ["cluster.offload", "divided", "fsdp"]),
@@ -192,9 +195,9 @@ FSDP = [*HOST, "cluster.sharding=fsdp"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path, ranks: int) -> None:
-    once = ["run.steps=1", "model.dtype=float32", "learner.minibatches=1"]
+@pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, []), (2, ["lora.rank=4", "cluster.rollout_workers=1"])])
+def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path, ranks: int, more: list[str]) -> None:
+    once = ["run.steps=1", "model.dtype=float32", "learner.minibatches=1", *more]
     finish("train", "recipe.toml", *HOST, *once, "--out", "one")
     finish("train", "recipe.toml", *FSDP, *once, f"cluster.learner_ranks={ranks}", "--out", "two")
     one, two = (json.loads((project / out / "metrics.jsonl").read_text().splitlines()[0]) for out in ("one", "two"))

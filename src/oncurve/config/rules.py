@@ -168,8 +168,8 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'learner.kind: ranks are copies of the built-in learner; set it to "local", or cluster.kind to "none"',
     ),
     Impossible(
-        lambda c: c.cluster.divided and c.lora.adapted,
-        "lora.rank: an adapter is small, and its base model is in memory once for all ranks: set cluster.sharding to "
+        lambda c: c.cluster.divided and c.model.quantization is not None,
+        "model.quantization: a quantised base is not divided among ranks; leave it out, or set cluster.sharding to "
         '"replicate"',
     ),
     Impossible(

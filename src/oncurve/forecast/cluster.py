@@ -3,11 +3,12 @@
 `sharding = "replicate"`: each rank holds what one process holds. `"fsdp"`, with N parameters, R ranks and weights of w
 bytes:
 
-    parameters      4·N / R, the float32 shard, which is the master
-    optimizer       moments·N / R                    gradients   4·N / R
-    reference       N / R·w
-    gathered        w·3 layers, and (w + 4)·(what is outside the layers): whole while they compute, with their gradient
-    copy            N·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
+    parameters      4·N / R, the float32 shard, which is the master; with an adapter of n, (w·N + 4·n) / R
+    optimizer       moments·N / R                    gradients   4·N / R; with an adapter n in the place of N
+    reference       N / R·w; none where it is the model with its adapter off
+    gathered        w·3 layers, and (w + 4)·(what is outside the layers): whole while they compute, with their gradient;
+                    with an adapter, where no gradient of them is sent, w·2 layers, and w·(what is outside)
+    copy            (N + n)·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
                     versions that wait
 
 With `cluster.offload` the first three lines are in the host's memory. Activations, head and workspace are those of one
@@ -73,17 +74,19 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
     shape, width = variant.shape, variant.footprint.weight
     samples = first and not layout.workers
     parts = dict(whole.parts)
-    copy = float(shape.parameters * width)
+    copy = float((shape.parameters + shape.adapter) * width)
     parts["versions"] = versions_bytes(variant, layout) if first else 0.0
     divided = layout.sharding == "fsdp"
     if divided:
-        layer = (shape.parameters - shape.outside_layers) / shape.layers
+        frozen = shape.parameters if shape.adapter else 0
+        layer = (shape.parameters + shape.adapter - shape.outside_layers) / shape.layers
         parts["process"] = whole.parts["process"] if first or not variant.on_cpu else FORKED
-        parts["parameters"] = 4.0 * shape.parameters / layout.ranks
+        parts["parameters"] = (4.0 * shape.trained + width * frozen) / layout.ranks
         parts["optimizer"] /= layout.ranks
         parts["gradients"] /= layout.ranks
         parts["reference"] /= layout.ranks
-        parts["gathered"] = width * 3 * layer + (width + 4) * shape.outside_layers
+        layers, sent = (2, 0) if frozen else (3, 4)
+        parts["gathered"] = width * layers * layer + (width + sent) * shape.outside_layers
         parts["copy"] = copy if first else 0.0
         if variant.offloaded and not variant.on_cpu:
             parts |= dict.fromkeys(("parameters", "optimizer", "gradients", "reference"), 0.0)

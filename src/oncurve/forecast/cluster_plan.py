@@ -327,8 +327,8 @@ def peak_of(variant: Variant, layout: Layout, where: Machines) -> float:
 
 
 def _ways(variant: Variant, gpus: int, shardings: Sequence[str]) -> list[Layout]:
-    """The splits that a run may have: an adapter and split masters are not divided among ranks."""
-    whole = bool(variant.shape.adapter) or variant.masters == "split"
+    """The splits that a run may have: split masters are not divided among ranks."""
+    whole = variant.masters == "split"
     usable = [each for each in shardings if each == "replicate" or not whole] or ["replicate"]
     return [layout for sharding in usable for layout in layouts(gpus, sharding)]
 

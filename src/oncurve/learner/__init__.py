@@ -28,6 +28,7 @@ from oncurve.learner.reference import (
     AdapterReference as AdapterReference,
     Reference as Reference,
     ReferenceSettings as ReferenceSettings,
+    is_apart as is_apart,
 )
 from oncurve.learner.reward_model import (
     REWARD_MODEL_KINDS as REWARD_MODEL_KINDS,
@@ -41,4 +42,4 @@ from oncurve.learner.reward_model import (
 from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
 from oncurve.learner.sparse import rows_looked_up as rows_looked_up
-from oncurve.learner.stored_once import FROZEN as FROZEN
+from oncurve.learner.stored_once import FROZEN as FROZEN, KnownByHash as KnownByHash

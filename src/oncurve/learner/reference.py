@@ -73,8 +73,7 @@ class Reference:
 
         That is a copy, or the policy's own network where an adapter is all that is trained (`AdapterReference`).
         """
-        mine = set(map(id, policy.module.parameters()))
-        if given is not None and not any(id(parameter) in mine for parameter in given.module.parameters()):
+        if given is not None and is_apart(given, policy):
             return cls(given, dtype)
         if policy.adapter is not None:
             return AdapterReference(policy, policy.adapter)
@@ -93,6 +92,11 @@ class Reference:
         for parameter in twin.module.parameters():
             parameter.grad = None
         return cls(twin)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what `tensors` has after a move."""
+        return list(self.tensors)
 
     def selected(self) -> AbstractContextManager[object]:
         """A context in which `model` computes as the reference does."""
@@ -185,7 +189,16 @@ class AdapterReference(Reference):
 
     def __init__(self, policy: CausalModel, adapter: Adapter) -> None:
         self._adapter = adapter
-        self._begin(policy, {} if adapter.begins_as_base() else adapter.copy_frozen())
+        self._begin(policy, {} if adapter.begins_as_base() else self._copied())
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the adapter's factors."""
+        return list(self._adapter.parameters)
+
+    def _copied(self) -> dict[str, Tensor]:
+        """A copy of the policy's factors as they are now."""
+        return self._adapter.copy_frozen()
 
     def selected(self) -> AbstractContextManager[object]:
         """A context in which the policy's network computes as the reference does, for scoring alone."""
@@ -202,21 +215,27 @@ class AdapterReference(Reference):
         return logits
 
     @torch.no_grad()
-    def move(self, policy: CausalModel, masters: Mapping[str, Tensor], mixup_alpha: float) -> None:
-        """π_ref ← mixup_alpha π_θ + (1 - mixup_alpha) π_ref, one parameter of the adapter at a time.
+    def follow(self, now: Mapping[str, Tensor], masters: Mapping[str, Tensor], mixup_alpha: float) -> None:
+        """`move` by tensors of the names of the adapter's factors: the policy's, and their `masters`.
 
         The first move of a reference that was the base model starts at the policy's A with B = 0, so that its low-rank
         product becomes mixup_alpha times the policy's.
         """
         if not self.tensors:
-            self.tensors = self._adapter.copy_frozen()
+            self.tensors = self._copied()
             for name, tensor in self.tensors.items():
                 if ".lora_B." in name:
                     tensor.zero_()
-        super().move(policy, masters, mixup_alpha)
+        super().follow(now, masters, mixup_alpha)
 
     def _for(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._adapter.copy_frozen() if stored else {}
+        return self._copied() if stored else {}
+
+
+def is_apart(model: CausalModel, policy: CausalModel) -> bool:
+    """Whether `model` shares no parameter with `policy`."""
+    mine = set(map(id, policy.module.parameters()))
+    return not any(id(parameter) in mine for parameter in model.module.parameters())
 
 
 def check_can_follow(policy: CausalModel, reference: CausalModel, dtype: torch.dtype | None = None) -> None:

@@ -62,6 +62,6 @@ class KnownByHash:
         """Raises CheckpointError unless `stored` is their hash."""
         if stored != self.digest():
             raise CheckpointError(
-                "the base model is not the one that the adapter was trained on: its weights have changed since the "
-                "checkpoint; put the former ones back where model.path names them"
+                "the frozen weights, such as an adapter's base model, have changed since the checkpoint; put the "
+                "former ones back where model.path names them"
             )

@@ -129,8 +129,8 @@ def test_ranks_divide_the_model_only_where_copies_do_not_fit() -> None:
     assert {each.sharding for each in _chosen(SEVEN, CARDS, 1e13, both)} == {"replicate"}
     room = peak_of(LARGE, Layout(4, 4, "fsdp"), CARDS)
     assert {each.sharding for each in _chosen(LARGE, CARDS, room, both)} == {"fsdp"}
-    adapted = replace(LARGE, shape=replace(LARGE.shape, adapter=10**7))
-    assert {each.sharding for each in _chosen(adapted, CARDS, room, both)} == {"replicate"}
+    split = replace(LARGE, masters="split")
+    assert {each.sharding for each in _chosen(split, CARDS, room, both)} == {"replicate"}
 
 
 def test_more_gpus_are_said_to_be_enough_only_where_they_are() -> None:
@@ -197,8 +197,10 @@ def _measured(found: dict[str, Any]) -> Variant:
     size = SIZES[found["size"]]
     wide = (size.hidden // size.heads, size.intermediate, size.vocabulary, True)
     shape = ModelShape(size.layers, size.hidden, size.heads, size.kv_heads, *wide)
+    rank = found.get("lora_rank", 0)
+    shape = replace(shape, adapter=shape.low_rank(rank) if rank else 0)
     work = Work(2, found["rows"] // 2, found["tokens_per_row"] - 8, (8, 8), micro_tokens=512)
-    return Variant(shape, work, found["dtype"], "float32", "float32", found["kl_coef"] > 0, True)
+    return Variant(shape, work, found["dtype"], "float32", "float32", found["kl_coef"] > 0, True, held=not rank)
 
 
 def test_what_is_offloaded_is_not_on_a_gpu() -> None:

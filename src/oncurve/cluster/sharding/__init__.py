@@ -4,6 +4,7 @@ sharded.py          rank 0's side: the `Learner` of the run
 shard_rank.py       the other ranks' side, in a fleet
 shard_learner.py    what each rank computes
 divided.py          models whose parameters are shards
+adapter_rows.py     the reference of a policy with an adapter
 connection.py       ranks join, and leave
 outline.py          a rank's recipe without weights, which rank 0 sends
 exchange.py         gathers and reductions between ranks on processors

@@ -92,6 +92,8 @@ class Divided:
     def __init__(self, model: CausalModel, root: _Within) -> None:
         self.model, self.root = model, root
         self.parameters: dict[str, Any] = dict(model.module.named_parameters())
+        if model.adapter is not None:
+            model.adapter.parameters = {name: self.parameters[name] for name in model.adapter.parameters}
 
     @property
     def rows(self) -> dict[str, Tensor]:

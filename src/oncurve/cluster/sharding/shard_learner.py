@@ -1,7 +1,8 @@
 """The learner of one rank whose parameters, gradients and optimizer state are shared with the other ranks by FSDP2.
 
     start           rank 0 sends its model a layer at a time, and each rank keeps its rows
-    shard           the float32 rows of every parameter that this rank has: they are the master weights
+    shard           the rows of every parameter that this rank has: in float32, where they are the master weights, and
+                    of a frozen parameter in the compute dtype
     forward         a layer's parameters are gathered in the compute dtype, used, and dropped again
     backward        the same, and each rank gets the summed gradient of its own rows, in float32
     step            MasterAdamW on the shards: AdamW is elementwise, so each rank's step is its part of the whole
@@ -24,20 +25,25 @@ import torch
 from torch import Tensor, distributed, nn
 
 from oncurve.batching import micro_batches
+from oncurve.cluster.sharding.adapter_rows import AdapterRows
 from oncurve.cluster.sharding.connection import gathered
 from oncurve.cluster.sharding.divided import Divided, Division, local, on_meta, replace_parameters
 from oncurve.cluster.sharding.exchange import waited
 from oncurve.cluster.sharding.sharded_files import load_part, rows_of, save_part
-from oncurve.errors import CheckpointError, ConfigError, ModelError
+from oncurve.durable import LazyTensors
+from oncurve.errors import CheckpointError, ConfigError
 from oncurve.learner import (
     Accumulated,
+    KnownByHash,
     LocalLearner,
     MasterAdamW,
     Reference,
     UpdateResult,
     cast_parameter,
+    is_apart,
     of_the_whole,
     rows_looked_up,
+    widened,
 )
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, module_device, token_stats
@@ -91,29 +97,45 @@ class ShardLearner(LocalLearner):
         _check_shardable(whole, self.objective.needs | self.regularizer.needs)
         divide = Division(module_device(whole.module), self.offload)
         self._device, self.whole = divide.device, whole
+        frozen = {name: one for name, one in whole.module.named_parameters() if not one.requires_grad}
+        for parameter in frozen.values():
+            cast_parameter(parameter, dtype)  # before there are shards, too
+        self._frozen = KnownByHash(frozen) if frozen else None
         self._policy = divide.of(whole, dtype)
         self.model = self._policy.model
         if given is not None or self.regularizer.kl.needs_reference:
-            self._referring = divide.of(whole if given is None else given, dtype, frozen=True)
-            self.reference = Reference(self._referring.model)
-            self.reference.tensors = self._referring.rows
+            self._referring, self.reference = self._reference_of(given, divide, dtype)
         for parameter in whole.module.parameters():
             cast_parameter(parameter, dtype)
         for model in (whole, given) if self.rank else ():
             if model is not None:
                 replace_parameters(model.module, on_meta)  # this rank has its shards alone
-        holder = nn.Module()
-        for number, rows in enumerate(self._policy.rows.values()):
-            holder.register_parameter(str(number), nn.Parameter(rows))
-        optimizer = ShardAdamW(holder, None, config.betas, config.epsilon, config.weight_decay, moments=config.moments)
-        self._numbers = {name: str(number) for number, name in enumerate(self._policy.parameters)}
-        return optimizer
+        holder, rows = nn.Module(), self._policy.rows
+        trained = [name for name, parameter in self._policy.parameters.items() if parameter.requires_grad]
+        self._numbers = {name: str(number) for number, name in enumerate(trained)}
+        for name, number in self._numbers.items():
+            holder.register_parameter(number, nn.Parameter(rows[name]))
+        return ShardAdamW(holder, None, config.betas, config.epsilon, config.weight_decay, moments=config.moments)
+
+    def _reference_of(
+        self, given: CausalModel | None, divide: Division, dtype: torch.dtype | None
+    ) -> tuple[Divided, Reference]:
+        """What `Reference.of` makes, in shards, and the model that computes it."""
+        whole = self.whole
+        if whole.adapter is None or (given is not None and is_apart(given, whole)):
+            divided = divide.of(whole if given is None else given, dtype, frozen=True)
+            found = Reference(divided.model)
+            found.tensors = divided.rows
+            return divided, found
+        base = gathered(0.0 if self.rank else float(whole.adapter.begins_as_base()))
+        return self._policy, AdapterRows(self._policy, bool(base[0]))
 
     def move_reference(self, alpha: float) -> None:
         """Each rank moves its own rows of the reference, float32 rows towards the masters and half ones by an average,
         as `Reference.move` does."""
         if self.reference is not None:
-            self.reference.follow(self._policy.rows, self._policy.rows, alpha)
+            rows = self._policy.rows
+            self.reference.follow(rows, LazyTensors(rows, lambda name: widened(rows[name])), alpha)
 
     def accumulate_part(self, part: RankRows) -> Accumulated:
         """The gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's part."""
@@ -124,10 +146,11 @@ class ShardLearner(LocalLearner):
                 loss += self._backward(micro.to(self._device), metrics)
             else:
                 self._backward(_weightless(micro).to(self._device), Metrics())
-        for name, parameter in self._policy.parameters.items():
+        for name, number in self._numbers.items():
+            parameter = self._policy.parameters[name]
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
-                self.optimizer.parameters[self._numbers[name]].grad = local(gradient)
+                self.optimizer.parameters[number].grad = local(gradient)
         return Accumulated(loss.cpu(), metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
@@ -152,8 +175,9 @@ class ShardLearner(LocalLearner):
     @torch.no_grad()
     def publish(self) -> None:
         """Fill rank 0's `whole` with the weights as they are now, in the compute dtype."""
-        for name, parameter in zip(self._policy.parameters, self.whole.module.parameters(), strict=True):
-            self._collect(name, parameter.detach())
+        whole = dict(self.whole.module.named_parameters())
+        for name in self._numbers:
+            self._collect(name, whole[name].detach())
 
     def _collect(self, name: str, whole: Tensor) -> None:
         """Fill rank 0's `whole` with the rows of a parameter that all ranks have, in the dtype of `whole`."""
@@ -170,7 +194,8 @@ class ShardLearner(LocalLearner):
         """What `LocalLearner.score` adds, for this rank's part."""
         found: dict[str, Tensor] = {}
         if "reference" in want and self.reference is not None:
-            seen = self._stats(self._referring, part, frozenset())
+            with self.reference.selected():
+                seen = self._stats(self._referring, part, frozenset())
             found["ref_logprobs"] = seen.logprobs
         if asked := want & {"old", "entropy"}:
             seen = self._stats(self._policy, part, asked)
@@ -192,15 +217,17 @@ class ShardLearner(LocalLearner):
 
     @torch.no_grad()
     def whole_master(self, name: str) -> Tensor:
-        """A parameter in float32, on rank 0 gathered from all ranks. The others' tensors are without meaning."""
+        """A trained parameter in float32, on rank 0 gathered from all ranks. The others' tensors have no meaning."""
         parameter = self._policy.parameters[name]
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta" if self.rank else self._device)
         self._collect(name, whole)
         return whole
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write this rank's shards of weights and moments, and of a reference that has moved; the record, which is the
-        same on all ranks."""
+        """Write this rank's shards of trained weights and moments, and of a reference that has moved; the record.
+
+        Of frozen weights the record has the hash: whatever loads a checkpoint has them, too.
+        """
         moved = self.reference if self.reference is not None and self.reference.version else None
         reference = {} if moved is None else {f"reference.{name}": rows for name, rows in moved.state().items()}
         save_part(folder, self.rank, self.size, self._stored() | reference)
@@ -210,8 +237,13 @@ class ShardLearner(LocalLearner):
             "attempts": self._attempts,
             "tokens_per_micro_batch": self.budget.tokens,
             "ranks": self.size,
-            "shapes": self._policy.shapes,
-        }
+            "shapes": self._shapes,
+        } | ({} if self._frozen is None or self.rank else {"base": self._frozen.digest()})
+
+    @property
+    def _shapes(self) -> dict[str, list[int]]:
+        """The whole shape of each trained parameter."""
+        return {name: self._policy.shapes[name] for name in self._numbers}
 
     def _stored(self) -> dict[str, Tensor]:
         names = {number: name for name, number in self._numbers.items()}
@@ -220,14 +252,18 @@ class ShardLearner(LocalLearner):
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
         """The inverse of `save`, whatever the number of ranks that wrote it. Raises CheckpointError."""
-        shapes = self._policy.shapes
+        shapes = self._shapes
         if "shapes" not in meta or dict(meta["shapes"]) != shapes:
             raise CheckpointError("the checkpoint's shards are of another model than this one")
+        if self._frozen is not None and not self.rank:
+            self._frozen.check(meta.get("base", ""))
         moved = int(meta["reference"])
         if moved and self.reference is None:
             raise CheckpointError("the checkpoint has a reference, but this run's settings need none (kl.coef = 0)")
-        kinds = ["master", *(["moment1", "moment2"] if meta["steps"] else []), *(["reference"] if moved else [])]
+        kinds = ["master", *(["moment1", "moment2"] if meta["steps"] else [])]
         names = {f"{kind}.{name}": shape for name, shape in shapes.items() for kind in kinds}
+        if moved and self.reference is not None:
+            names |= {f"reference.{name}": self._referring.shapes[name] for name in self.reference.names}
         parts = load_part(folder, int(meta["ranks"]), names, self.rank, self.size)
         tensors, rows = {}, {}
         for key, tensor in parts.items():
@@ -245,15 +281,13 @@ class ShardLearner(LocalLearner):
 
 
 def _check_shardable(model: CausalModel, needs: frozenset[str]) -> None:
-    """Raises ConfigError, ModelError for what is not built on shards."""
+    """Raises ConfigError for what is not built on shards."""
     for wrong, key, what in (
-        (model.adapter is not None, "lora.rank", "an adapter"),
+        (model.adapter is not None and model.adapter.quantized, "model.quantization", "an adapter on a quantised base"),
         ("full_kl" in needs, "kl.estimator", "the exact KL"),
     ):
         if wrong:
             raise ConfigError(f'{key}: {what} is not built with cluster.sharding = "fsdp"; set it to "replicate"')
-    if any(not parameter.requires_grad for parameter in model.module.parameters()):
-        raise ModelError('parameters of the model are frozen; shards train all: set cluster.sharding to "replicate"')
 
 
 def _weightless(micro: TrainBatch) -> TrainBatch:

@@ -24,7 +24,7 @@ from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import LazyTensors, StorageError, temporary_name
 from oncurve.errors import ConfigError, LostStateError, OncurveError, TrainingError
-from oncurve.learner import UpdateResult
+from oncurve.learner import UpdateResult, widened
 from oncurve.models import LocalWeights, save
 from oncurve.parallel import LostRankError
 from oncurve.process import computing_threads, return_freed_memory
@@ -187,12 +187,20 @@ class ShardedLearner:
             self.local.load(folder, meta)
 
     def export(self, folder: Path) -> None:
-        """Write the policy in Hugging Face form from the float32 shards, of which one parameter at a time is whole."""
-        whole = self.local.whole.module
-        made = self._whole_master if self._masters is None else self._masters.__getitem__
-        save(whole, self.local.tokenizer, folder, LazyTensors(dict(whole.named_parameters()), made))
+        """Write the policy in Hugging Face form from the float32 shards, of which one parameter at a time is whole.
+
+        An adapter is merged into the weights, and written to the folder `adapter` in it as well.
+        """
+        model = self.local.whole
+        tensors = LazyTensors(dict(model.module.named_parameters()), self._whole_master)
+        save(model.module, self.local.tokenizer, folder, tensors, adapter=model.adapter)
 
     def _whole_master(self, name: str) -> torch.Tensor:
+        parameter = self.local.whole.module.get_parameter(name)
+        if not parameter.requires_grad:
+            return widened(parameter.detach())
+        if self._masters is not None:
+            return self._masters[name]
         with self._all("whole_master", *((name,) for _ in self._members)):
             return self.local.whole_master(name)
 
@@ -208,9 +216,10 @@ class ShardedLearner:
         """End the processes, where there are others, for good: no update follows. Rank 0 keeps the whole weights in
         float32 for `export`, in the memory of its host. Twice is allowed."""
         if self._fleet is not None and self._lost is None:
-            names = [name for name, _ in self.local.whole.module.named_parameters()]
+            named = self.local.whole.module.named_parameters()
+            trained = [name for name, parameter in named if parameter.requires_grad]
             with suppress(LostStateError):  # `export` raises it
-                self._masters = {name: self._whole_master(name).cpu() for name in names}
+                self._masters = {name: self._whole_master(name).cpu() for name in trained}
                 self._lost = LostStateError("the ranks have ended with the training", _ADVICE)
         self.close()
 
