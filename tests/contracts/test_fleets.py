@@ -132,7 +132,7 @@ def test_the_first_cause_of_each_end_is_said_and_another_process_takes_the_place
         failed, ended = until(fleet, 2)
         assert isinstance(failed, Failed)
         assert (failed.process, failed.number, failed.lost) == (process, number, False)
-        assert "ZeroDivisionError: no luck" in failed.message
+        assert failed.message == "ZeroDivisionError: no luck"
         assert ended == Ended(process, failed.message)
 
 

@@ -15,4 +15,4 @@ from __future__ import annotations
 
 from oncurve.workers.pool import Job as Job, WorkerPool as WorkerPool
 from oncurve.workers.process import Reply as Reply
-from oncurve.workers.serve import kind_of_fault as kind_of_fault, last_words as last_words
+from oncurve.workers.serve import in_a_line as in_a_line, kind_of_fault as kind_of_fault, last_words as last_words

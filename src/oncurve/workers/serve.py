@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; a larger one is a mistake that would fill memory
 LONGEST_MESSAGE = 4000  # characters of a traceback, from its end
+LONGEST_LINE = 400
 END = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
 """The signal at which a supervisor ends the worker, its processes and itself; user code does not use it."""
 _PR_SET_PDEATHSIG = 1
@@ -204,6 +205,17 @@ def last_words(error: BaseException) -> str:
     except BaseException:  # an exception whose own methods raise
         text = f"{type(error).__name__} (its message cannot be shown)"
     return text[-LONGEST_MESSAGE:]
+
+
+def in_a_line(error: BaseException) -> str:
+    """What an error says, as a part of a sentence: type and message; of a mistake in the settings its message alone."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:  # an exception whose own methods raise
+        text = "its message cannot be shown"
+    if type(error).__module__ == "oncurve.errors":
+        return text
+    return f"{type(error).__name__}{': ' * bool(text)}{text}"[:LONGEST_LINE]
 
 
 def _send(reply: int, line: str) -> None:

@@ -133,7 +133,7 @@ def test_an_error_in_a_rank_that_cannot_start_is_said_before_any_work(tmp_path: 
     HostCluster(learner_ranks=1).learner(make).close()
     with (
         ranks_that_fail(tmp_path) as learner,
-        pytest.raises(ConfigError, match=r"(?s)the processes cannot start: .*no luck"),
+        pytest.raises(ConfigError, match=r"the processes cannot start: RuntimeError: no luck$"),
     ):
         learner.update(finished(learner.local, random_groups()))
 

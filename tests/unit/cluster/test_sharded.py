@@ -19,7 +19,7 @@ from fakes.tolerance import assert_close
 from oncurve.batching import collate
 from oncurve.cluster.sharding.shard_learner import ShardLearner
 from oncurve.durable import StorageError, read_tensors
-from oncurve.errors import ConfigError, TrainingError
+from oncurve.errors import ConfigError, LostStateError, TrainingError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import wrap
@@ -183,8 +183,7 @@ def test_a_rank_that_is_lost_ends_the_run_with_its_cause_and_a_resume_goes_on(
         one.update(batch)
     saved = tmp_path / "saved"
     saved.mkdir()
-    driver = os.getpid()
-    with sharded(2, make=partial(make_mortal, tmp_path, driver), silence=3.0) as learner:
+    with sharded(2, make=partial(make_mortal, tmp_path), silence=3.0) as learner:
         learner.update(batches[0])
         record = json.loads(json.dumps(learner.save(saved)))
         (tmp_path / f"{place}-{number}").touch()
@@ -222,15 +221,37 @@ def test_a_file_that_the_disk_refuses_is_no_loss_of_a_rank(tmp_path: Path, rank:
     assert all(torch.equal(state[name], whole[name]) for name in whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["before", "in", "after"])
+def test_an_error_in_a_rank_is_said_in_a_sentence_and_where_it_began_on_standard_error(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once: the other ranks notice that their connections close, which is no cause."""
+    with sharded(3, make=partial(make_mortal, tmp_path)) as learner:
+        batch = batch_for(learner)
+        (tmp_path / f"{place}-ERROR").touch()
+        with pytest.raises(LostStateError) as raised:
+            [learner.update(batch) for _ in range(2)]
+    lost = "a rank was lost, and its shard of the model with it: rank 1: ZeroDivisionError: no luck at all"
+    assert raised.value.cause == lost
+    said, until = "", time.monotonic() + 20.0
+    while "no luck\n  at all\n" not in said and time.monotonic() < until:
+        time.sleep(0.05)  # what processes say comes by a thread
+        said += capsys.readouterr().err
+    assert said.count("Traceback (most recent call last)") == 1
+    assert "in obey\n" in said
+
+
 class Mortal(ShardLearner):
-    """Sends its own process, unless that is the driver's, the signal of a file `PLACE-SIGNAL`, once."""
+    """Rank 1 sends its own process the signal of a file `PLACE-SIGNAL`, once, and raises for `PLACE-ERROR`."""
 
     orders: Path
-    driver: int
 
     def obey(self, place: str) -> None:
-        for order in sorted(self.orders.glob(f"{place}-*")) if os.getpid() != self.driver else ():
+        for order in sorted(self.orders.glob(f"{place}-*")) if self.rank == 1 else ():
             order.unlink()
+            if order.name.endswith("-ERROR"):
+                raise ZeroDivisionError("no luck\n  at all")
             os.kill(os.getpid(), signal.Signals[order.name.partition("-")[2]])
 
     def accumulate_part(self, part: Any) -> Any:
@@ -246,8 +267,8 @@ class Mortal(ShardLearner):
         self.obey("after")
 
 
-def make_mortal(orders: Path, driver: int, tokenizer: object = None, make: Any = None) -> Any:
-    kind = type("Mortal", (Mortal,), {"orders": orders, "driver": driver})
+def make_mortal(orders: Path, tokenizer: object = None, make: Any = None) -> Any:
+    kind = type("Mortal", (Mortal,), {"orders": orders})
     return make_llama(make=kind)
 
 

@@ -28,11 +28,10 @@ import numpy as np
 import torch
 
 from oncurve.cluster.fleets.channel import Channel, pickled
-from oncurve.cluster.fleets.nursery import serve
+from oncurve.cluster.fleets.nursery import explained, serve
 from oncurve.cluster.fleets.shared import Pieces, pieces_of
 from oncurve.errors import ConfigError
 from oncurve.imports import import_file, imported_files
-from oncurve.workers import last_words
 
 _PR_SET_PDEATHSIG = 1
 _SEND_SECONDS = 600.0
@@ -97,7 +96,7 @@ def main(descriptor: int) -> NoReturn:
         torch.set_num_threads(1)  # as in the nursery of a host
         made, other = _made()
     except BaseException as error:
-        Channel(end, _SEND_SECONDS).send(("unmade", last_words(error)))
+        Channel(end, _SEND_SECONDS).send(("unmade", explained(error)))
         os._exit(1)
     serve(made, end, other)
 

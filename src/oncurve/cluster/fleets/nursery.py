@@ -33,9 +33,10 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from oncurve.cluster.fleets.channel import Channel, ClosedError
+from oncurve.errors import OncurveError
 from oncurve.output import complain
 from oncurve.parallel import LostRankError
-from oncurve.workers import last_words
+from oncurve.workers import in_a_line, last_words
 
 BEAT_SECONDS = 1.0
 FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -61,7 +62,7 @@ def main(control: int) -> NoReturn:
     try:
         made = _made()
     except BaseException as error:
-        _tell(end, "failed", last_words(error))
+        _tell(end, "failed", explained(error))
         os._exit(1)
     gc.collect()
     gc.freeze()  # a fork that collects garbage would write to all objects, and have a copy of their pages
@@ -172,9 +173,17 @@ def serve(made: Any, end: socket.socket, remark: str = "") -> NoReturn:
         except LostRankError as error:
             answer = ("failed", number, str(error), True)
         except BaseException as error:
-            channel.send(("failed", number, last_words(error), False))
+            channel.send(("failed", number, explained(error), False))
             os._exit(1)  # it may have left something half done
         channel.send(answer)
+
+
+def explained(error: BaseException) -> str:
+    """What an error says, for a sentence of the run. Where it began is said on standard error, unless it is one that is
+    raised on purpose."""
+    if not isinstance(error, OncurveError):
+        complain(last_words(error))
+    return in_a_line(error)
 
 
 def _beat(channel: Channel) -> None:

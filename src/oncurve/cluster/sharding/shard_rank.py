@@ -14,7 +14,7 @@ from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import StorageError
 from oncurve.learner import Accumulated
-from oncurve.parallel import Meeting
+from oncurve.parallel import LostRankError, Meeting
 from oncurve.process import return_freed_memory
 
 
@@ -32,7 +32,8 @@ class ShardRank:
         torch.set_num_threads(self._threads)
 
     def join(self, rank: int, size: int, meeting: Meeting) -> None:
-        """Connect with the other ranks and cut out this rank's shard. Raises what `ShardLearner` does."""
+        """Connect with the other ranks and cut out this rank's shard. Raises what `ShardLearner` does, and like all
+        that follows LostRankError: another rank has left."""
         join(rank, size, meeting, self._wait, self._device)
         self._learner = self._do(lambda: self._make(make=ShardLearner, tokenizer=None))
 
@@ -81,8 +82,10 @@ class ShardRank:
     def _do(self, work: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return work(*arguments)
-        except BaseException:
+        except BaseException as error:
             leave()  # the others see it at once
+            if isinstance(error, RuntimeError) and "Connection" in str(error):
+                raise LostRankError(str(error)) from error
             raise
 
 

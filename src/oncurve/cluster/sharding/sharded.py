@@ -278,11 +278,15 @@ class ShardedLearner:
         for event in self._fleet.wait(_TURN_SECONDS):
             if not isinstance(event, Ended):
                 self._answers[event.number] = event
-                if isinstance(event, Failed) and "Connection" not in event.message:
-                    causes.append(event.message)
+                if isinstance(event, Failed) and not event.lost:
+                    causes.append(self._named(event.process, event.message))
             elif event.process in self._members:
-                causes.append(f"rank {1 + self._members.index(event.process)}: {event.cause}")
+                causes.append(self._named(event.process, event.cause))
         return causes[0] if causes else ""
+
+    def _named(self, process: int, cause: str) -> str:
+        """A cause with the rank that it is of."""
+        return f"rank {1 + self._members.index(process)}: {cause}"
 
     def _first_cause(self) -> str:
         """Why the connections of the ranks have broken: what the fleet says of it within a few seconds."""
