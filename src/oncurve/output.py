@@ -293,7 +293,8 @@ def live(show: Callable[[str], None]) -> Iterator[None]:
 def urgent(text: str, *, last: bool = False) -> None:
     """A line of a signal handler, written without Python's buffers, because it may interrupt a write to one.
 
-    `last`: this is the last output; the cursor, which a live display has hidden, is shown again.
+    On a terminal it begins a line of its own, because a key's echo (^C) may stand there. `last`: this is the last
+    output; the cursor, which a live display has hidden, is shown again.
     """
     if _displays and not last:
         _displays[-1](text)
@@ -301,10 +302,11 @@ def urgent(text: str, *, last: bool = False) -> None:
     stream = _target(sys.stderr)
     if stream is not None and stream is not sys.__stderr__:  # a notebook's
         with suppress(Exception):
-            stream.write(f"\n{visible(text)}\n")
+            stream.write(f"{visible(text)}\n")
     elif stream is not None:
         with suppress(OSError):
-            os.write(2, f"\n{_SHOW_CURSOR if last and os.isatty(2) else ''}{visible(text)}\n".encode())
+            begin = ("\n" + _SHOW_CURSOR * last) * os.isatty(2)
+            os.write(2, f"{begin}{visible(text)}\n".encode())
 
 
 _relay_lock = threading.Lock()

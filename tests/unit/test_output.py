@@ -5,6 +5,8 @@ import io
 import json
 import logging
 import os
+import pty
+import subprocess
 import sys
 import tomllib
 import warnings
@@ -150,6 +152,17 @@ def test_what_a_signal_says_stays_on_the_screen_of_a_live_display(monkeypatch: p
     screen = " ".join(" ".join(played(stream.getvalue())).split())
     assert "SIGINT: finishing this step, 30 seconds at most; again ends at once" in screen
     assert "3/3" in screen
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_signal_says_is_a_line_and_on_a_terminal_begins_one(terminal: bool) -> None:
+    reading, writing = pty.openpty() if terminal else os.pipe()
+    script = "from oncurve import output; output.urgent('first'); output.urgent('second')"
+    subprocess.run([sys.executable, "-c", script], stderr=writing, check=True, timeout=60)
+    said = os.read(reading, 1 << 12).decode().replace("\r\n", "\n")
+    for end in (reading, writing):
+        os.close(end)
+    assert said == ("\nfirst\n\nsecond\n" if terminal else "first\nsecond\n")
 
 
 def played(written: str) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 
 from oncurve.cluster import Ended, Fleet, HostFleet, Replied
 from oncurve.cluster.sharding.shard_rank import process_memory
+from oncurve.errors import ConfigError
 
 LIMIT = 240.0
 """Against hangs: no speed is asserted."""
@@ -134,6 +135,15 @@ def test_signals_that_are_for_the_run_end_none_of_its_processes() -> None:
         send([nursery, *children])
         assert {pid_of(fleet, process) for process in processes} == {child.pid for child in children}
         assert (fleet.up(), fleet.wait(0.0)) == (processes, [])
+
+
+def test_a_nursery_that_ends_before_it_has_made_anything_is_an_error_with_its_cause() -> None:
+    before = set(psutil.Process().children())
+    with HostFleet(Holder, 1) as fleet:
+        (nursery,) = set(psutil.Process().children()) - before
+        nursery.kill()
+        with pytest.raises(ConfigError, match="the process that forks them has ended: it was killed by signal SIGKILL"):
+            fleet.settled(LIMIT)
 
 
 STOPS = """

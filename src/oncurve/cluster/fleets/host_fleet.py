@@ -212,7 +212,7 @@ class HostFleet(WatchedFleet):
             process.how = process.how or f"the process that forks them was lost: {cause}"
             process.closed_at = process.closed_at or now
         if not self._ready:
-            self._failure = self._failure or f"their nursery has ended: {cause}"
+            self._failure = self._failure or f"the process that forks them has ended: {cause}"
         elif ended is not None:
             urgent(f"oncurve: the process that forks others was lost: {cause}; another is started{ended.consequence}")
 
