@@ -60,23 +60,16 @@ class Meeting(Protocol):
 
 @dataclass(frozen=True)
 class FileMeeting:
-    """A meeting of processes of one machine.
-
-    path     of a file that all of them can read and write; several meetings may use it
-    number   of the meeting: each of a file has another
-    """
+    """A meeting of processes of one machine, by a file at `path`, which must not exist before."""
 
     path: Path
-    number: int = 0
 
     def store(self, size: int, seconds: float) -> Any:
         """A store in the file."""
         from torch import distributed  # here: a process that is alone does without it
 
         library: Any = distributed
-        store = library.FileStore(str(self.path), -1)  # it is not removed when `size` processes have left
-        store.set_timeout(timedelta(seconds=seconds))
-        return library.PrefixStore(f"meeting {self.number}", store)
+        return _limited(library.FileStore(str(self.path), size), seconds)
 
     def address(self) -> str:
         """The loopback device's: no other machine can connect."""
@@ -123,6 +116,11 @@ def serve_meetings(host: str) -> Any:
     end = socket.create_server((host, 0))
     port = end.getsockname()[1]
     return library.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=end.detach())
+
+
+def _limited(store: Any, seconds: float) -> Any:
+    store.set_timeout(timedelta(seconds=seconds))
+    return store
 
 
 class World:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -82,7 +83,8 @@ class HostFleet(WatchedFleet):
         self._asked: dict[int, Start] = {}  # processes to be forked as soon as the nursery takes another order
         self._numbers = 0
         self._failure: str | None = None
-        self._meetings, self._place = 0, SharedBytes(())
+        self._folder: Path | None = None
+        self._meetings = 0
         self._ready = False
         self._over = threading.Event()
         thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._processes), daemon=True)
@@ -121,13 +123,18 @@ class HostFleet(WatchedFleet):
         return number
 
     def meeting(self) -> FileMeeting:
-        """A file of this machine in memory, without a name in a file system."""
+        """A file of this machine, in a folder that `close` removes."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="oncurve-ranks-"))
+            self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
         self._meetings += 1
-        return FileMeeting(self._place.path, self._meetings)
+        return FileMeeting(self._folder / f"world-{self._meetings}")
 
     def close(self) -> None:
         """End all processes. Twice is allowed."""
         self._end()
+        if self._folder is not None:
+            self._remove()
         for process in self._processes.values():
             process.release()
         self._processes.clear()

@@ -13,7 +13,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 Pieces = list[memoryview]
 
@@ -34,13 +33,8 @@ class SharedBytes:
                 left = left[os.write(self.descriptor, left) :]
             self._lengths.append(len(piece))
 
-    @property
-    def path(self) -> Path:
-        """Where other processes of the same user can open it, as long as this handle is kept."""
-        return Path(f"/proc/{os.getpid()}/fd/{self.descriptor}")
-
-    def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[Path, tuple[int, int], list[int]]]:
-        return _opened, (self.path, _identity(self.descriptor), self._lengths)
+    def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, tuple[int, int], list[int]]]:
+        return _opened, (f"/proc/{os.getpid()}/fd/{self.descriptor}", _identity(self.descriptor), self._lengths)
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
@@ -48,7 +42,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _opened(path: Path, identity: tuple[int, int], lengths: list[int]) -> Pieces:
+def _opened(path: str, identity: tuple[int, int], lengths: list[int]) -> Pieces:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # the handle is no longer kept, or its process has ended
