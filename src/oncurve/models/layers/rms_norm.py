@@ -105,18 +105,25 @@ def narrow_positions(body: nn.Module) -> list[RemovableHandle]:
 
     Returns the hooks; `remove()` of each restores `body`.
     """
-
-    def narrowed(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        dtype = next(body.parameters()).dtype  # at each call: a sharded parameter is another one while it is whole
-        if arguments and isinstance(arguments[0], Tensor) and arguments[0].dtype != dtype:
-            return arguments[0][:0].to(dtype), *arguments[1:]
-        return None
-
+    narrowed = _Narrowed(body)
     return [
         part.register_forward_pre_hook(narrowed)
         for name, part in body.named_modules()
         if name.endswith("rotary_emb") and not part._forward_pre_hooks
     ]
+
+
+class _Narrowed:
+    """The hook of `narrow_positions`. A copy of a body has a copy of it, which reads the copy's weights."""
+
+    def __init__(self, body: nn.Module) -> None:
+        self._body = body
+
+    def __call__(self, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        dtype = next(self._body.parameters()).dtype  # a sharded parameter is another one while it is whole
+        if arguments and isinstance(arguments[0], Tensor) and arguments[0].dtype != dtype:
+            return arguments[0][:0].to(dtype), *arguments[1:]
+        return None
 
 
 def replace_norms(module: nn.Module, undo: ExitStack | None = None) -> int:
