@@ -25,10 +25,10 @@ SETTINGS = {"learning_rate": 0.01, "max_grad_norm": 0.0, "tokens_per_micro_batch
 """ε: AdamW divides by √v + ε, and at 1e-8 the rounding of a gradient near 0 would decide a step."""
 
 
-def llama(tied: bool = False) -> Any:
+def llama(tied: bool = False, seed: int = 3) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=29,
         hidden_size=16,
@@ -53,12 +53,20 @@ def make_llama(
     return make_learner(wrap(llama(tied)), dtype, make, **settings)
 
 
-def make_learner(model: CausalModel, dtype: torch.dtype | None, make: type[LocalLearner], **settings: Any) -> Any:
+def make_learner(
+    model: CausalModel,
+    dtype: torch.dtype | None,
+    make: type[LocalLearner],
+    teacher: CausalModel | None = None,
+    estimator: str = "k3",
+    **settings: Any,
+) -> Any:
     return LearnerConfig(**{**SETTINGS, **settings}).build(
         model,
         OBJECTIVE_KINDS["clipped"](),
-        Regularizer(KLPenalty(estimator="k3", coef=0.1), 0.01),
+        Regularizer(KLPenalty(estimator=estimator, coef=0.1), 0.01),
         make=make,
+        teacher=teacher,
         temperature=0.7,
         total_updates=10,
         dtype=dtype,

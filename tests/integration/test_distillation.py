@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fakes.tolerance import about
 from oncurve.advantages import TeacherSettings, teacher_of
 from oncurve.config import explain, load_config, missing, plan, to_toml
 from oncurve.errors import ConfigError, DataError
@@ -81,6 +82,13 @@ def test_no_reward_is_needed(teacher: Path) -> None:
 def test_a_group_of_one_and_several_updates(teacher: Path) -> None:
     words = (f"advantage.teacher={teacher}", "rollout.group_size=1", "learner.minibatches=2", "run.steps=2")
     assert len(trained(put_together(*words))) == 2
+
+
+@pytest.mark.slow
+def test_a_teacher_of_a_divided_model_is_at_the_same_distance(teacher: Path) -> None:
+    once = (f"advantage.teacher={teacher}", "run.steps=1", "cluster.kind=host", "cluster.learner_ranks=2")
+    (one,), (two,) = trained(put_together(*once)), trained(put_together(*once, "cluster.sharding=fsdp"))
+    assert two.metrics["policy/teacher_kl"] == about(one.metrics["policy/teacher_kl"])
 
 
 def test_the_policy_teaches_itself_by_a_prompt_of_its_own() -> None:

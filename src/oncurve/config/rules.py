@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from oncurve.advantages import needs_of, reads_rewards, teacher_of
+from oncurve.advantages import needs_of, reads_rewards
 from oncurve.capabilities import Impossible, Inert, rules_of
 from oncurve.config import policy_term
 from oncurve.config.best import wrong_best
@@ -176,10 +176,6 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         lambda c: c.cluster.divided and c.learner.masters == "split",
         'learner.masters: with cluster.sharding = "fsdp" a rank has float32 shards and no bfloat16 weights next to '
         'them; set it to "float32"',
-    ),
-    Impossible(
-        lambda c: c.cluster.divided and teacher_of(c.advantage) is not None,
-        'advantage.kind: a teacher is not built in shards; set cluster.sharding to "replicate"',
     ),
     Impossible(
         lambda c: c.cluster.divided and "full_kl" in c.policy_term.needs | c.regularizer.needs,

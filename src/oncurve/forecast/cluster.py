@@ -6,6 +6,7 @@ bytes:
     parameters      4·N / R, the float32 shard, which is the master; with an adapter of n, (w·N + 4·n) / R
     optimizer       moments·N / R                    gradients   4·N / R; with an adapter n in the place of N
     reference       N / R·w; none where it is the model with its adapter off
+    teacher         its bytes / R; rank 0 has it whole at the start
     gathered        w·3 layers, and (w + 4)·(what is outside the layers): whole while they compute, with their gradient;
                     with an adapter, where no gradient of them is sent, w·2 layers, and w·(what is outside)
     copy            (N + n)·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
@@ -85,6 +86,7 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
         parts["optimizer"] /= layout.ranks
         parts["gradients"] /= layout.ranks
         parts["reference"] /= layout.ranks
+        parts["teacher"] /= layout.ranks
         layers, sent = (2, 0) if frozen else (3, 4)
         parts["gathered"] = width * layers * layer + (width + sent) * shape.outside_layers
         parts["copy"] = copy if first else 0.0
@@ -102,6 +104,8 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
         working = parts["activations"] + parts["head_and_workspace"]
         training = state + parts["gradients"] + parts["gathered"] + working
     phases = {"training": training, "export": state + staying + 4.0 * shape.head}
+    if divided and first and whole.parts["teacher"]:
+        phases["start"] = state - parts["optimizer"] + whole.parts["teacher"]
     if samples:
         phases["rollout"] = phases["export"] + sampler
     else:

@@ -43,3 +43,4 @@ from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
 from oncurve.learner.sparse import rows_looked_up as rows_looked_up
 from oncurve.learner.stored_once import FROZEN as FROZEN, KnownByHash as KnownByHash
+from oncurve.learner.teacher import Teacher as Teacher, as_read as as_read

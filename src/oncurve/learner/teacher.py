@@ -26,6 +26,11 @@ class Teacher:
 
         The logits are divided by `temperature`, as the policy's and the reference's are.
         """
-        read = batch if batch.teacher_prompts is None else batch.having(prompts=batch.teacher_prompts)
+        read = as_read(batch)
         found = budget.fit(lambda tokens: scored_stats(self.model, read, temperature, tokens), read)
         return batch.having(teacher_logprobs=found.logprobs)
+
+
+def as_read(batch: TrainBatch) -> TrainBatch:
+    """The batch with the prompts that a teacher reads."""
+    return batch if batch.teacher_prompts is None else batch.having(prompts=batch.teacher_prompts)

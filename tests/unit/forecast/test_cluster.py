@@ -212,6 +212,18 @@ def test_what_is_offloaded_is_not_on_a_gpu() -> None:
     assert rank_memory(replace(here, offloaded=True), Layout(2, 1, "fsdp")) == rank_memory(here, Layout(2, 1, "fsdp"))
 
 
+def test_a_teacher_is_divided_once_rank_0_has_read_it() -> None:
+    plain, taught = replace(SEVEN, process=0.0), replace(SEVEN, process=0.0, teacher=8e9)
+    for ranks in (1, 4):
+        before, after = (rank_memory(each, Layout(ranks, 1, "fsdp"), first=False) for each in (plain, taught))
+        assert after.peak - before.peak == pytest.approx(8e9 / ranks)
+        assert "start" not in after.phases
+        first = rank_memory(taught, Layout(ranks, 1, "fsdp"))
+        assert first.phases["start"] == pytest.approx(
+            (4 + 2 * ranks) * SEVEN.shape.parameters / ranks + 8e9 * (1 + 1 / ranks)
+        )
+
+
 def test_ranks_in_shards_take_less_of_one_host_than_copies() -> None:
     variant = replace(SEVEN, on_cpu=True)
     shards = [on_one_host(variant, Layout(ranks, sharding="fsdp")) for ranks in (1, 2, 4)]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,9 @@ from oncurve.learner import (
     LocalLearner,
     MasterAdamW,
     Reference,
+    Teacher,
     UpdateResult,
+    as_read,
     cast_parameter,
     is_apart,
     of_the_whole,
@@ -54,20 +56,17 @@ library: Any = distributed
 
 @dataclass(frozen=True)
 class RankRows:
-    """A batch's rows of one rank, and the number of passes that all ranks make. `counts`: False where it has none."""
+    """A batch's rows of one rank. `counts`: False where it has none, and this one is for the passes of the others."""
 
     rows: TrainBatch
-    passes: int
     counts: bool = True
 
     def micro_batches(self, tokens: int) -> Iterator[tuple[TrainBatch, bool]]:
-        """As many micro-batches as there are passes, each with whether it counts."""
-        micro, made = self.rows, 0
-        for micro in micro_batches(self.rows, tokens):
-            made += 1
-            yield micro, self.counts
-        for _ in range(made, self.passes):
-            yield micro, False
+        """As many micro-batches as on the rank with the most, each with whether it is this rank's."""
+        own = list(micro_batches(self.rows, tokens))
+        passes = int(max(gathered(float(len(own)))))
+        yield from ((micro, True) for micro in own)
+        yield from ((own[-1], False) for _ in range(len(own), passes))
 
 
 class ShardAdamW(MasterAdamW):
@@ -85,26 +84,34 @@ class ShardLearner(LocalLearner):
     Its methods are called on all ranks at the same time. Raises ConfigError, ModelError: what shards cannot do.
     """
 
-    def __init__(self, *parts: Any, offload: bool = False, **named: Any) -> None:
+    def __init__(
+        self,
+        *parts: Any,
+        offload: bool = False,
+        teacher: CausalModel | None = None,
+        dtype: torch.dtype | None = None,
+        **named: Any,
+    ) -> None:
         """As `LocalLearner`. `offload`: shards, their gradients and moments are in the host's memory, where the step is
         made; the device of the model has what is gathered, and activations."""
         self.offload = offload
-        super().__init__(*parts, **named)
+        super().__init__(*parts, dtype=dtype, **named)
+        self._teacher = None if teacher is None else self._taught_by(teacher, dtype)
 
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
         self.rank, self.size = library.get_rank(), library.get_world_size()
         whole, config = self.model, self.config
         _check_shardable(whole, self.objective.needs | self.regularizer.needs)
-        divide = Division(module_device(whole.module), self.offload)
-        self._device, self.whole = divide.device, whole
+        self._divide = Division(module_device(whole.module), self.offload)
+        self._device, self.whole = self._divide.device, whole
         frozen = {name: one for name, one in whole.module.named_parameters() if not one.requires_grad}
         for parameter in frozen.values():
             cast_parameter(parameter, dtype)  # before there are shards, too
         self._frozen = KnownByHash(frozen) if frozen else None
-        self._policy = divide.of(whole, dtype)
+        self._policy = self._divide.of(whole, dtype)
         self.model = self._policy.model
         if given is not None or self.regularizer.kl.needs_reference:
-            self._referring, self.reference = self._reference_of(given, divide, dtype)
+            self._referring, self.reference = self._reference_of(given, dtype)
         for parameter in whole.module.parameters():
             cast_parameter(parameter, dtype)
         for model in (whole, given) if self.rank else ():
@@ -117,18 +124,24 @@ class ShardLearner(LocalLearner):
             holder.register_parameter(number, nn.Parameter(rows[name]))
         return ShardAdamW(holder, None, config.betas, config.epsilon, config.weight_decay, moments=config.moments)
 
-    def _reference_of(
-        self, given: CausalModel | None, divide: Division, dtype: torch.dtype | None
-    ) -> tuple[Divided, Reference]:
+    def _reference_of(self, given: CausalModel | None, dtype: torch.dtype | None) -> tuple[Divided, Reference]:
         """What `Reference.of` makes, in shards, and the model that computes it."""
         whole = self.whole
         if whole.adapter is None or (given is not None and is_apart(given, whole)):
-            divided = divide.of(whole if given is None else given, dtype, frozen=True)
+            divided = self._divide.of(whole if given is None else given, dtype, frozen=True)
             found = Reference(divided.model)
             found.tensors = divided.rows
             return divided, found
         base = gathered(0.0 if self.rank else float(whole.adapter.begins_as_base()))
         return self._policy, AdapterRows(self._policy, bool(base[0]))
+
+    def _taught_by(self, model: CausalModel, dtype: torch.dtype | None) -> Teacher:
+        """The teacher, in shards; no rank keeps it whole."""
+        self._teaching = self._policy
+        if model is not self.whole:
+            self._teaching = self._divide.of(model, dtype, frozen=True)
+            replace_parameters(model.module, on_meta)
+        return Teacher(self._teaching.model, self.model)
 
     def move_reference(self, alpha: float) -> None:
         """Each rank moves its own rows of the reference, float32 rows towards the masters and half ones by an average,
@@ -142,7 +155,7 @@ class ShardLearner(LocalLearner):
         metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64, device=self._device)
         self.optimizer.zero_grad()
         for micro, counts in part.micro_batches(self.budget.tokens):
-            if counts:
+            if counts and part.counts:
                 loss += self._backward(micro.to(self._device), metrics)
             else:
                 self._backward(_weightless(micro).to(self._device), Metrics())
@@ -197,6 +210,9 @@ class ShardLearner(LocalLearner):
             with self.reference.selected():
                 seen = self._stats(self._referring, part, frozenset())
             found["ref_logprobs"] = seen.logprobs
+        if "teacher" in want and self._teacher is not None:
+            seen = self._stats(self._teaching, replace(part, rows=as_read(part.rows)), frozenset())
+            found["teacher_logprobs"] = seen.logprobs
         if asked := want & {"old", "entropy"}:
             seen = self._stats(self._policy, part, asked)
             found |= {"old_logprobs": seen.logprobs} if "old" in asked else {}
@@ -209,11 +225,11 @@ class ShardLearner(LocalLearner):
         def stats(micro: TrainBatch) -> TokenStats:
             return token_stats(divided.model, micro, temperature=self._temperature, observe=seen)
 
-        own = len(list(micro_batches(part.rows, self.budget.tokens)))
-        for micro, _ in part.micro_batches(self.budget.tokens):
-            pieces.append(divided.run(stats, micro.to(self._device)))
+        for micro, own in part.micro_batches(self.budget.tokens):
+            computed = divided.run(stats, micro.to(self._device))
+            pieces += [computed] if own else []
         divided.reshard()
-        return of_the_whole(part.rows, pieces[:own], want)
+        return of_the_whole(part.rows, pieces, want)
 
     @torch.no_grad()
     def whole_master(self, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from oncurve.batching import micro_batches, select_rows, shards
+from oncurve.batching import select_rows, shards
 from oncurve.cluster.fleets import CPU, Ended, Failed, Fleet, Replied
 from oncurve.cluster.ranks import joined
 from oncurve.cluster.sharding.connection import join, leave
@@ -128,11 +128,9 @@ class ShardedLearner:
         return result
 
     def _parts(self, batch: TrainBatch, runs: Sequence[TrainBatch | None]) -> list[RankRows]:
-        """The runs of a batch's rows, one per rank, and the most passes; an empty one gets a row at weight 0."""
+        """The runs of a batch's rows, one per rank; an empty one gets a row at weight 0."""
         shortest = select_rows(batch, batch.lengths.argmin()[None])
-        tokens = self.local.budget.tokens
-        passes = max([1, *(len(list(micro_batches(run, tokens))) for run in runs if run is not None)])
-        return [RankRows(shortest if run is None else run, passes, run is not None) for run in runs]
+        return [RankRows(shortest if run is None else run, run is not None) for run in runs]
 
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
         """The batch with what `want` names, without a gradient, computed by all ranks."""
