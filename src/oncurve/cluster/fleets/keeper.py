@@ -21,7 +21,7 @@ def keeper_class() -> type:
         """Starts a process, passes bytes on, and says how the process has ended."""
 
         def __init__(self, boot: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
-            self.memory, self.token = -1, b""
+            self.memories: dict[bytes, int] = {}
             self.end, theirs = socket.socketpair()
             self.end.settimeout(600.0)
             with theirs:
@@ -39,25 +39,21 @@ def keeper_class() -> type:
             with contextlib.suppress(OSError), self.child.stdin as stdin:  # it ended early: `listen` says so
                 stdin.write(recipe)
 
-        def send(self, data: bytes, token: bytes = b"", *pieces: Any) -> None:
-            """Pass `data` on; with `pieces` in memory that the process reads, whose number takes the token's place."""
+        def send(self, data: bytes, token: bytes = b"", untaken: tuple[bytes, ...] = (), *pieces: Any) -> None:
+            """Pass `data` on; with `pieces` in memory that the process reads, whose number takes the token's place.
+
+            The memory of other tokens is freed, unless they are among the `untaken`, which the process may still read.
+            """
             if token:
-                if token != self.token:
-                    self.keep(token, pieces)
-                data = data.replace(token, b"%016d" % self.memory)
+                for other in self.memories.keys() - {token, *untaken}:
+                    os.close(self.memories.pop(other))
+                if token not in self.memories:
+                    self.memories[token] = in_memory(pieces)
+                data = data.replace(token, b"%016d" % self.memories[token])
             try:
                 self.end.sendall(data)
             except OSError:  # it has ended, or takes nothing and has perhaps half of it: `listen` says so
                 self.child.kill()
-
-        def keep(self, token: bytes, pieces: Any) -> None:
-            if self.memory >= 0:
-                os.close(self.memory)
-            self.memory, self.token = os.memfd_create("oncurve"), token
-            for piece in pieces:
-                left = memoryview(piece)
-                while left:
-                    left = left[os.write(self.memory, left) :]
 
         def listen(self) -> tuple[bytes, str | None]:
             """What the process has said, after a second perhaps nothing; and how it has ended, if it has."""
@@ -72,12 +68,20 @@ def keeper_class() -> type:
                 seconds = 0.0
             return bytes(said), None
 
-    ended = _ended()
+    ended, in_memory = _sent_along()
     return Keeper
 
 
-def _ended() -> Any:
-    """How a process has ended: a function that is sent by value, too."""
+def _sent_along() -> Any:
+    """How a process has ended, and pieces as memory with a descriptor: functions that are sent by value, too."""
+
+    def in_memory(pieces: Any) -> int:
+        memory = os.memfd_create("oncurve")
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                left = left[os.write(memory, left) :]
+        return memory
 
     def ended(child: subprocess.Popen[bytes]) -> str:
         """How it has ended, in words; after five seconds it is ended."""
@@ -93,7 +97,7 @@ def _ended() -> Any:
         names = {number.value: number.name for number in signal.Signals}
         return f"it was killed by signal {names.get(-code, str(-code))}"
 
-    return ended
+    return ended, in_memory
 
 
 def cause_of(error: BaseException) -> str:

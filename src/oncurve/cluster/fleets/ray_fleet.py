@@ -50,13 +50,19 @@ _ENVIRONMENT = ("ONCURVE_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_", "TORCH_")
 
 @dataclass
 class _Kept:
-    """A keeper and its process, as the fleet sees them. `found_at`: when the keeper was there; `killed_at`: its end."""
+    """A keeper and its process, as the fleet sees them. `found_at`: when the keeper was there; `killed_at`: its end;
+    `untaken`: numbers of calls that are not answered, and the tokens of stored bytes that they have."""
 
     keeper: Any
     asked_at: float
     frames: Frames = field(default_factory=Frames)
     found_at: float | None = None
     killed_at: float | None = None
+    untaken: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def answered(self, call: int) -> None:
+        """Calls are done in order: what this one had, and those before it, is taken."""
+        self.untaken = [each for each in self.untaken if each[0] > call]
 
 
 class RayFleet(WatchedFleet):
@@ -155,10 +161,14 @@ class RayFleet(WatchedFleet):
             number = self._numbers
         data = framed((number, method, arguments))
         stored = next((argument for argument in arguments if isinstance(argument, StoredBytes)), None)
-        more = () if stored is None else (stored.token.encode(), *stored.references)
         with self._changed:
             found = self._processes.get(process)
             if found is not None and found.killed_at is None:
+                more: tuple[Any, ...] = ()
+                if stored is not None:
+                    token = stored.token.encode()
+                    more = (token, tuple(each for _, each in found.untaken), *stored.references)
+                    found.untaken.append((number, token))
                 self._watch(process, lambda: found.keeper.send.remote(data, *more))
         return number
 
@@ -229,6 +239,8 @@ class RayFleet(WatchedFleet):
                 if message[0] == "up":
                     self._any_up = True
                     self._remark(message[2])
+                if message[0] in ("replied", "failed"):
+                    kept.answered(message[1])
                 self._obey(act_on(message, number, self._health, self._events, now))
         if how is not None:
             self._has_ended(number, kept, how, now)
