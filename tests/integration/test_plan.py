@@ -211,6 +211,28 @@ def test_the_processes_of_a_cluster_are_counted_and_so_is_what_makes_them_smalle
     assert least[1] > 1.5 * least[0]
 
 
+def test_processes_of_a_ray_elsewhere_need_no_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine is the run's own process for certain."""
+    words = ["cluster.kind=ray", "cluster.learner_ranks=4", "cluster.rollout_workers=2"]
+    elsewhere = [*words, "cluster.address=10.0.0.1:6379"]
+    _, _, alone = plan(TASK, *SMALL_STEP)
+    _, _, here = plan(TASK, *words, *SMALL_STEP)
+    _, printed, there = plan(TASK, *elsewhere, *SMALL_STEP)
+    assert (here["processes"], there["processes"]) == (6, 1)
+    assert there["needed_bytes"] == pytest.approx(alone["needed_bytes"], rel=0.05)  # a part of it is measured
+    assert there["needed_bytes"] < here["needed_bytes"]
+    assert "the run's own process; those of [cluster] are elsewhere" in printed
+    assert any("memory and times are those of one process" in note for note in there["notes"])
+    needs = []
+    for each in (words, elsewhere):
+        with_room(1.0, monkeypatch)
+        with pytest.raises(UserError, match=r"the run.* needs about [\d.]+ GB") as error:
+            forecasting.check_memory(load_config(TASK, each)[0])
+        needs.append(float(str(error.value).partition("about ")[2].partition(" GB")[0]))
+        assert ("of 6 processes" in str(error.value)) == (each is words)
+    assert needs[1] < needs[0]
+
+
 def least_said(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """GB that a refused run would need with all that makes it smaller."""
     config, _ = load_config(TASK, [*words, "data.prompts_per_step=64", "rollout.group_size=64"])

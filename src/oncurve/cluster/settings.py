@@ -27,6 +27,11 @@ class Cluster(Protocol):
         ...
 
     @property
+    def on_this_machine(self) -> bool:
+        """Whether all processes are on this machine, whose memory they need."""
+        ...
+
+    @property
     def processes(self) -> int:
         """Processes that each hold a policy with its optimizer."""
         ...
@@ -113,6 +118,7 @@ class NoCluster(Component):
     """One process (`kind = "none"`): no socket is opened."""
 
     alone: ClassVar[bool] = True
+    on_this_machine: ClassVar[bool] = True
     divided: ClassVar[bool] = False
     offload: ClassVar[bool] = False
     exact: ClassVar[bool] = True
@@ -186,6 +192,7 @@ check_cluster = check_of(
         "exact",
         "served",
         "alone",
+        "on_this_machine",
         "divided",
         "offload",
         "processes",

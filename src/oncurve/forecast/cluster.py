@@ -132,8 +132,9 @@ def worker_memory(variant: Variant, workers: int = 1) -> Memory:
     return Memory(parts, {"rollout": sum(parts.values()) + 0.25 * cache + sampler})
 
 
-def on_one_host(variant: Variant, layout: Layout) -> float:
-    """Bytes of all processes of a layout on one machine with a CPU, where copies are forked.
+def on_one_host(variant: Variant, layout: Layout, apart: bool = False) -> float:
+    """Bytes of all processes of a layout on one machine with a CPU, where copies are forked. `apart`: the others are on
+    other machines, so that rank 0 is alone.
 
     Ranks and workers are each forked from a process with the model, which stays; of an adapter's base model there is
     one for all processes of a kind. The process that ranks with shards are forked from has no model.
@@ -148,6 +149,8 @@ def on_one_host(variant: Variant, layout: Layout) -> float:
     else:
         first = memory.peak + versions_bytes(variant, layout)
         others = (layout.ranks - 1) * (memory.phases["training"] - shared) + whole if layout.ranks > 1 else 0.0
+    if apart:
+        return first
     if not layout.workers:
         return first + others
     return first + others + layout.workers * (whole - shared + 1.25 * memory.parts["keys_and_values"]) + whole

@@ -304,20 +304,25 @@ def _of_all_processes(plan: Forecast, config: RunConfig, variant: Variant) -> Fo
     """
     factor, peak_of = plan.memory.peak / variant.memory().peak, _peak_of(config) if variant.on_cpu else None
     if not config.cluster.alone:
-        times = "memory and times are" if peak_of is None else "times are"
+        times = "times are" if peak_of is not None and config.cluster.on_this_machine else "memory and times are"
         note = f"{times} those of one process: `oncurve plan --machines` counts the others of [cluster]"
         plan = replace(plan, notes=(*plan.notes, note))
     if peak_of is None:
         return plan if plan.fits else replace(plan, suggestions=tuple(suggestions(variant, factor)))
     if not config.cluster.alone:
-        count = config.cluster.processes + config.cluster.workers
-        plan = replace(plan, processes=count, together=peak_of(variant) * factor)
+        plan = replace(plan, processes=processes_here(config), together=peak_of(variant) * factor)
     return plan if plan.fits else replace(plan, suggestions=tuple(suggestions(variant, factor, peak_of)))
 
 
 def _peak_of(config: RunConfig) -> Callable[[Variant], float]:
-    """The bytes that all processes of `config` need on one machine with a CPU, with other settings too."""
-    return lambda variant: on_one_host(variant, layout_of(config))
+    """The bytes that the processes of `config` on this machine need, which has a CPU, with other settings too."""
+    return lambda variant: on_one_host(variant, layout_of(config), not config.cluster.on_this_machine)
+
+
+def processes_here(config: RunConfig) -> int:
+    """The run's own process, and those of `[cluster]` on this machine as far as that is known."""
+    cluster = config.cluster
+    return cluster.processes + cluster.workers if cluster.on_this_machine else 1
 
 
 def device_of(config: RunConfig) -> torch.device:
@@ -356,7 +361,7 @@ def check_memory(config: RunConfig) -> list[str]:
     peak = peak_of(variant)
     if peak <= room.available:
         return []
-    count = config.cluster.processes + config.cluster.workers
+    count = processes_here(config)
     ranks = "" if count == 1 else f" of {count} processes"
     says = (
         f"the run{ranks} needs about {peak / 1e9:,.1f} GB, and there are {room.available / 1e9:,.1f} GB "

@@ -144,7 +144,10 @@ class Forecast:
             if value or name not in ("process", "critic", "reward_models", "teacher")
         ]
         peak = f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"
-        whole = f"  {'all processes':<26} {size(self.needed):>10}   this one and {self.processes - 1} of [cluster]"
+        others = f"this one and {self.processes - 1} of [cluster]"
+        if self.processes == 1:
+            others = "the run's own process; those of [cluster] are elsewhere"
+        whole = f"  {'all processes here':<26} {size(self.needed):>10}   {others}"
         return [*head, *body, peak, *([] if self.together is None else [whole])]
 
     def _time_lines(self) -> list[str]:
