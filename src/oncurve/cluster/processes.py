@@ -204,9 +204,9 @@ class ProcessCluster(ProcessSettings):
 
 def _shared_folder(parent: str) -> tempfile.TemporaryDirectory[str]:
     """A folder of the run's own in `parent`; "": among temporary files. Raises ConfigError: it cannot be made."""
+    where = Path(parent or tempfile.gettempdir())
     try:
-        where = Path(parent or tempfile.gettempdir()).absolute()
         where.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix="oncurve-vllm-", dir=where)
+        return tempfile.TemporaryDirectory(prefix="oncurve-vllm-", dir=where.absolute())
     except OSError as error:
-        raise ConfigError(f"cluster.weights_folder: no folder can be made there: {error}") from error
+        raise ConfigError(f"cluster.weights_folder: no folder can be made in {where}: {error.strerror}") from error

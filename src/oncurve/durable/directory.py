@@ -15,7 +15,6 @@ from torch import Tensor
 
 from oncurve.durable.files import (
     LEFTOVER,
-    DiskError,
     StorageError,
     own_folder,
     problem_with,
@@ -84,10 +83,8 @@ def new_directory(path: Path) -> Iterator[Path]:
             yield temporary
             _seal(temporary)
             _move_into_place(temporary, path)
-    except DiskError as error:
-        raise DiskError(error.reason.replace(temporary.name, path.name), error.advice) from error.__cause__
     except StorageError as error:
-        raise StorageError(str(error).replace(temporary.name, path.name)) from error.__cause__
+        raise error.renamed(temporary.name, path.name) from error.__cause__
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

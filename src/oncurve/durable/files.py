@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -30,6 +30,15 @@ _STORED = re.compile(rb"(?<![\w.-])[0-9a-f]{64}\.safetensors(?![\w.-])")
 class StorageError(UserError):
     """The disk refused (full, read-only, no permission, I/O error). What was there before is intact."""
 
+    def renamed(self, was: str, now: str) -> Self:
+        """The same error with another name for a path in it: users read the one that they gave."""
+        return type(self)(*(part.replace(was, now) for part in self.parts))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What it is made of."""
+        return self.args
+
 
 class DiskError(StorageError):
     """The disk refused, and may take the same bytes later: it is full, over quota, or had an I/O error.
@@ -42,8 +51,13 @@ class DiskError(StorageError):
         super().__init__(f"{reason}; {advice} and resume. What was written before is intact.")
         self.reason, self.advice = reason, advice
 
-    def __reduce__(self) -> tuple[type[DiskError], tuple[str, str]]:
-        return type(self), (self.reason, self.advice)
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What it is made of."""
+        return self.reason, self.advice
+
+    def __reduce__(self) -> tuple[type[DiskError], tuple[str, ...]]:
+        return type(self), self.parts
 
 
 def to_json(value: Any) -> bytes:

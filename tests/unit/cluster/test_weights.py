@@ -7,6 +7,7 @@ import time
 import weakref
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -106,6 +107,26 @@ def test_the_disk_has_two_whole_versions_and_a_flipped_bit_in_it_is_found(tmp_pa
         fleet.close()
         carrier.close()
     assert list((tmp_path / "between").iterdir()) == []
+
+
+def test_a_full_disk_is_told_by_the_folder_that_was_named_and_workers_get_the_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    carrier, snapshot = OnDisk("between"), Snapshot(tiny_model(torch.bfloat16), 4)
+    fleet = HostCluster(rollout_workers=1).fleet(partial(tiny_model, torch.bfloat16), 1, "workers")
+    try:
+        path = carrier.put(fleet, snapshot)
+        assert path.is_absolute()
+        assert durable.verify(path) == []
+        monkeypatch.setattr("oncurve.durable.files.shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+        with pytest.raises(
+            durable.DiskError, match=r"^between/oncurve-weights-\w+/000002-version-4 cannot be written: "
+        ):
+            carrier.put(fleet, snapshot)
+    finally:
+        fleet.close()
+        carrier.close()
 
 
 class Taker:

@@ -176,7 +176,7 @@ class ShardedLearner:
             except StorageError as error:
                 refused = error
         if refused := next((error for error in [refused, *answers] if error is not None), None):
-            raise refused
+            raise refused.renamed(str(folder.absolute()), str(folder))
         return record
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:

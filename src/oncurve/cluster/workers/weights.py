@@ -179,13 +179,14 @@ class OnDisk(_Fetched):
         if self._folder is None:
             if self._parent is not None:
                 self._parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="oncurve-weights-", dir=self._parent)).absolute()
+            made = tempfile.mkdtemp(prefix="oncurve-weights-", dir=self._parent)
+            self._folder = Path(made) if self._parent is None else self._parent / Path(made).name
         for earlier in sorted(self._folder.iterdir())[:-1]:
             shutil.rmtree(earlier, ignore_errors=True)
         self._copies += 1
         path = self._folder / f"{self._copies:06d}-version-{snapshot.version}"
         write_directory(path, {_FILE: changing_tensors(snapshot.model)})
-        return path
+        return path.absolute()
 
     def close(self) -> None:
         """Remove the folder."""
