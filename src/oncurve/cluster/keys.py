@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from oncurve.capabilities import Impossible
+from oncurve.capabilities import Impossible, Inert
 from oncurve.spec import Component
 
 
@@ -138,6 +138,27 @@ class ProcessSettings(Component):
         Impossible(
             lambda cluster: cluster.engine == "own" and bool(cluster.vllm_addresses or cluster.vllm_arguments),
             'cluster.vllm_addresses, cluster.vllm_arguments: they are for cluster.engine = "vllm"; leave them out',
+        ),
+    )
+
+    inert: ClassVar[tuple[Inert, ...]] = (
+        Inert(
+            ("cluster.weights", "cluster.rollout_gpus"),
+            ("cluster.rollout_workers",),
+            lambda cluster: not cluster.rollout_workers,
+            "without cluster.rollout_workers this process samples",
+        ),
+        Inert(
+            ("cluster.gradient_shards",),
+            ("cluster.sharding",),
+            lambda cluster: cluster.divided,
+            'cluster.sharding = "fsdp" divides the rows of an update among the ranks',
+        ),
+        Inert(
+            ("cluster.silence_seconds", "cluster.wait_seconds"),
+            ("cluster.rollout_workers", "cluster.learner_ranks"),
+            lambda cluster: not cluster.rollout_workers and cluster.learner_ranks == 1,
+            "without cluster.rollout_workers and further cluster.learner_ranks there is no other process",
         ),
     )
 

@@ -68,3 +68,23 @@ def test_the_plan_says_that_the_order_of_finishing_is_not_exact() -> None:
     assert "of the 3 workers 2 will have nothing to do" in said(*few)
     assert "nothing to do" not in said(*few, "cluster.order=window")  # the shards of three steps wait for them
     assert not any(fnmatchcase("cluster.order", pattern) for pattern in FREE)
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["cluster.weights=gloo"], "cluster.rollout_workers=0"),
+        (["cluster.rollout_gpus=2"], "cluster.rollout_workers=0"),
+        (["cluster.gradient_shards=4"], "cluster.sharding=fsdp"),
+        (["cluster.silence_seconds=5"], "cluster.learner_ranks=1"),
+        (["cluster.wait_seconds=60"], "cluster.rollout_workers=0"),
+    ],
+)
+def test_keys_of_processes_that_there_are_not_are_noted_or_refused(words: list[str], cause: str) -> None:
+    key = words[0].partition("=")[0]
+    more = {"kind": "host", "sharding": "fsdp"} if "sharding" in cause else {"kind": "host"}
+    config, _ = load_config(None, words, settings={"cluster": more, "rewards": [{"kind": "task"}]})
+    assert f"note: {key} has no effect: " in " ".join(plan(config))
+    with pytest.raises(ConfigError, match=rf"{key}: set to no effect: "):
+        said(*words, cause)
+    assert "has no effect" not in said(*words, "cluster.rollout_workers=2", "cluster.learner_ranks=2")
