@@ -139,6 +139,16 @@ def test_plain_progress_is_one_ascii_line_a_step() -> None:
     assert len(lines) == 3
 
 
+def test_what_the_first_step_has_once_does_not_count_for_the_time_left() -> None:
+    console, clock_seconds = pipe(), Clock()
+    with Progress(100, console, clock_seconds) as progress:
+        for number, seconds in ((1, 600.0), (2, 2.0), (3, 4.0)):
+            clock_seconds.now += seconds
+            progress.step(step(number))
+            expected = {1: 600.0, 2: 2.0, 3: 3.0}[number]
+            assert progress.seconds_left() == (100 - number) * expected
+
+
 def test_a_long_run_prints_some_of_its_lines_with_the_first_and_the_last() -> None:
     console = pipe()
     with Progress(601, console, Clock()) as progress:

@@ -49,6 +49,7 @@ class Progress:
         self._plain = is_plain(self.console)
         self._now = clock_seconds
         self._ends: deque[tuple[int, float]] = deque(maxlen=_RECENT + 1)
+        self._starting = True  # until the second step: the first also has what is done once, like starting processes
         self._rewards: list[float] = []
         self._history: deque[Mapping[str, float]] = deque(maxlen=_STILL)
         self._accuracy: float | None = None
@@ -101,6 +102,9 @@ class Progress:
         step = int(metrics["step"])
         if not self._ends:
             self._ends.append((step - 1, self._started))
+        elif self._starting:
+            self._ends.popleft()
+            self._starting = False
         self._ends.append((step, self._now()))
         self._history.append(metrics)
         if "reward/mean" in metrics:
@@ -143,7 +147,8 @@ class Progress:
         return "  ".join([*words, f"left {clock(self.seconds_left())}"])
 
     def seconds_left(self) -> float:
-        """The time left at the pace of the last steps, evaluations and all; infinite before the first."""
+        """The time left at the pace of the last steps, evaluations and all; infinite before the first step. That step's own
+        pace is used until the second has ended."""
         if len(self._ends) < 2:
             return float("inf")
         (first, began), (last, ended) = self._ends[0], self._ends[-1]
