@@ -147,8 +147,10 @@ class Progress:
         return "  ".join([*words, f"left {clock(self.seconds_left())}"])
 
     def seconds_left(self) -> float:
-        """The time left at the pace of the last steps, evaluations and all; infinite before the first step. That step's own
-        pace is used until the second has ended."""
+        """The time left at the pace of the last steps, evaluations and all; infinite before the first step.
+
+        The pace of the first step is used until the second has ended.
+        """
         if len(self._ends) < 2:
             return float("inf")
         (first, began), (last, ended) = self._ends[0], self._ends[-1]
