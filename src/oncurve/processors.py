@@ -86,7 +86,7 @@ def seconds_waiting(before: Reading, after: Reading) -> float:
 def foreign(before: Reading, after: Reading) -> float:
     """Processors that other processes kept busy between two readings, on average: Δ(all - own) / Δclock, >= 0.
 
-    The processes that compute this run's rewards are among them.
+    The processes that compute this run's rewards, and those of its `[cluster]`, are among them.
     """
     seconds = after.clock - before.clock
     used = after.all - before.all - after.own + before.own
@@ -235,13 +235,13 @@ def notice_text(threads: int, processors: int, others: float, short: bool) -> st
     """The notice of lasting contention. `short`: whether waits could be made short."""
     fewer = max(1, min(threads - 1, processors - max(1, round(others))))
     busy = (
-        f"Other processes (reward workers among them) keep {others:.1f} of {processors} processors busy, and the "
-        f"{threads} threads of this run wait for them: "
+        f"Other processes (reward workers and those of [cluster] among them) keep {others:.1f} of {processors} "
+        f"processors busy, and the {threads} threads of this run wait for them: "
     )
     if short:
         return (
             f"{busy}steps take longer until they end, mostly less than twice as long; no result changes. To leave them "
-            f"room, start with run.threads={fewer}"
+            f"room, start with run.threads={fewer}, or with fewer processes of [cluster]"
         )
     return (
         f"{busy}steps can take more than ten times as long, because this OpenMP library's threads do not sleep while "

@@ -212,6 +212,7 @@ print(ShortWaits(2).begin(), watch.short, watch.notice())
     assert said.startswith("False False ")
     assert "more than ten times as long" in said
     assert "run.threads=1" in said
+    assert "reward workers and those of [cluster] among them" in said
 
 
 WAITS = """
