@@ -9,6 +9,10 @@ import pytest
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
+# One thread per process, before torch is imported: tensors are small and several tests run at once, so that threads of
+# one process would only wait for each other where cores are busy. Tests of threads set their number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import oncurve  # noqa: F401 - before any test's first product: see MKL_CBWR there
 from fakes.shapes import ROOMS
 
