@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from jaxtyping import config, install_import_hook
 
 # One thread per process, before torch is imported: tensors are small and several tests run at once, so that threads of
 # one process would only wait for each other where cores are busy. Tests of threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import oncurve  # noqa: F401 - before any test's first product: see MKL_CBWR there
-from fakes.shapes import ROOMS
+from fakes import shapes
 
 # The shapes in the signatures of the pure rooms are checked at every call that a test makes, also from other rooms.
-install_import_hook([f"oncurve.{room}" for room in ROOMS], "fakes.shapes.checked")
+shapes.install()
 
 # The same examples in every run: a failure that only some runs show is hard to trace. No deadline: machines are shared.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -46,6 +45,6 @@ def test_data() -> Path:
 @pytest.fixture
 def shapes_unchecked() -> Iterator[None]:
     """As users run it: shapes in signatures are words, and a function says itself what does not fit."""
-    config.update("jaxtyping_disable", True)
+    shapes.disabled = True
     yield
-    config.update("jaxtyping_disable", False)
+    shapes.disabled = False
