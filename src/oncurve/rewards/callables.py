@@ -16,18 +16,16 @@ worker and in this process.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import inspect
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from oncurve.errors import ConfigError, suggest
 from oncurve.imports import locate
-from oncurve.rewards.settings import Accepts
+from oncurve.rewards.accepts import Accepts
 from oncurve.steps import Splitter, lines, pieces, splitter_of
 
 OFFERED = ("completion", "prompt", "completion_ids")
@@ -70,7 +68,7 @@ class Adapted:
             [each for each in names if each not in self._kwargs] for names in (self._names, self._required)
         )
         self._call, accepts = self._signature()
-        self.about: Any = accepts.model_dump()
+        self.about: Any = accepts.as_json()
         self.accepts = accepts
 
     def _check_kwargs(self, name: str) -> None:
@@ -165,6 +163,9 @@ def _awaited(value: Any) -> Any:
     """The result of a coroutine function, also where an event loop is already running (a notebook)."""
     if not inspect.isawaitable(value):
         return value
+    import asyncio  # here: it is slow to import, and few rewards need it
+    from concurrent.futures import ThreadPoolExecutor
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

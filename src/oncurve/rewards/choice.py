@@ -13,8 +13,9 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.answers import final_answer, text_after
-from oncurve.rewards.settings import Accepts, AnswerReward, InProcess, Runner
+from oncurve.rewards.settings import AnswerReward, InProcess, Runner
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)[ ]?\{([^{}]*)\}")
 _FIRST = re.compile(r"(?i:(?:option|choice|letter)[ \t]++)?\(?[ ]?([A-Za-z]|[0-9]{1,2})[ ]?(?![\w'’+/^=-]|\.[0-9])")

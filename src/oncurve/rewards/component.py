@@ -11,8 +11,9 @@ from typing import Any
 
 from oncurve.errors import DataError, RewardError, suggest
 from oncurve.output import make_visible
+from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.callables import OFFERED, TRL_NAMES, VERL_TRUTH
-from oncurve.rewards.settings import Accepts, RewardSettings, Runner
+from oncurve.rewards.settings import RewardSettings, Runner
 from oncurve.types import Completion, Group, Prompt
 from oncurve.workers import Reply
 
@@ -35,7 +36,7 @@ class RewardComponent:
     @cached_property
     def accepts(self) -> Accepts:
         """The function's arguments. Waits until a worker has loaded it. Raises ConfigError: it cannot be loaded."""
-        return Accepts.model_validate(self.runner.about)
+        return Accepts.told(self.runner.about)
 
     @property
     def columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

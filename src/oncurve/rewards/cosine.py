@@ -11,8 +11,9 @@ from pydantic import Field
 
 from oncurve.capabilities import Impossible
 from oncurve.errors import ConfigError
+from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.math import Checker, Math
-from oncurve.rewards.settings import Accepts, Runner
+from oncurve.rewards.settings import Runner
 
 
 def cosine_scaled(length: int, max_length: int, shortest: float, longest: float) -> float:
@@ -109,7 +110,7 @@ class ScaledChecker(Checker):
         wrong: tuple[float, float],
     ) -> None:
         super().__init__(answer, after)
-        self.about = Accepts(needs=(("completion",), (answer,), ("completion_ids",))).model_dump()
+        self.about = Accepts(needs=(("completion",), (answer,), ("completion_ids",))).as_json()
         self._max_length, self._correct, self._wrong = max_length, correct, wrong
 
     def __call__(self, item: Mapping[str, Any]) -> float | None:

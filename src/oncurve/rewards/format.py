@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.answers import boxed
-from oncurve.rewards.settings import Accepts, InProcess, Runner, WorkerSettings
+from oncurve.rewards.settings import InProcess, Runner, WorkerSettings
 from oncurve.rewards.verify import Pattern
 
 Preset = Literal["think", "think_answer", "answer", "boxed", "hashes"]
@@ -104,7 +105,7 @@ class Format(WorkerSettings):
     def start(self, base: Path | None) -> Runner:
         """Runs in this process; a pattern in workers."""
         if self.pattern is not None:
-            return self.workers("oncurve.rewards.verify:Matcher", {"pattern": self.pattern, "mode": "search"})
+            return self.workers("oncurve.rewards.matcher:Matcher", {"pattern": self.pattern, "mode": "search"})
         return InProcess(self._item, Accepts(needs=(("completion",),)))
 
     def _item(self, item: Mapping[str, Any]) -> float:

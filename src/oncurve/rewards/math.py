@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.answers import Number, boxed, final_answer, plain, text_after, whole_number
 from oncurve.rewards.characters import as_latex
-from oncurve.rewards.settings import Accepts, AnswerReward, Runner, WorkerSettings
+from oncurve.rewards.settings import AnswerReward, Runner, WorkerSettings
 
 _DELIMITED = re.compile(r"(?<!\\)\$(?![0-9])|\\[(\[]|\\boxed|\\fbox")
 _PROSE = re.compile(r"[A-Za-z']+(?:[ ,]+[A-Za-z']+){2,}[.!]?")
@@ -67,7 +68,7 @@ class Checker:
         logging.getLogger("math_verify").setLevel(
             logging.ERROR
         )  # it warns that its timeouts are off; the worker has one
-        self.about = Accepts(needs=(("completion",), (answer,))).model_dump()
+        self.about = Accepts(needs=(("completion",), (answer,))).as_json()
         self._answer, self._after = answer, after
         self._parse: Callable[..., list[Any]] = parse
         self._verify: Callable[..., bool] = verify

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_validator
 
 from oncurve.errors import ConfigError
-from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner, Split
+from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.settings import InProcess, RewardSettings, Runner, Split
 from oncurve.steps import splitter_of
 
 if TYPE_CHECKING:

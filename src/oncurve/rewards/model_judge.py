@@ -21,11 +21,12 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from oncurve.errors import ConfigError, RewardError
+from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.asking import Asking, Request
 from oncurve.rewards.callables import OFFERED
 from oncurve.rewards.endpoint import Endpoint, Unanswered
 from oncurve.rewards.replies import Replies
-from oncurve.rewards.settings import Accepts, RewardSettings, Runner, Seconds
+from oncurve.rewards.settings import RewardSettings, Runner, Seconds
 from oncurve.rewards.verify import Pattern
 from oncurve.workers import Reply
 
@@ -224,7 +225,7 @@ class EndpointRunner:
         self.settings, self.endpoint = settings, endpoint
         self.replies = Replies(settings.read, settings.max_requests, settings.max_total_tokens)
         columns = _Template(settings.template).columns
-        self.about: Any = Accepts(needs=tuple((name,) for name in columns)).model_dump()
+        self.about: Any = Accepts(needs=tuple((name,) for name in columns)).as_json()
 
     @property
     def announcement(self) -> str:

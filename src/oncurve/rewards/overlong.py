@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from oncurve.errors import ConfigError
-from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner
+from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.settings import InProcess, RewardSettings, Runner
 
 
 class Overlong(RewardSettings):

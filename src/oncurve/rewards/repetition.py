@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from oncurve.rewards.settings import Accepts, InProcess, RewardSettings, Runner
+from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.settings import InProcess, RewardSettings, Runner
 
 
 class Repetition(RewardSettings):

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field
 from oncurve.capabilities import Impossible, unflagged
 from oncurve.errors import ConfigError
 from oncurve.paths import path_component
+from oncurve.rewards.accepts import Accepts
 from oncurve.spec import Component
 from oncurve.steps import splitter_of
 from oncurve.workers import Reply, WorkerPool, kind_of_fault, last_words
@@ -68,22 +69,6 @@ class RunnerJob(AbstractContextManager["RunnerJob"], Protocol):
 
     def replies(self) -> list[Reply]:
         """One reply per item, in the order in which they were added."""
-
-
-class Accepts(Component):
-    """The arguments that a reward function takes."""
-
-    batch: bool = False
-    """One call with lists for the whole batch (TRL's signature), instead of one call per completion."""
-
-    needs: tuple[tuple[str, ...], ...] = ()
-    """Names that must exist; each entry lists alternatives, of which one suffices."""
-
-    takes: tuple[str, ...] = ()
-    """Names that are passed where they exist."""
-
-    everything: bool = False
-    """All columns are passed (`**kwargs`)."""
 
 
 def kind_meant(table: Any) -> str | None:
@@ -239,7 +224,7 @@ class InProcess:
     def __init__(self, function: Callable[[Any], Any], about: Accepts, reason: str | None = None) -> None:
         self._function = function
         self.reason = reason
-        self.about: Any = about.model_dump()
+        self.about: Any = about.as_json()
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
         """One reply per item, in order."""

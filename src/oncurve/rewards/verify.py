@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
+from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.answers import final_answer, marked_number, text_after
-from oncurve.rewards.settings import Accepts, AnswerReward, InProcess, RewardSettings, Runner, WorkerSettings
+from oncurve.rewards.settings import AnswerReward, InProcess, RewardSettings, Runner, WorkerSettings
 from oncurve.tasks import check_steps, is_correct, read_question
 
 
@@ -135,18 +136,4 @@ class Regex(WorkerSettings):
 
     def start(self, base: Path | None) -> Runner:
         """Runs in workers."""
-        return self.workers("oncurve.rewards.verify:Matcher", {"pattern": self.pattern, "mode": self.mode})
-
-
-class Matcher:
-    """The worker's side of `Regex`."""
-
-    about = Accepts(needs=(("completion",),)).model_dump()
-
-    def __init__(self, pattern: str, mode: str) -> None:
-        compiled = re.compile(pattern)
-        self._match = compiled.search if mode == "search" else compiled.fullmatch
-
-    def __call__(self, item: Mapping[str, Any]) -> float:
-        """1.0 or 0.0 for `{"completion": text}`."""
-        return float(self._match(item["completion"]) is not None)
+        return self.workers("oncurve.rewards.matcher:Matcher", {"pattern": self.pattern, "mode": self.mode})

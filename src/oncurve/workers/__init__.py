@@ -13,6 +13,13 @@ code requests outlives it, and so does a daemon where the supervisor was killed 
 
 from __future__ import annotations
 
-from oncurve.workers.pool import Job as Job, WorkerPool as WorkerPool
-from oncurve.workers.process import Reply as Reply
-from oncurve.workers.serve import in_a_line as in_a_line, kind_of_fault as kind_of_fault, last_words as last_words
+from typing import TYPE_CHECKING
+
+from oncurve.lazy import lazily
+
+if TYPE_CHECKING:
+    from oncurve.workers.pool import Job as Job, WorkerPool as WorkerPool
+    from oncurve.workers.process import Reply as Reply
+    from oncurve.workers.serve import in_a_line as in_a_line, kind_of_fault as kind_of_fault, last_words as last_words
+
+__getattr__, _ = lazily(__name__)  # a worker imports its own side alone

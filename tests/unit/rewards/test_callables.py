@@ -39,6 +39,10 @@ def chat(prompts, completions):
     right = [{"role": "assistant", "content": "4"}]
     return [p[0]["role"] == "user" and c == right for p, c in zip(prompts, completions)]
 
+def heavy(completion):
+    import sys
+    return float(len({"asyncio", "pydantic", "torch"} & sys.modules.keys()))
+
 async def asynchronous(completions, **kwargs):
     import asyncio
     await asyncio.sleep(0)
@@ -119,6 +123,10 @@ def test_trl_conversations(user_file: Path) -> None:
 @pytest.mark.parametrize(("name", "value"), [("asynchronous", 1.0), ("asynchronous_one", 2.0), ("array", 1.0)])
 def test_other_shapes_of_functions(user_file: Path, name: str, value: float) -> None:
     assert scored(user_file, name) == [value, value]
+
+
+def test_a_worker_imports_what_it_serves_alone(user_file: Path) -> None:
+    assert scored(user_file, "heavy") == [0.0, 0.0]
 
 
 def test_verls_compute_score_finds_the_truth(user_file: Path) -> None:

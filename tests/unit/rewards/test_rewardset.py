@@ -212,7 +212,7 @@ def test_every_kind_can_be_named() -> None:
 def test_a_kind_of_ones_own_is_named_by_path(tmp_path: Path) -> None:
     (tmp_path / "lab.py").write_text(
         """
-from oncurve.rewards.settings import Accepts, InProcess, RewardSettings
+from oncurve.rewards import Accepts, InProcess, RewardSettings
 
 class Length(RewardSettings):
     scale: float = 1.0
