@@ -12,6 +12,9 @@ INSPECT_VENV ?= .venv-inspect
 BENCH_VENV ?= .venv-bench
 VLLM_VENV ?= .venv-vllm
 BENCH := $(BENCH_VENV)/bin/python -m bench
+# Files go to two processes in the order of their paths: the files of long tests are not last, as those of few tests
+# would be otherwise. The bytecode is for the processes that tests start, where the environment has them write none.
+TESTS := $(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test slow isa check format lint types layers inspect-check vllm-check ten-seeds bench bench-quick performance-doc science scaling-page clean help
 
@@ -29,10 +32,10 @@ demo: $(VENV)/.installed
 	@$(BIN)/oncurve demo $(DEMO)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(PYTEST)
+	$(TESTS) -m "not slow" $(PYTEST)
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(PYTEST)
+	$(TESTS) -m slow $(PYTEST)
 
 # The tests whose numbers depend on the processor, under four instruction sets; `make isa ISA=avx2` runs one.
 isa: $(VENV)/.installed-dev
