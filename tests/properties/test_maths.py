@@ -72,7 +72,7 @@ def loss_and_gradient(
 @pytest.mark.parametrize("aggregation", AGGREGATION_KINDS)
 @pytest.mark.parametrize("objective", OBJECTIVE_KINDS)
 @given(seed=seeds, budget=st.integers(1, 40), estimator=st.sampled_from(sorted(KL_KINDS)), on_policy=st.booleans())
-@settings(max_examples=12)
+@settings(max_examples=6)  # of each of forty pairs
 def test_pieces_and_order_change_neither_loss_nor_gradient(
     objective: str, aggregation: str, seed: int, budget: int, estimator: str, on_policy: bool
 ) -> None:
