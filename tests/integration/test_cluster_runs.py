@@ -38,7 +38,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["model.quantization", "replicate"],
         ),
         (["cluster.kind=host", "cluster.sharding=fsdp", "learner.masters=split"], ["learner.masters", "float32"]),
-        (["cluster.kind=host", "cluster.sharding=fsdp", "kl.coef=0.1", "kl.estimator=full"], ["kl.estimator", "k3"]),
         (["cluster.kind=host", "cluster.offload=true"], ["cluster.offload", "divided", "fsdp"]),
         (["cluster.kind=host", "cluster.gradient_shards=6"], ["cluster.gradient_shards", "1, 2, 4, 8"]),
         (["cluster.kind=host", "cluster.learner_ranks=9"], ["cluster.learner_ranks", "gradient_shards"]),
@@ -195,7 +194,9 @@ FSDP = [*HOST, "cluster.sharding=fsdp"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, []), (2, ["lora.rank=4", "cluster.rollout_workers=1"])])
+@pytest.mark.parametrize(
+    ("ranks", "more"), [(1, []), (2, []), (2, ["lora.rank=4", "cluster.rollout_workers=1"]), (2, ["kl.estimator=full"])]
+)
 def test_the_first_step_of_a_run_in_shards_is_that_of_one_process(project: Path, ranks: int, more: list[str]) -> None:
     once = ["run.steps=1", "model.dtype=float32", "learner.minibatches=1", *more]
     finish("train", "recipe.toml", *HOST, *once, "--out", "one")

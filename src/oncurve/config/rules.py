@@ -178,10 +178,6 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'them; set it to "float32"',
     ),
     Impossible(
-        lambda c: c.cluster.divided and "full_kl" in c.policy_term.needs | c.regularizer.needs,
-        'kl.estimator: the exact KL is not built in shards; set it to "k3", or cluster.sharding to "replicate"',
-    ),
-    Impossible(
         lambda c: c.cluster.partial and bool(c.rollout.stop),
         "rollout.stop: a stop string is not found where a completion is continued; stop by rollout.eos_ids, or set "
         "cluster.partial to false",

@@ -8,7 +8,8 @@ bytes:
     reference       N / R·w; none where it is the model with its adapter off
     teacher         its bytes / R; rank 0 has it whole at the start
     gathered        w·3 layers, and (w + 4)·(what is outside the layers): whole while they compute, with their gradient;
-                    with an adapter, where no gradient of them is sent, w·2 layers, and w·(what is outside)
+                    with an adapter, where no gradient of them is sent, w·2 layers, and w·(what is outside);
+                    for the exact KL w·(what is outside) of a reference with weights of its own, too
     copy            (N + n)·w on rank 0, which is sent to the workers or samples; with a lag, lag + 2 times more for the
                     versions that wait
 
@@ -88,7 +89,8 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
         parts["reference"] /= layout.ranks
         parts["teacher"] /= layout.ranks
         layers, sent = (2, 0) if frozen else (3, 4)
-        parts["gathered"] = width * layers * layer + (width + sent) * shape.outside_layers
+        heads = 1 + (variant.exact_kl and not frozen)
+        parts["gathered"] = width * layers * layer + (width * heads + sent) * shape.outside_layers
         parts["copy"] = copy if first else 0.0
         if variant.offloaded and not variant.on_cpu:
             parts |= dict.fromkeys(("parameters", "optimizer", "gradients", "reference"), 0.0)

@@ -209,6 +209,7 @@ def variant_of(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_
         teacher=teacher_bytes(config, dtype),
         held=not config.lora.adapted or config.lora.path is not None or config.following.every > 0,
         offloaded=config.cluster.offload,
+        exact_kl="full_kl" in config.policy_term.needs | config.regularizer.needs,
     )
 
 

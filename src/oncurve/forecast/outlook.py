@@ -199,6 +199,8 @@ class Variant:
     teacher: float = 0.0
     offloaded: bool = False
     """Whether ranks that divide the model keep their parts in the host's memory."""
+    exact_kl: bool = False
+    """Whether the KL is taken over the whole vocabulary, which needs the reference's head in an update."""
 
     @property
     def footprint(self) -> Footprint:

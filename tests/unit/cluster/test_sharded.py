@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes.adapted import adapted
 from fakes.learning import gradient, relative_error
-from fakes.shards import batch_for, llama, make_llama, sharded, whole_state
+from fakes.shards import batch_for, llama, make_learner, make_llama, sharded, whole_state
 from fakes.tiny_policy import random_groups
 from fakes.tolerance import assert_close
 from oncurve.batching import collate
@@ -279,10 +280,9 @@ def make_mortal(orders: Path, tokenizer: object = None, make: Any = None) -> Any
 
 
 def test_what_is_not_built_on_shards_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"kl\.estimator.*replicate"), sharded(1, make=make_full_kl):
+    with pytest.raises(ConfigError, match=r"lora\.targets.*replicate"), sharded(1, make=make_full_kl):
         pass
 
 
 def make_full_kl(tokenizer: object = None, make: type[LocalLearner] = LocalLearner) -> Any:
-    regularizer = Regularizer(KLPenalty(estimator="full", coef=0.1), 0.0)
-    return LearnerConfig().build(wrap(llama()), OBJECTIVE_KINDS["clipped"](), regularizer, make=make)
+    return make_learner(adapted(llama(), targets=("q_proj", "lm_head")), None, make, estimator="full")

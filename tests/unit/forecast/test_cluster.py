@@ -212,6 +212,13 @@ def test_what_is_offloaded_is_not_on_a_gpu() -> None:
     assert rank_memory(replace(here, offloaded=True), Layout(2, 1, "fsdp")) == rank_memory(here, Layout(2, 1, "fsdp"))
 
 
+def test_the_exact_kl_has_the_reference_s_head_whole() -> None:
+    layout, adapted = Layout(4, 1, "fsdp"), replace(SEVEN, shape=replace(SEVEN.shape, adapter=10**7))
+    for variant, more in ((SEVEN, 2 * SEVEN.shape.outside_layers), (adapted, 0)):
+        exact = rank_memory(replace(variant, exact_kl=True), layout).parts["gathered"]
+        assert exact - rank_memory(variant, layout).parts["gathered"] == pytest.approx(more)
+
+
 def test_a_teacher_is_divided_once_rank_0_has_read_it() -> None:
     plain, taught = replace(SEVEN, process=0.0), replace(SEVEN, process=0.0, teacher=8e9)
     for ranks in (1, 4):

@@ -16,7 +16,8 @@ rank with fewer micro-batches repeats one at weight 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from oncurve.learner import (
 )
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel, module_device, token_stats
+from oncurve.models.adapters import low_rank_of
 from oncurve.types import TokenStats, TrainBatch
 
 library: Any = distributed
@@ -154,17 +156,23 @@ class ShardLearner(LocalLearner):
         """The gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's part."""
         metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64, device=self._device)
         self.optimizer.zero_grad()
-        for micro, counts in part.micro_batches(self.budget.tokens):
-            if counts and part.counts:
-                loss += self._backward(micro.to(self._device), metrics)
-            else:
-                self._backward(_weightless(micro).to(self._device), Metrics())
+        with self._head_of_reference():
+            for micro, counts in part.micro_batches(self.budget.tokens):
+                if counts and part.counts:
+                    loss += self._backward(micro.to(self._device), metrics)
+                else:
+                    self._backward(_weightless(micro).to(self._device), Metrics())
         for name, number in self._numbers.items():
             parameter = self._policy.parameters[name]
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
                 self.optimizer.parameters[number].grad = local(gradient)
         return Accumulated(loss.cpu(), metrics)
+
+    def _head_of_reference(self) -> AbstractContextManager[None]:
+        """Within: the reference's head is whole, for the exact KL. That of the policy's own shards is in any case."""
+        apart = "full_kl" in self._needs and self._referring is not self._policy
+        return self._referring.held() if apart else nullcontext()
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
         loss = self._policy.run(self._loss, micro, metrics)
@@ -208,8 +216,9 @@ class ShardLearner(LocalLearner):
         found: dict[str, Tensor] = {}
         if "reference" in want and self.reference is not None:
             with self.reference.selected():
-                seen = self._stats(self._referring, part, frozenset())
-            found["ref_logprobs"] = seen.logprobs
+                found["ref_logprobs"] = self._stats(self._referring, part, frozenset()).logprobs
+                if "full_kl" in self._needs:
+                    found["ref_hidden"] = self._hidden(self._referring, part)
         if "teacher" in want and self._teacher is not None:
             seen = self._stats(self._teaching, replace(part, rows=as_read(part.rows)), frozenset())
             found["teacher_logprobs"] = seen.logprobs
@@ -220,16 +229,29 @@ class ShardLearner(LocalLearner):
         return {name: tensor.cpu() for name, tensor in found.items()}
 
     def _stats(self, divided: Divided, part: RankRows, want: frozenset[str]) -> TokenStats:
-        seen, pieces = want & {"entropy"}, []
+        seen = want & {"entropy"}
 
         def stats(micro: TrainBatch) -> TokenStats:
             return token_stats(divided.model, micro, temperature=self._temperature, observe=seen)
 
+        return of_the_whole(part.rows, self._passes(divided, part, stats), want)
+
+    def _hidden(self, divided: Divided, part: RankRows) -> Tensor:
+        """The hidden states `(N, H)` of all completion tokens."""
+
+        def hidden(micro: TrainBatch) -> Tensor:
+            return divided.model.completion_hidden(micro.prompts, micro.group_ids, micro.completion_ids, micro.lengths)
+
+        return torch.cat(self._passes(divided, part, hidden))
+
+    def _passes(self, divided: Divided, part: RankRows, compute: Callable[[TrainBatch], Any]) -> list[Any]:
+        """What `compute` finds in each of this rank's micro-batches."""
+        pieces = []
         for micro, own in part.micro_batches(self.budget.tokens):
-            computed = divided.run(stats, micro.to(self._device))
+            computed = divided.run(compute, micro.to(self._device))
             pieces += [computed] if own else []
         divided.reshard()
-        return of_the_whole(part.rows, pieces, want)
+        return pieces
 
     @torch.no_grad()
     def whole_master(self, name: str) -> Tensor:
@@ -300,10 +322,16 @@ def _check_shardable(model: CausalModel, needs: frozenset[str]) -> None:
     """Raises ConfigError for what is not built on shards."""
     for wrong, key, what in (
         (model.adapter is not None and model.adapter.quantized, "model.quantization", "an adapter on a quantised base"),
-        ("full_kl" in needs, "kl.estimator", "the exact KL"),
+        ("full_kl" in needs and _head_is_adapted(model), "lora.targets", "the exact KL with an adapter on the head"),
     ):
         if wrong:
             raise ConfigError(f'{key}: {what} is not built with cluster.sharding = "fsdp"; set it to "replicate"')
+
+
+def _head_is_adapted(model: CausalModel) -> bool:
+    module: Any = model.module
+    head = module.get_output_embeddings() if model.adapter is not None else None
+    return head is not None and low_rank_of(head) is not None
 
 
 def _weightless(micro: TrainBatch) -> TrainBatch:
