@@ -79,6 +79,17 @@ def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
     until(lambda: not folder.exists())
 
 
+def test_a_signal_to_all_processes_of_a_job_leaves_the_minder_to_clear_up() -> None:
+    minder = Minder({})
+    engine = start_with_an_engine(minder)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        os.kill(minder._process.pid, number)
+    assert minder.ending(0.5) == ""
+    minder.close()
+    until(lambda: gone(engine))
+    assert not minder.folder.exists()
+
+
 def test_a_server_that_ends_takes_what_it_has_started_with_it_and_its_ending_is_told() -> None:
     minder = Minder({})
     engine = start_with_an_engine(minder)

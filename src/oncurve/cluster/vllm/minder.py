@@ -106,25 +106,45 @@ def first_cause(log: str) -> str:
 
 
 def mind(folder: Path) -> None:
-    """Run the command that comes on standard input until it ends; remove `folder` when standard input is closed."""
+    """Run the command that comes on standard input until it ends; remove `folder` when standard input is closed.
+
+    A scheduler ends a job by a signal to all its processes: the minder waits for the end of the worker all the same.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *ignored: None)  # the server does not inherit it
+    try:
+        if order := sys.stdin.readline():
+            _serve(json.loads(order), folder)
+    except OSError as error:  # there is no such command
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+        sys.stdout.flush()
+        _tell(folder, 1)
+        _until_closed(sys.stdin.fileno())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(command: Sequence[str], folder: Path) -> None:
     pipe = sys.stdin.fileno()
-    order = sys.stdin.readline()
-    if order:
-        server = subprocess.Popen(
-            json.loads(order), stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_the_minder
-        )
-        closed = _until_closed(pipe, os.pidfd_open(server.pid))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        try:
-            code = server.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:  # the kernel ends it later
-            code = -signal.SIGKILL
-        if not closed:
-            (folder / "ending").write_text(str(code))
-            (folder / "ending").rename(folder / _ENDED)
-            _until_closed(pipe)
-    shutil.rmtree(folder, ignore_errors=True)
+    server = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_the_minder
+    )
+    closed = _until_closed(pipe, os.pidfd_open(server.pid))
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    try:
+        code = server.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:  # the kernel ends it later
+        code = -signal.SIGKILL
+    if not closed:
+        _tell(folder, code)
+        _until_closed(pipe)
+
+
+def _tell(folder: Path, code: int) -> None:
+    """Say how the server has ended."""
+    (folder / "ending").write_text(str(code))
+    (folder / "ending").rename(folder / _ENDED)
 
 
 def _until_closed(pipe: int, *others: int) -> bool:
