@@ -79,7 +79,7 @@ class FleetEngine(Closing):
         self._sending: Sending | None = None
         self._next: Sending | None = None
         self._calls, self._has = dict[int, Call](), dict[int, str]()
-        self._open, self._refusals = list[Rollout](), set[str]()
+        self._open, self._refusals, self._refused = list[Rollout](), set[str](), False
         self._deadlines, self._alive_at = Deadlines(wait_seconds), 0.0
         self._busy, self._measured = Busy(), defaultdict[str, float](float)
         self._patience, self._told = max(PATIENCE_SECONDS, start_seconds), exact
@@ -286,20 +286,20 @@ class FleetEngine(Closing):
                 call.interrupted = True
 
     def _publish(self, fleet: Fleet) -> bool:
-        """Make the weights ready for workers that lack them, in one copy. False: there is no room for it."""
+        """Make the weights ready for workers that lack them, in one copy. False: it is refused, which is said once."""
         assert self._sending is not None
         began = time.perf_counter()
         try:
             self._sending.finish(self._carrier, fleet)
         except (OSError, StorageError) as error:
-            size = self._sending.snapshot.nbytes / 2**30
-            urgent(
-                f"oncurve: there is no room for {size:.2f} GiB of weights ({error}); this process decodes all "
-                f"shards{self._bits}"
-            )
+            if not self._refused:
+                why = f"the weights cannot be given to the workers: {getattr(error, 'reason', error)}"
+                urgent(f"oncurve: {why}; until they can, this process decodes all shards{self._bits}")
+            self._refused = True
             return False
         finally:
             self._measured["cluster/weights_seconds"] += time.perf_counter() - began
+        self._refused = False
         return True
 
     def _bring(self, fleet: Fleet, chosen: Sequence[int], free: Sequence[int], sending: Sending) -> bool:

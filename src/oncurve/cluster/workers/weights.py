@@ -176,7 +176,7 @@ class OnDisk(_Fetched):
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Path:
         """The folder of the version, written whole or not at all after those before the last one are removed."""
-        if self._folder is None:
+        if self._folder is None or not self._folder.is_dir():  # it may have been removed
             if self._parent is not None:
                 self._parent.mkdir(parents=True, exist_ok=True)
             made = tempfile.mkdtemp(prefix="oncurve-weights-", dir=self._parent)
