@@ -190,13 +190,15 @@ class ShardedLearner:
         An adapter is merged into the weights, and written to the folder `adapter` in it as well.
         """
         model = self.local.whole
-        tensors = LazyTensors(dict(model.module.named_parameters()), self._whole_master)
-        save(model.module, self.local.tokenizer, folder, tensors, adapter=model.adapter)
+        parameters = dict(model.module.named_parameters())
+
+        def made(name: str) -> torch.Tensor:
+            one = parameters[name]
+            return self._whole_master(name) if one.requires_grad else widened(one.detach())
+
+        save(model.module, self.local.tokenizer, folder, LazyTensors(parameters, made), adapter=model.adapter)
 
     def _whole_master(self, name: str) -> torch.Tensor:
-        parameter = self.local.whole.module.get_parameter(name)
-        if not parameter.requires_grad:
-            return widened(parameter.detach())
         if self._masters is not None:
             return self._masters[name]
         with self._all("whole_master", *((name,) for _ in self._members)):
