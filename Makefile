@@ -101,9 +101,10 @@ bench-quick: $(BENCH_VENV)/.installed-bench
 performance-doc: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m bench.report.document
 
-# The study of docs/science.md (about 15 minutes of processor time; it continues where it was interrupted), and the page.
+# The studies of docs/science.md (about 40 minutes of processor time; it continues where it was interrupted), and the page.
 science: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m bench.science.off_policy $(ARGS)
+	$(BENCH_VENV)/bin/python -m bench.science.lag $(ARGS)
 	$(BENCH_VENV)/bin/python -m bench.science.page
 
 # The tables of docs/scaling.md: published step times next to simulated ones (half a minute).

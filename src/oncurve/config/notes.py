@@ -117,9 +117,12 @@ NOTES: tuple[Note, ...] = (
     Note(
         lambda c, f: c.cluster.lag > 0 and not (corrects(c.correction) or corrects_for_sampler(c.objective)),
         lambda c, f: (
-            f"cluster.lag = {c.cluster.lag}: nothing corrects for the older weights that sample"
-            + (", but the clipped ratio to them" if has_importance_ratio(c.objective) else "")
-            + '; set correction.kind="truncated", which separates them from the old policy (the decoupled objective)'
+            f"cluster.lag = {c.cluster.lag}: the older weights that sample are the old policy of the objective's ratio,"
+            ' which limits how far updates go from them; correction.kind="truncated" separates the two (the decoupled '
+            "objective); docs/science.md compares them"
+            if has_importance_ratio(c.objective)
+            else f"cluster.lag = {c.cluster.lag}: nothing corrects for the older weights that sample; set "
+            'correction.kind="truncated", or objective.kind="clipped", whose ratio does'
         ),
     ),
     Note(

@@ -97,9 +97,9 @@ def _entropy(case: Case) -> str | None:
 def _mismatch(case: Case) -> str | None:
     value = case.mean("policy/mismatch")
     corrected = case.setting("correction.kind") not in (None, "none")
-    lagging = bool(case.setting("cluster.lag"))  # the old log-probs are the sampler's then: the clipped ratio has it
+    contained = bool(case.setting("cluster.lag")) and case.setting("objective.kind") != "reinforce"  # in the ratio
     exact = case.setting("model.dtype") in ("float32", "float64") and not case.setting("filter.dynamic_sampling")
-    if value is None or corrected or lagging or value < (MISMATCH_FLOAT32 if exact else MISMATCH):
+    if value is None or corrected or contained or value < (MISMATCH_FLOAT32 if exact else MISMATCH):
         return None
     return f"Log-probs of learner and sampler differ by {value:.2g} nats per token in the last {case.span} steps"
 

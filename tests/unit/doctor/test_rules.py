@@ -245,6 +245,7 @@ def test_faults_memory_and_mismatch_are_measured_by_the_settings() -> None:
     assert names(course(mismatch=0.5), settings=corrected) == []
     lagging = SETTINGS | {"cluster": {"kind": "host", "lag": 1}}
     assert names(course(mismatch=0.5), settings=lagging) == []
+    assert names(course(mismatch=0.5), settings=lagging | {"objective": {"kind": "reinforce"}}) == ["sampler-mismatch"]
     prompt = SETTINGS | {"cluster": {"kind": "host", "lag": 0}}
     assert names(course(mismatch=0.5), settings=prompt) == ["sampler-mismatch"]
 
