@@ -101,7 +101,7 @@ bench-quick: $(BENCH_VENV)/.installed-bench
 performance-doc: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m bench.report.document
 
-# The studies of docs/science.md (about 40 minutes of processor time; it continues where it was interrupted), and the page.
+# The studies of docs/science.md (less than an hour of processor time; it continues where it was interrupted), and the page.
 science: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m bench.science.off_policy $(ARGS)
 	$(BENCH_VENV)/bin/python -m bench.science.lag $(ARGS)
