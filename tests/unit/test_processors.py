@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -223,11 +224,14 @@ from oncurve.processors import ShortWaits
 torch.set_num_threads(2)
 x, y = torch.randn(64, 4096), torch.randn(2, 32768)
 
-def sleeps(loops=100):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-    for _ in range(loops):
-        y.mul_(1.0)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / loops
+def sleeps(loops=20, times=20):
+    found = []  # other programs can only make a thread that spins give up: the least of short measurements is its own
+    for _ in range(times):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        for _ in range(loops):
+            y.mul_(1.0)
+        found.append((resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / loops)
+    return sorted(found)
 
 def bits():
     torch.manual_seed(0)
@@ -260,8 +264,9 @@ print(json.dumps(found))
 @two_processors
 def test_waits_are_short_between_begin_and_end_and_no_bit_changes() -> None:
     found = json.loads(run(WAITS))
-    assert min(found["short"]) > 0.25  # threads sleep in most loops
-    assert min(found["spinning"]) < 0.5 * min(found["short"])
+    short = min(statistics.median(each) for each in found["short"])
+    assert short > 0.25  # threads sleep in most loops
+    assert min(each[0] for each in found["spinning"]) < 0.5 * short
     assert len({tuple(bits) for bits in found["bits"]}) == 1
     assert len(set(found["threads"])) == 1  # the idle team is gone
 
