@@ -286,9 +286,9 @@ def test_a_run_that_cannot_have_ranks_is_refused() -> None:
 
 
 def test_the_reason_why_ranks_cannot_divide_a_model_is_said() -> None:
-    words = ("--model", "qwen2.5-72b", "--machines", "8xh200", "kl.estimator=full")
+    words = ("--model", "qwen2.5-72b", "--machines", "8xh200", "learner.masters=split")
     _, text, _ = plan(*words)
-    assert "the ranks cannot divide the model: kl.estimator" in text
+    assert "the ranks cannot divide the model: learner.masters" in text
 
 
 def test_gpus_that_are_too_small_are_said_with_what_makes_it_fit() -> None:

@@ -238,7 +238,7 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
     assert measured[0]["cluster/weights_bytes"] in (whole, 2 * whole)
     told = capfd.readouterr().err
     assert told.count("a worker was lost: it was killed by signal SIGKILL; the run goes on") == 1
-    assert told.count("ZeroDivisionError: a defect") == 1
+    assert told.count("a worker was lost: ZeroDivisionError: a defect; the run goes on") == 1
 
 
 def test_workers_are_busy_while_they_have_a_shard(orders: Path) -> None:
