@@ -147,7 +147,12 @@ def test_weights_that_are_broadcast_give_the_same_run(project: Path, more: list[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["learner_ranks", "rollout_workers"])
-def test_a_run_that_is_killed_whole_goes_on_with_other_processes_to_the_same_bits(project: Path, part: str) -> None:
+def test_a_run_that_is_killed_whole_goes_on_with_other_processes_to_the_same_bits(
+    project: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = project / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     steps = 8
     finish("train", "recipe.toml", *WORKERS, f"run.steps={steps}", "--out", "one")
     out = project / "two"
@@ -165,6 +170,7 @@ def test_a_run_that_is_killed_whole_goes_on_with_other_processes_to_the_same_bit
         process.communicate(timeout=60)
         _, alive = psutil.wait_procs(children, timeout=60)
         assert alive == []
+        assert [left.name for left in temporary.iterdir() if "inductor" not in left.name] == []
         arguments = ["resume", "two", f"cluster.{part}={count}"]
     said = finish("resume", "two", f"cluster.{part}=1")
     assert "exact" in said

@@ -216,3 +216,36 @@ def test_deaths_leave_no_descriptor_no_thread_and_no_child() -> None:
 def test_more_processes_than_its_socket_takes_orders_for_are_all_forked() -> None:
     with HostFleet(Holder, 150) as fleet:
         assert len(fleet.settled(LIMIT)) == 150
+
+
+MEETS = """
+import sys, time
+from fakes.calls import Counted
+from oncurve.cluster import HostFleet
+from oncurve.parallel import World
+
+fleet = HostFleet(Counted, 1)
+for _ in range(2):
+    (process,), meeting = fleet.settled(240.0), fleet.meeting()
+    fleet.call(process, "meet", 1, 2, meeting)
+    world = World.join(0, 2, meeting, 60.0)
+    assert world.agree(True)
+    world.leave()
+handle = fleet.put([memoryview(b"weights")])
+print("met", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_is_killed_leaves_nothing_of_its_fleet_in_the_temporary_folder(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", MEETS], env=environment, stdout=subprocess.PIPE) as driver:
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == b"met\n"
+            family = psutil.Process(driver.pid).children(recursive=True)
+            assert len(family) == 2  # the nursery and its process
+        finally:
+            driver.kill()
+    assert psutil.wait_procs(family, timeout=LIMIT)[1] == []
+    assert [left.name for left in tmp_path.iterdir() if "inductor" not in left.name] == []

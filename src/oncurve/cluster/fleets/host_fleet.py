@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -83,12 +84,14 @@ class HostFleet(WatchedFleet):
         self._asked: dict[int, Start] = {}  # processes to be forked as soon as the nursery takes another order
         self._numbers = 0
         self._failure: str | None = None
-        self._folder: Path | None = None
+        self._folder = Path(tempfile.gettempdir()) / f"oncurve-ranks-{secrets.token_hex(8)}"
         self._meetings = 0
         self._ready = False
         self._over = threading.Event()
         thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._processes), daemon=True)
-        self._end = weakref.finalize(self, _end, self._over, thread, self._nursery, self._recipe, os.getpid())
+        self._end = weakref.finalize(
+            self, _end, self._over, thread, self._nursery, self._recipe, self._folder, os.getpid()
+        )
         self._order_nursery()
         thread.start()
 
@@ -123,18 +126,14 @@ class HostFleet(WatchedFleet):
         return number
 
     def meeting(self) -> FileMeeting:
-        """A file of this machine, in a folder that `close` removes."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="oncurve-ranks-"))
-            self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        """A file of this machine, in a folder that ends with the fleet, also where its process is killed."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         self._meetings += 1
         return FileMeeting(self._folder / f"world-{self._meetings}")
 
     def close(self) -> None:
         """End all processes. Twice is allowed."""
         self._end()
-        if self._folder is not None:
-            self._remove()
         for process in self._processes.values():
             process.release()
         self._processes.clear()
@@ -185,7 +184,7 @@ class HostFleet(WatchedFleet):
             if isinstance(order, Start):
                 self._which = order.process
                 try:
-                    self._nursery.append(HostNursery(self._recipe, bool(self._gpus)))
+                    self._nursery.append(HostNursery(self._recipe, self._folder, bool(self._gpus)))
                 except OSError as error:
                     self._nurseries.has_ended(self._which, str(error), self._clock.now)
             else:
@@ -307,10 +306,15 @@ def _serve(reference: weakref.ref[HostFleet], processes: dict[int, _Process]) ->
 
 
 def _end(
-    over: threading.Event, thread: threading.Thread, nurseries: list[HostNursery], recipe: IO[bytes], owner: int
+    over: threading.Event,
+    thread: threading.Thread,
+    nurseries: list[HostNursery],
+    recipe: IO[bytes],
+    folder: Path,
+    owner: int,
 ) -> None:
     """End the thread, which may be starting a nursery, and then the nursery, which ends its processes, the stopped ones
-    too."""
+    too. The nursery removes the folder, and is killed where it takes long."""
     over.set()
     if os.getpid() == owner:  # in a forked copy of this process they are not its own
         for nursery in list(nurseries):
@@ -319,4 +323,5 @@ def _end(
             thread.join(_THREAD_SECONDS)
         for nursery in nurseries:
             nursery.end()
+        shutil.rmtree(folder, ignore_errors=True)
         recipe.close()

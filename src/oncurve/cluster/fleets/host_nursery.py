@@ -23,19 +23,21 @@ from oncurve.output import worker_stderr
 
 _MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
 _BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.fleets.nursery import main; main(int(sys.argv[2]))"
+    "import sys; sys.path.append(sys.argv[1]); from oncurve.cluster.fleets.nursery import main; "
+    "main(int(sys.argv[2]), sys.argv[3])"
 )
 
 _NO_GPUS = {VISIBLE: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 class HostNursery:
-    """A nursery that is started at once, with a `recipe` of its object: a file, which is read from its beginning.
+    """A nursery that is started at once, with a `recipe` of its object: a file, which is read from its beginning. When
+    the fleet ends, however it ends, the nursery removes its `folder`.
 
     With `hide_gpus` it sees none: CUDA must not be touched before its processes are forked and see their own.
     """
 
-    def __init__(self, recipe: IO[bytes], hide_gpus: bool = False) -> None:
+    def __init__(self, recipe: IO[bytes], folder: Path, hide_gpus: bool = False) -> None:
         recipe.seek(0)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(0.0)  # the nursery may wait until it is read from, and its reader is this process
@@ -43,7 +45,7 @@ class HostNursery:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RUN)  # the nursery unblocks them
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, source, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _BOOT, source, str(theirs.fileno()), str(folder)],
                 pass_fds=(theirs.fileno(),),
                 stdin=recipe,
                 stdout=subprocess.DEVNULL,

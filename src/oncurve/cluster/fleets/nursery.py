@@ -23,6 +23,7 @@ import ctypes
 import gc
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -48,8 +49,9 @@ _TURN_SECONDS = 60.0
 _LONGEST_MESSAGE = 1 << 12
 
 
-def main(control: int) -> NoReturn:
-    """The nursery's life, over the control socket with this descriptor. The object's recipe comes on standard input."""
+def main(control: int, folder: str) -> NoReturn:
+    """The nursery's life, over the control socket with this descriptor. The object's recipe comes on standard input.
+    When the other end is closed, because its process was killed or has no more use for it, it removes the `folder`."""
     end = socket.socket(fileno=control)
     end.set_inheritable(False)
     end.settimeout(_SEND_SECONDS)
@@ -86,6 +88,7 @@ def main(control: int) -> NoReturn:
         for child in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
