@@ -12,6 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -439,7 +440,14 @@ class Seeing:
 
 @ray_is_here
 @pytest.mark.slow
-def test_ray_gives_each_process_a_gpu_and_none_the_one_that_the_run_computes_on() -> None:
+@pytest.mark.parametrize("part", ["gpus_for_each", "sampled_on_gpus", "a_ray_of_its_own_first"])
+def test_ray_in_a_process_that_has_had_no_other_ray(part: str) -> None:
+    code = f"from integration.test_ray_runs import {part}; {part}()"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True, timeout=400)
+
+
+def gpus_for_each() -> None:
+    """Each process has a GPU, and none the one that the run computes on."""
     with toy_cluster(1, gpus=2) as toy:
         for own, other in (("1", "0"), ("0", "1")):
             gpus = Gpus((own, other), ("H200", "H200"), "cpu")
@@ -456,20 +464,29 @@ def test_ray_gives_each_process_a_gpu_and_none_the_one_that_the_run_computes_on(
             RayFleet(Seeing, 1, address=toy.address, gpus=nowhere, each=1)
 
 
-@ray_is_here
-@pytest.mark.slow
-def test_workers_that_ray_has_placed_by_gpus_sample_the_tokens_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but CUDA itself: the device that they are moved to is a processor."""
+def sampled_on_gpus() -> None:
+    """Workers that Ray has placed sample the tokens of one process. All but CUDA itself: the device that they are moved
+    to is a processor."""
     sampling = Sampling(group_size=3, max_new_tokens=8)
     prompts = [Prompt(number, "", (number, 3)) for number in range(5)]
     build = partial(InProcessEngine, sampling, seed=5)
     model, groups = tiny_model(), []
     with toy_cluster(3, gpus=1) as toy:
         for workers in (0, 2):
-            monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model: Gpus(("0",), ("H200",), "cpu"))
             cluster = RayCluster(address=toy.address, rollout_workers=workers, shard_groups=2, learner_ranks=2)
-            with cluster.rollout_engine(build(), build, sampling) as engine:
+            with (
+                mock.patch("oncurve.cluster.processes.seen_by", return_value=Gpus(("0",), ("H200",), "cpu")),
+                cluster.rollout_engine(build(), build, sampling) as engine,
+            ):
                 engine.follow(LocalWeights(model, 0))
                 groups.append(engine.generate(prompts, 0))
                 assert engine.measured().get("cluster/workers_alive", 0.0) == workers
     assert groups[0] == groups[1]
+
+
+def a_ray_of_its_own_first() -> None:
+    """A process that has started a Ray of its own cannot use another one, and says so."""
+    with RayFleet(Seeing, 1) as fleet:
+        assert len(fleet.settled(120.0)) == 1
+    with toy_cluster(1) as toy, pytest.raises(ConfigError, match="this process has started a Ray of its own before"):
+        RayFleet(Seeing, 1, address=toy.address)

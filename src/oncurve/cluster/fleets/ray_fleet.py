@@ -107,7 +107,11 @@ class RayFleet(WatchedFleet):
         self._end = weakref.finalize(self, _end, ray, self._processes)
         environment = {key: value for key, value in os.environ.items() if key.startswith(_ENVIRONMENT)}
         if gpus is not None:
-            SESSION.keep_gpu(gpus.entries[0])
+            try:
+                SESSION.keep_gpu(gpus.entries[0])
+            except ConfigError:
+                self._end()  # now, and not when the error's traceback, which refers to this fleet, is forgotten
+                raise
         stored = ray.put(recipe)
         actor = ray.remote(
             num_cpus=0 if self._own else threads,

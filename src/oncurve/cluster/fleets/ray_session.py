@@ -56,6 +56,11 @@ class _Session:
         """The module `ray`, connected. `nbytes`: of the largest object. Raises ConfigError."""
         with self._lock:
             if self._users == 0:
+                if address and self._token:
+                    raise ConfigError(
+                        "cluster.address: this process has started a Ray of its own before, whose token Ray keeps, so "
+                        f"the one at {address} cannot answer it; use it from a new process, or leave the address out"
+                    )
                 if address:
                     check_address(address)
                 if address or nbytes > self._room:
