@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 
 from oncurve.cli import app
@@ -77,7 +76,8 @@ def found(text: str, words: dict[str, str] = WORDS, names: dict[str, str] = NAME
     """What stands in the text and should not: line, replacement, and the line itself."""
     whole = [(re.compile(rf"(?<![a-z])({pattern})(?![a-z])"), instead) for pattern, instead in words.items()]
     for number, line in enumerate(text.splitlines(), 1):
-        hits = [instead for pattern, instead in whole if pattern.search(plain(line))]
+        words_of_line = plain(line)
+        hits = [instead for pattern, instead in whole if pattern.search(words_of_line)]
         hits += [instead for pattern, instead in names.items() if re.search(pattern, line)]
         yield from (f"line {number}: write {instead}: {line.strip()}" for instead in hits)
 
@@ -90,17 +90,21 @@ def helps(command: Any, path: str = "oncurve") -> Iterator[tuple[str, str]]:
         yield from helps(below, f"{path} {name}")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_has_none_of_the_earlier_words(path: Path) -> None:
-    where = str(path.relative_to(ROOT))
+def in_file(path: Path) -> Iterator[str]:
+    """What stands in a file and should not, with the file's name."""
+    where = path.relative_to(ROOT).as_posix()
     words = {pattern: instead for pattern, instead in WORDS.items() if "stream" not in pattern or where not in STREAMS}
     names = NAMES | (PAGE_NAMES if path.suffix == ".md" else {})
-    assert list(found(path.read_text(encoding="utf-8"), words, names)) == []
+    yield from (f"{where}, {line}" for line in found(path.read_text(encoding="utf-8"), words, names))
 
 
-@pytest.mark.parametrize(("path", "text"), list(helps(typer.main.get_command(app))), ids=lambda value: str(value)[:40])
-def test_a_help_text_has_none_of_the_earlier_words(path: str, text: str) -> None:
-    assert list(found(text)) == [], path
+def test_files_have_none_of_the_earlier_words() -> None:
+    assert [line for path in FILES for line in in_file(path)] == []
+
+
+def test_help_texts_have_none_of_the_earlier_words() -> None:
+    pages = helps(typer.main.get_command(app))
+    assert [f"{path} --help, {line}" for path, text in pages for line in found(text)] == []
 
 
 def test_an_earlier_word_is_found_in_names_and_in_prose() -> None:
