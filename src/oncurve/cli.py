@@ -32,7 +32,6 @@ from oncurve.cli_groups import (
     reward_model_app,
 )
 from oncurve.cli_help import CommandWithExamples
-from oncurve.cli_launch import launch
 from oncurve.errors import OncurveError, UserError, command
 from oncurve.output import complain, installed, own_process, say
 from oncurve.paths import permitted
@@ -61,7 +60,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain text: usage errors quote what was typed
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("launch", cls=CommandWithExamples)(launch)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 app.add_typer(reward_app, name="reward")

@@ -39,10 +39,6 @@ EXAMPLES = {
         "oncurve plan --parameters 7B --machine h100 --completion-tokens 2048",
         "oncurve plan gsm8k.toml --machines 8xh200",
     ),
-    "launch": (
-        "oncurve launch gsm8k.toml cluster.kind=ray cluster.rollout_workers=8 --slurm --nodes 2 --out job.sh",
-        "oncurve launch gsm8k.toml cluster.kind=ray cluster.rollout_workers=8 --kuberay --image IMAGE --claim runs",
-    ),
     "config show": ("oncurve config show gsm8k", "oncurve config show dapo kl.coef=0.01"),
     "config from-verl": (
         "oncurve config from-verl run_qwen.sh trainer.total_epochs=1",

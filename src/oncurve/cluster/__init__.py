@@ -3,7 +3,6 @@
 settings.py      the kinds of `[cluster]`
 keys.py          the settings of all kinds that have several processes; in words: sentences.py
 processes.py     how ranks and workers are made by these settings; ray_cluster.py: Ray's kind
-launch.py        jobs for Slurm and KubeRay, which start a Ray cluster and train on it
 fleets/          processes that are placed, watched and replaced: on this machine, or by Ray
 ranks/           a learner of several ranks that each have the whole model
 sharding/        a learner whose ranks divide the model among them by FSDP2
@@ -28,14 +27,6 @@ from oncurve.cluster.fleets import (
     RayFleet as RayFleet,
     Replied as Replied,
     Start as Start,
-)
-from oncurve.cluster.launch import (
-    Job as Job,
-    JobText as JobText,
-    KubeRay as KubeRay,
-    Slurm as Slurm,
-    kuberay_manifest as kuberay_manifest,
-    slurm_script as slurm_script,
 )
 from oncurve.cluster.processes import ProcessCluster as ProcessCluster
 from oncurve.cluster.ranks import FleetLearner as FleetLearner, Rank as Rank

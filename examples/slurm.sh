@@ -1,29 +1,21 @@
 #!/bin/bash
-#SBATCH --job-name={{ name }}
-#SBATCH --nodes={{ nodes }}
+#SBATCH --job-name=oncurve
+#SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task={{ cpus }}
-{% if memory %}
-#SBATCH --mem={{ memory }}
-{% endif %}
-#SBATCH --time={{ time }}
-{% if partition %}
-#SBATCH --partition={{ partition }}
-{% endif %}
-{% if account %}
-#SBATCH --account={{ account }}
-{% endif %}
+#SBATCH --cpus-per-task=9
+#SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@300
 #
 # Submit it where the command below finds its files: sbatch FILE. All nodes need this folder, and oncurve with Ray.
 # Five minutes before the time limit the run writes a checkpoint and ends, and the job queues again: it continues there.
+# Edit the lines above, the command and CPUS: workers and ranks need one processor each, and so does the command.
 set -u
 
-OUT={{ folder }}
-TRAIN=({{ words }} --out "$OUT" --resume-if-there)
-CPUS={{ cpus }}
+TRAIN=(oncurve train gsm8k cluster.kind=ray cluster.rollout_workers=14 cluster.learner_ranks=2 data.path=train.jsonl)
+TRAIN+=(--out runs/gsm8k --resume-if-there)
+CPUS=9  # per node
 START_SECONDS=600
 TEMPORARY="/tmp/ray-$SLURM_JOB_ID"
 
