@@ -28,7 +28,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.closing import Closing
-from oncurve.errors import RunDirectoryError, command
+from oncurve.errors import LostFileError, RunDirectoryError, command
 from oncurve.paths import usable_path
 
 EXACT_KEYS = (
@@ -220,6 +220,11 @@ class RunDirectory(Closing):
         self.note(step, changes)
         self.keep_config(config_toml)
         self.keep_identity(identity)
+
+    def check_kept(self) -> None:
+        """Raises LostFileError: the directory was deleted, moved or replaced since it was opened."""
+        if self._lock is not None and not durable.is_at(self._lock, self.path / LOCK):
+            raise LostFileError(self.path / LOCK, "it was opened")
 
     def set_products_aside(self, step: int) -> None:
         """Rename `model/` and `reward_model/` of a run that goes on after its end: nothing of it is overwritten."""

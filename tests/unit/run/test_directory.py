@@ -1,6 +1,7 @@
 """The run directory: every crash of its making leaves something to go on with, and nothing in it leads out of it."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncurve import durable
-from oncurve.errors import RunDirectoryError
+from oncurve.errors import LostFileError, RunDirectoryError
 from oncurve.run.directory import BEGINNING, FILES, FOLDERS, LOCK, MARK, RunDirectory
 
 CRASHES = """
@@ -227,6 +228,15 @@ def test_what_killed_writers_left_is_swept_when_a_run_is_taken_up_and_nothing_el
     assert not any((path / name).exists() for name in (*ours, "checkpoints/frozen/.tmp-frozen-3-0123abcd"))
     assert all((path / name / "file").exists() for name in theirs)
     assert set(BEGINNING) - {"data.jsonl", "eval_data.jsonl"} <= {entry.name for entry in path.iterdir()}
+
+
+def test_a_folder_that_is_replaced_while_the_model_loads_is_not_taken_for_the_run(tmp_path: Path) -> None:
+    with begun(tmp_path / "run") as run:
+        run.check_kept()
+        (tmp_path / "run").rename(tmp_path / "there")
+        shutil.copytree(tmp_path / "there", tmp_path / "run")
+        with pytest.raises(LostFileError, match="after it was opened"):
+            run.check_kept()
 
 
 def test_a_change_is_noted_even_where_the_environment_is_damaged(tmp_path: Path) -> None:
