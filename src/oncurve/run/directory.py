@@ -162,6 +162,8 @@ class RunDirectory(Closing):
                 )
             for folder in (path.resolve(), *(path / name for name in FOLDERS[:5])):
                 durable.sweep(folder)
+            if run.identity() not in (None, _object(path / IDENTITY)):
+                run.keep_identity(run.identity() or {})  # a change is complete now, or was never made
         except BaseException:
             run.close()
             raise
@@ -200,9 +202,11 @@ class RunDirectory(Closing):
         durable.write_file(self.path / IDENTITY, durable.to_json(dict(identity)))
 
     def identity(self) -> dict[str, Any] | None:
-        """The identity in `run.json`; None where it is missing or damaged."""
-        found = _object(self.path / IDENTITY)
-        return found if is_identity(found) else None
+        """Return the identity in `run.json` that `config.toml` belongs to; None where it is missing or damaged."""
+        found = _object(self.path / IDENTITY) or {}
+        if found.get("after") == durable.sha256(self.path / CONFIG):
+            found = found.get("before", {})  # a change was killed before it wrote the other settings
+        return {key: found[key] for key in ("id", "settings", "files")} if is_identity(found) else None
 
     def note(self, step: int, changes: Sequence[str]) -> None:
         """Add to `environment.json`, also to a damaged one, that the run continued after `step` with these changes."""
@@ -218,8 +222,9 @@ class RunDirectory(Closing):
         if not kept.exists() or kept.read_bytes() != earlier:
             durable.write_file(_free(kept), earlier)
         self.note(step, changes)
-        self.keep_config(config_toml)
-        self.keep_identity(identity)
+        after = durable.sha256(self.path / CONFIG)
+        self.keep_identity({**identity, "after": after, "before": self.identity()})
+        self.keep_config(config_toml)  # the change itself, before which `identity` returns the earlier one
 
     def check_kept(self) -> None:
         """Raises LostFileError: the directory was deleted, moved or replaced since it was opened."""
