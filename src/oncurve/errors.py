@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 Raised = TypeVar("Raised", bound=BaseException)
@@ -53,6 +54,21 @@ class CheckpointError(OncurveError):
 
 class TrainingError(OncurveError):
     """Training cannot continue: consecutive non-finite updates, or a whole step without a valid reward."""
+
+
+class LostFileError(TrainingError):
+    """A file that is open in a run's folder was deleted, moved or replaced, perhaps with the whole folder.
+
+    `since`: when it was there last, such as "step 40 was written".
+    """
+
+    def __init__(self, file: Path, since: str) -> None:
+        super().__init__(
+            f"{file.parent}: the folder, or {file.name} in it, was deleted, moved or replaced by another after {since}."
+            " What is written would be kept nowhere, so the run ends. If the folder was moved, `oncurve resume` goes "
+            "on where it is now, from its newest checkpoint. If it was deleted, its steps and checkpoints are lost, "
+            "and the same command begins again"
+        )
 
 
 class LostStateError(TrainingError):

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,3 +122,42 @@ def test_a_damaged_checkpoint_is_passed_over_or_named(command: Command) -> None:
     assert command("export", "harmed").code == 0
     assert os.listdir("harmed/export") == ["step-000001"]
     assert same("harmed/export/step-000001", "midway")
+
+
+@pytest.mark.parametrize("words", ["", "--to inspect"])
+def test_an_export_writes_through_no_link(command: Command, tmp_path: Path, words: str) -> None:
+    shutil.copytree("run", tmp_path / "run", ignore=shutil.ignore_patterns("export"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "run/export").symlink_to(tmp_path / "mine")
+    said = command("export", str(tmp_path / "run"), *words.split())
+    assert said.code == 2
+    assert "is a symbolic link" in said.err
+    assert not any((tmp_path / "mine").iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from oncurve import cli
+from oncurve.models.loading import saving
+saving._with_dtype = lambda path, tensors: os.kill(os.getpid(), signal.SIGKILL)
+sys.argv = ["oncurve", "export", *sys.argv[1:]]
+cli.main()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_export_left_goes_with_the_next_and_nothing_else(project: Path, command: Command) -> None:
+    """In a folder of the user's with what belongs to the same target alone."""
+    names = Path("left"), Path("run/export")
+    for words in (["--out", "left/best"], []):
+        killed = subprocess.run([sys.executable, "-c", KILLED, "run", "--step", "1", *words], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    living, other = f".tmp-best-{os.getpid()}-0123abcd", f".tmp-model-{2**22 + 1}-0123abcd"
+    for folder in names:
+        assert any(entry.name.startswith(".tmp-") for entry in folder.iterdir())
+        (folder / living).mkdir()
+        (folder / other).mkdir()
+    assert command("export", "run", "--step", "1", "--out", "left/best").code == 0
+    assert command("export", "run", "--to", "inspect").code == 0
+    assert {entry.name for entry in names[0].iterdir()} == {"best", living, other}
+    assert {entry.name for entry in names[1].iterdir() if entry.name.startswith(".")} == {living}

@@ -31,7 +31,7 @@ from oncurve.durable import (
     write_directory,
     write_file,
 )
-from oncurve.errors import CheckpointError
+from oncurve.errors import CheckpointError, LostFileError
 
 KILLED_WRITERS = """
 import os, pathlib, random, signal, sys, time
@@ -361,6 +361,31 @@ def test_an_error_that_does_not_pass_is_no_disk_error(tmp_path: Path, monkeypatc
         assert not isinstance(caught.value, DiskError)
         log.append({"a": 3})
     assert read_log(tmp_path / "log") == [{"a": 1}, {"a": 3}]
+
+
+@pytest.mark.parametrize("lost", ["deleted", "moved", "replaced", "its folder moved"])
+def test_a_log_that_is_no_longer_at_its_path_is_an_error_and_is_not_made_again(tmp_path: Path, lost: str) -> None:
+    path = tmp_path / "run/log"
+    with AppendLog(path) as log:
+        log.append({"step": 7})
+        if lost == "its folder moved":
+            path.parent.rename(tmp_path / "there")
+        else:
+            path.rename(tmp_path / "elsewhere")
+        if lost == "replaced":
+            path.write_bytes(b"mine")
+        with pytest.raises(LostFileError, match="after step 7 was written"):
+            log.append({"step": 8})
+    assert not path.exists() or path.read_bytes() == b"mine"
+
+
+def test_a_log_that_is_a_hard_link_is_continued_as_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(b"{}\n{}\n")
+    os.link(tmp_path / "theirs", tmp_path / "log")
+    with AppendLog(tmp_path / "log", offset=3) as log:
+        log.append({"step": 1})
+    assert (tmp_path / "theirs").read_bytes() == b"{}\n{}\n"
+    assert read_log(tmp_path / "log") == [{}, {"step": 1}]
 
 
 def test_the_memory_of_a_log_is_bounded_while_the_disk_takes_it(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from oncurve.data.containers import SPLITS
 from oncurve.data.formats import FORMATS, FileRows, read_file
 from oncurve.data.hold_out import hold_out
 from oncurve.data.hub import read_hub
+from oncurve.data.jsonl import suffix_of
 from oncurve.data.settings import Content, DataSettings, Rows
 from oncurve.errors import DataError
 from oncurve.paths import is_data_set_id
@@ -32,7 +33,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class Files(DataSettings):
-    """Files of rows, JSONL, parquet or CSV, or a data set of the Hugging Face hub."""
+    """Files of rows, JSONL or a JSON array, parquet or CSV, or a data set of the Hugging Face hub."""
 
     path: str | tuple[str, ...] | None = None
     """A file, relative to the recipe; a folder of files; a pattern, `"rows/*.parquet"`; a data set of the hub,
@@ -209,7 +210,7 @@ def _files_of(key: str, path: str, split: str | None, base: Path | None) -> list
         return [at]
     else:
         raise DataError(f"data.split: {at} is one file, which has no splits; leave data.split and data.eval_split out")
-    files = sorted(file for file in found if file.suffix.lower() in FORMATS and file.is_file())
+    files = sorted(file for file in found if suffix_of(file) in FORMATS and file.is_file())
     if not files:
         has = ", ".join(sorted(file.name for file in found)[:8]) or "nothing"
         if not found and any(mark in path for mark in "*?["):

@@ -1,7 +1,7 @@
-"""One data file of any format, read whole: the suffix says which one it is in.
+"""One data file of any format, read whole: the suffix says which one it is in, that before `.gz` of a compressed one.
 
 A CSV cell is the text that stands in it, `007` too: no type is guessed. Of parquet, dates and decimals become text, and
-numbers that are not finite become None. A file with another suffix is read as JSON Lines.
+numbers that are not finite become None. A file with another suffix is read as JSON: one object per line, or an array.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import datetime
 import decimal
 import io
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.data.jsonl import OTHER_FORMATS, content, read_jsonl
+from oncurve.data.jsonl import OTHER_FORMATS, content, first_twice, read_jsonl, suffix_of
 from oncurve.errors import DataError
 
 LONGEST_CELL = 2**31 - 1
+UNPACK = {".zst": ("zstd", "-d"), ".zip": ("unzip",)}
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ def read_file(file: Path, key: str = "data.path") -> FileRows:
 
     Raises DataError, with the place in the file: it is missing, or no file of its format, or has no rows.
     """
-    suffix = file.suffix.lower()
+    suffix = suffix_of(file)
     if suffix in OTHER_FORMATS - FORMATS.keys():
-        raise DataError(f"{key}: {file.name}: a file of rows is JSONL, parquet or CSV; write it as one of them")
+        unpack = f", or unpack it: {shlex.join([*UNPACK[suffix], str(file)])}" if suffix in UNPACK else ""
+        raise DataError(f"{key}: {file.name}: a file of rows is JSONL, parquet or CSV; write it as one of them{unpack}")
     found = FORMATS.get(suffix, _jsonl)(file, key)
     if not found.items:
         raise DataError(f"{file} has no rows; {key} needs a file with at least one")
@@ -75,7 +78,7 @@ def _separated(file: Path, key: str, delimiter: str) -> FileRows:
     try:
         for cells in lines:
             if names is None:
-                names = _header(cells, file)
+                names = _header(cells, file, delimiter)
             elif cells:
                 if len(cells) != len(names):
                     raise DataError(
@@ -89,8 +92,16 @@ def _separated(file: Path, key: str, delimiter: str) -> FileRows:
     return FileRows(str(file), rows, numbers)
 
 
-def _header(cells: Sequence[str], file: Path) -> list[str]:
-    twice = next((name for name in cells if cells.count(name) > 1), None)
+def _header(cells: Sequence[str], file: Path, delimiter: str) -> list[str]:
+    other = next((mark for mark in ",;\t|" if len(cells) == 1 and mark != delimiter and mark in cells[0]), None)
+    if other is not None:
+        code = f"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={other!r}))"
+        source, target = (shlex.quote(str(path)) for path in (file, file.with_name(f"{file.stem}-commas.csv")))
+        raise DataError(
+            f"{file} line 1: the cells are separated by {other!r}, not by {delimiter!r}; this writes a file with "
+            f"commas: python3 -c {shlex.quote(code)} < {source} > {target}"
+        )
+    twice = first_twice(cells)
     if twice is not None or "" in cells:
         problem = "a column without a name" if "" in cells else f"column {twice!r} occurs twice"
         raise DataError(f"{file} line 1: {problem}; the first line of a CSV file names the columns")
@@ -105,7 +116,7 @@ def _parquet(file: Path, key: str) -> FileRows:
         table = parquet.read_table(pyarrow.BufferReader(content(file, key)))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file} is no parquet file that can be read: {str(error).splitlines()[0]}") from None
-    twice = next((name for name in table.column_names if table.column_names.count(name) > 1), None)
+    twice = first_twice(table.column_names)
     if twice is not None:
         raise DataError(f"{file}: column {twice!r} occurs twice")
     rows = [{name: plain_cell(value, name, file) for name, value in row.items()} for row in table.to_pylist()]

@@ -167,21 +167,10 @@ def example_from_json(record: Mapping[str, Any]) -> Example:
     return LabelledSteps(prompt, record["completion"], tuple(record["ends"]), tuple(record["labels"]))
 
 
-_FIX = "write one list of objects, or one object a line and name it .jsonl"
-
-
 def _rows(file: Path, key: str) -> tuple[Sequence[Mapping[str, Any]], Callable[[int], str]]:
     """The rows of a file, and where each is, in words."""
-    if file.suffix != ".json" or not file.is_file():
-        rows, lines = read_jsonl(file, key)
-        return rows, lambda number: f"{file} line {lines[number]}"
-    try:
-        listed = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{key}: {file} cannot be read as JSON: {error}; {_FIX}") from None
-    if not isinstance(listed, list) or not listed or not all(isinstance(row, dict) for row in listed):
-        raise DataError(f"{key}: {file} does not hold a list of objects; {_FIX}")
-    return listed, lambda number: f"{file} row {number + 1}"
+    rows, numbers, unit = read_jsonl(file, key)
+    return rows, lambda number: f"{file} {unit} {numbers[number]}"
 
 
 def _ends(given: Any, completion: Any) -> tuple[int, ...]:

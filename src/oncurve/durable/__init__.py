@@ -20,6 +20,7 @@ from oncurve.durable.directory import (
     numbered as numbered,
     prune as prune,
     sweep as sweep,
+    sweep_dead as sweep_dead,
     verify as verify,
     write_directory as write_directory,
 )
@@ -47,6 +48,7 @@ from oncurve.durable.guard import (
     LockedError as LockedError,
     foreign as foreign,
     hold as hold,
+    is_at as is_at,
     is_held as is_held,
 )
 from oncurve.durable.log import AppendLog as AppendLog, read_log as read_log

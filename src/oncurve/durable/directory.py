@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -191,6 +191,18 @@ def sweep(directory: Path) -> None:
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
+
+
+def sweep_dead(path: Path, all_targets: bool) -> None:
+    """Remove temporary names next to `path` that a dead process of this machine left: for `path`, or for any target."""
+    for entry in path.parent.iterdir():
+        found = LEFTOVER.fullmatch(entry.name)
+        if found is not None and found["pid"] and (all_targets or found["target"] == path.name):
+            with suppress(PermissionError):  # a process of another user
+                try:
+                    os.kill(int(found["pid"]), 0)
+                except ProcessLookupError:
+                    shutil.rmtree(entry, ignore_errors=True)
 
 
 def _seal(directory: Path) -> None:

@@ -22,7 +22,7 @@ from oncurve.durable.tensors import write_tensors
 from oncurve.errors import CheckpointError, UserError
 
 TEMPORARY = ".tmp-"
-LEFTOVER = re.compile(r"\.tmp-.+-\d+-[0-9a-f]{8}|\.saving-[a-z0-9_]{8}")
+LEFTOVER = re.compile(r"\.tmp-(?P<target>.+)-(?P<pid>\d+)-[0-9a-f]{8}|\.saving-[a-z0-9_]{8}")
 """The temporary names of `temporary_name`, and of the folder of `oncurve.models.save`."""
 _STORED = re.compile(rb"(?<![\w.-])[0-9a-f]{64}\.safetensors(?![\w.-])")
 

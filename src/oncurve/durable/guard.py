@@ -70,6 +70,14 @@ def is_held(path: Path) -> bool:
     return False
 
 
+def is_at(descriptor: int, path: Path) -> bool:
+    """Return whether `path` is still the file that is open: it and its folders were not deleted, moved or replaced."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def _no_lock(path: Path) -> str:
     return f"{path} is {kind_of_entry(path)} and not a run's own lock file. Remove it; nothing was written to it."
 

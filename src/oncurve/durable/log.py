@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.closing import Closing
-from oncurve.durable.files import DiskError, StorageError, storage_errors, sync_directory
-from oncurve.errors import CheckpointError
+from oncurve.durable.files import DiskError, StorageError, storage_errors, sync_directory, write_file
+from oncurve.durable.guard import is_at
+from oncurve.errors import CheckpointError, LostFileError
 
 _CHUNK_BYTES = 1 << 20
 _LONGEST_TAIL = 1 << 20
@@ -35,10 +36,12 @@ class AppendLog(Closing):
     def __init__(self, path: Path, offset: int | None = None) -> None:
         self.path = path
         self.refused: DiskError | None = None
-        self._tail, self._written = bytearray(), 0
+        self._tail, self._written, self._newest = bytearray(), 0, "it was opened"
         with storage_errors(path, 0):
             path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not path.exists()
+            if not is_new and path.lstat().st_nlink > 1:  # a hard link: a file of another place would change
+                write_file(path, path.read_bytes())
             flags = (
                 os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             )  # through a link another file would be truncated
@@ -70,8 +73,9 @@ class AppendLog(Closing):
 
         The line survives a kill of this process at once, and a power loss after `sync`. Where the disk is full, it
         waits: `refused` is the reason then, else None.
-        Raises ValueError for NaN and inf, StorageError for an error that does not pass.
+        Raises ValueError for NaN and inf, StorageError for an error that does not pass, LostFileError.
         """
+        self.check()
         line = json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(", ", ": "))
         data = (line + "\n").encode()
         self._tail += data
@@ -87,7 +91,14 @@ class AppendLog(Closing):
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._start + self._written)
             raise
+        if "step" in record:
+            self._newest = f"step {int(record['step'])} was written"
         return self.offset
+
+    def check(self) -> None:
+        """Raises LostFileError: the file at `path` is another one, or none."""
+        if not is_at(self._descriptor, self.path):
+            raise LostFileError(self.path, self._newest)
 
     def sync(self) -> None:
         """Wait until all lines are on the disk. Raises StorageError; DiskError: the lines wait."""

@@ -161,6 +161,11 @@ class Run:
             self.iterations.replay.folder = directory.path
         self.trainer.checkpoints = Checkpoints(directory.checkpoints, self.config.checkpoint.keep, identity)
 
+    def check_kept(self) -> None:
+        """Raises LostFileError: the run's directory was deleted, moved or replaced by another one."""
+        if self.trainer.recorder is not None:
+            self.trainer.recorder.check()
+
     def begin(self) -> None:
         """Start a new run in the open directory."""
         assert self.directory is not None
@@ -185,6 +190,7 @@ class Run:
     def _record(self) -> list[str]:
         """Write down the steps that follow; returns remarks on the files that are there."""
         assert self.directory is not None
+        self.directory.check_kept()
         trainer = self.trainer
         trainer.recorder = Recorder(self.directory.path, trainer.state, self.config.rollouts, trainer.refusals)
         return trainer.recorder.notes

@@ -28,7 +28,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.closing import Closing
-from oncurve.errors import RunDirectoryError, command
+from oncurve.errors import LostFileError, RunDirectoryError, command
 from oncurve.paths import usable_path
 
 EXACT_KEYS = (
@@ -162,6 +162,8 @@ class RunDirectory(Closing):
                 )
             for folder in (path.resolve(), *(path / name for name in FOLDERS[:5])):
                 durable.sweep(folder)
+            if run.identity() not in (None, _object(path / IDENTITY)):
+                run.keep_identity(run.identity() or {})  # a change is complete now, or was never made
         except BaseException:
             run.close()
             raise
@@ -200,9 +202,11 @@ class RunDirectory(Closing):
         durable.write_file(self.path / IDENTITY, durable.to_json(dict(identity)))
 
     def identity(self) -> dict[str, Any] | None:
-        """The identity in `run.json`; None where it is missing or damaged."""
-        found = _object(self.path / IDENTITY)
-        return found if is_identity(found) else None
+        """Return the identity in `run.json` that `config.toml` belongs to; None where it is missing or damaged."""
+        found = _object(self.path / IDENTITY) or {}
+        if found.get("after") == durable.sha256(self.path / CONFIG):
+            found = found.get("before", {})  # a change was killed before it wrote the other settings
+        return {key: found[key] for key in ("id", "settings", "files")} if is_identity(found) else None
 
     def note(self, step: int, changes: Sequence[str]) -> None:
         """Add to `environment.json`, also to a damaged one, that the run continued after `step` with these changes."""
@@ -218,8 +222,14 @@ class RunDirectory(Closing):
         if not kept.exists() or kept.read_bytes() != earlier:
             durable.write_file(_free(kept), earlier)
         self.note(step, changes)
-        self.keep_config(config_toml)
-        self.keep_identity(identity)
+        after = durable.sha256(self.path / CONFIG)
+        self.keep_identity({**identity, "after": after, "before": self.identity()})
+        self.keep_config(config_toml)  # the change itself, before which `identity` returns the earlier one
+
+    def check_kept(self) -> None:
+        """Raises LostFileError: the directory was deleted, moved or replaced since it was opened."""
+        if self._lock is not None and not durable.is_at(self._lock, self.path / LOCK):
+            raise LostFileError(self.path / LOCK, "it was opened")
 
     def set_products_aside(self, step: int) -> None:
         """Rename `model/` and `reward_model/` of a run that goes on after its end: nothing of it is overwritten."""

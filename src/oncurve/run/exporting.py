@@ -6,7 +6,7 @@ Both may be written while the run goes on.
 from __future__ import annotations
 
 import shlex
-import tempfile
+import shutil
 import tomllib
 from contextlib import closing
 from dataclasses import dataclass
@@ -65,8 +65,7 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     for attempt in range(1, ATTEMPTS + 1):
         found = _chosen(checkpoints, step, directory, config)
         number = int(found.record["trainer"]["step"])
-        target = out or directory / "export" / (found.path.name + ("-adapter" if adapter else ""))
-        _check_free(target)
+        target = _free(directory, out, found.path.name + ("-adapter" if adapter else ""))
         try:
             return _export(config, found, number, target, adapter)
         except OSError as error:
@@ -106,8 +105,7 @@ def export_logs(directory: Path, step: str | None = None, out: Path | None = Non
     RunDirectory.check_run(directory)
     record = read_run(directory)
     steps = _kept(record, step)
-    target = out or directory / "export" / ("inspect" if step is None else f"inspect-{steps[0]:06d}")
-    _check_free(target)
+    target = _free(directory, out, "inspect" if step is None else f"inspect-{steps[0]:06d}")
     run_id, written = _run_id(directory), list[int]()
     with durable.new_directory(target) as folder:
         for number in steps:
@@ -197,16 +195,22 @@ def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, ada
     loaded = config.model.build(masters=True, lora=config.lora, seed=config.run.seed)
     with closing(build_learner(config, loaded)) as learner:
         learner.load(found.path, found.record["learner"])
-        if not adapter:
-            learner.export(out)
-            merged = ", the adapter merged into the weights" if config.lora.adapted else ""
-            return Exported(out, step, f"Hugging Face form{merged}")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".saving-", dir=out.parent) as folder:
-            learner.export(Path(folder) / "model")
-            files = [path for path in (Path(folder) / "model" / ADAPTER).iterdir() if path.name != durable.MANIFEST]
-            durable.write_directory(out, {path.name: path.read_bytes() for path in files})
+        aside = durable.temporary_name(out)  # it has all that a killed export leaves
+        made = aside / out.name
+        try:
+            learner.export(made)
+            if adapter:
+                files = [path for path in (made / ADAPTER).iterdir() if path.name != durable.MANIFEST]
+                durable.write_directory(made, {path.name: path.read_bytes() for path in files})
+            made.rename(out)
+        except durable.StorageError as error:
+            raise error.renamed(f"{aside.name}/", "") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    if adapter:
         return Exported(out, step, "the adapter alone, in PEFT's form")
+    merged = ", the adapter merged into the weights" if config.lora.adapted else ""
+    return Exported(out, step, f"Hugging Face form{merged}")
 
 
 def _stand_ins(file: Path) -> dict[str, Any]:
@@ -223,14 +227,25 @@ def _not_called(completion: str) -> float:
     raise AssertionError
 
 
-def _check_free(out: Path) -> None:
-    """Raises RunDirectoryError: there is something at `out` already, or nothing can be made there."""
-    usable_path(out, "--out")
+def _free(directory: Path, given: Path | None, name: str) -> Path:
+    """Return the free path to export to: `given`, or `export/<name>` in the run's directory.
+
+    What killed exports have left there is removed. Raises RunDirectoryError: something is at the path, nothing can be
+    made there, or `export` leads out of the run.
+    """
+    out = usable_path(given or directory / "export" / name, "--out")
+    if given is None and out.parent.is_symlink():
+        raise RunDirectoryError(
+            f"{out.parent} is a symbolic link, and an export writes through none. Remove it, or name a folder by --out."
+        )
     if out.exists() or out.is_symlink():
         raise RunDirectoryError(f"{out} exists; nothing is overwritten. Remove it, or choose another --out.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".saving-", dir=out.parent):
-            pass
+        durable.sweep_dead(out, all_targets=given is None)
+        probe = durable.temporary_name(out)
+        probe.mkdir()
+        probe.rmdir()
     except OSError as error:
         raise RunDirectoryError(f"{out} cannot be made: {error.strerror}; choose another --out") from error
+    return out

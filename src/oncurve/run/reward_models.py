@@ -19,7 +19,7 @@ from oncurve.capabilities import rules_of
 from oncurve.config import CheckpointSettings, Schema, Section, fixed, load, to_toml
 from oncurve.data import REWARD_EXAMPLE_KINDS, Preferences, RewardExamples
 from oncurve.display import Screen, say
-from oncurve.errors import CheckpointError, ConfigError, DataError, command
+from oncurve.errors import CheckpointError, ConfigError, DataError, LostFileError, command
 from oncurve.evaluate import FirstWrong, score_first_wrong
 from oncurve.learner import REWARD_MODEL_KINDS, Example, OutcomeModel, RewardLearner, RewardModelSettings
 from oncurve.models import LoraSettings, module_device
@@ -238,6 +238,8 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
         stopped = training.train(tell)
     except BaseException as error:
         training.close()
+        if isinstance(error, LostFileError):
+            raise
         say(console, "", _stopped_at(training, type(error).__name__))
         raise
     if stopped is not None:

@@ -149,10 +149,12 @@ def finish(
         with Progress(run.config.run.steps, console) as progress:
             run.trainer.on_start = started
             stopped = run.train(*observers, shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
+            run.check_kept()
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
         goes_on = isinstance(error, LostStateError) and returns is not None and returns.allowed
         if path is not None and not goes_on:
+            run.check_kept()  # else there is nothing to go on with
             say(console, "", *_without_checkpoint(run, path, error), stopped_at(run, type(error).__name__))
             say(console, *_reported(path))
         raise
@@ -169,6 +171,8 @@ def finish(
             say(console, *tracking.close(), "", f"all steps are in a checkpoint, but not the model; {how}")
             say(console, *_reported(path))
             raise
+        finally:
+            run.check_kept()
         say(console, "", *ended_early(run), *best_of(run), *_reported(path), *_products(path))
     else:
         say(console, "", stopped_at(run, stopped), *(_reported(path) or [f"report  {path / 'report.html'}"]))

@@ -56,6 +56,7 @@ class Recorder:
 
     def rollouts(self, step: int, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
         """Write every group of a step, with the advantages of its completions; None where it was left out."""
+        self.check()
         pairs = zip(groups, advantages, strict=True)
         self._waiting[step] = self._files.content({"step": step, **group_record(*pair)} for pair in pairs)
         self._kept.add(step)
@@ -74,6 +75,7 @@ class Recorder:
 
     def incident(self, step: int, update: int, batch: TrainBatch, reason: str) -> Path | None:
         """Save the batch of a skipped update under `incidents/`; None where the disk is full."""
+        self.check()
         tensors: dict[str, Tensor] = {}
         for name, axes in axes_of(batch).items():
             value = getattr(batch, name)
@@ -89,11 +91,16 @@ class Recorder:
         files: dict[str, bytes | dict[str, Tensor]] = {"batch.safetensors": tensors, "reason.txt": reason.encode()}
         return path if self.refusals.allow(lambda: durable.write_directory(path, files)) else None
 
+    def check(self) -> None:
+        """Raises LostFileError: the run's directory was deleted, moved or replaced by another one."""
+        self._log.check()
+
     def sync(self) -> None:
         """Wait until everything written is on the disk: called before a checkpoint that relies on it.
 
         Raises DiskError: lines of metrics wait. Rollouts may wait longer, as no checkpoint relies on them.
         """
+        self.check()
         self.refusals.allow(self._sync_rollouts)
         self._log.sync()
 

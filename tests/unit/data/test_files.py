@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ VERL = [
     }
     for n in range(3)
 ]
+
+
+ROWS_IN_GZIP = gzip.compress(b'{"prompt": "a"}\n' * 99)
 
 
 def jsonl(file: Path, rows: list[Any]) -> Path:
@@ -56,7 +61,14 @@ def test_the_same_rows_in_every_format_are_the_same(tmp_path: Path):
     pandas.DataFrame(rows).to_csv(tmp_path / "a.tsv", index=False, sep="\t")
     files = [jsonl(tmp_path / "a.jsonl", rows), table(tmp_path / "a.parquet", rows)]
     files += [tmp_path / "a.csv", tmp_path / "a.tsv"]
-    assert [rows_of(path=str(file)) for file in files] == [rows] * 4
+    files += [tmp_path / "a.json", tmp_path / "pretty.json"]
+    files[-2].write_text(json.dumps(rows))
+    files[-1].write_text(json.dumps(rows, indent=2))
+    for file in list(files):
+        files.append(file.with_name(f"{file.name}.gz"))
+        files[-1].write_bytes(gzip.compress(file.read_bytes()))
+    assert [rows_of(path=str(file)) for file in files] == [rows] * 12
+    assert len(rows_of(path=str(tmp_path))) == 2 * 8  # a folder's .json may be no rows
 
 
 def test_places_are_lines_of_text_and_rows_of_parquet(tmp_path: Path):
@@ -78,12 +90,32 @@ def test_places_are_lines_of_text_and_rows_of_parquet(tmp_path: Path):
         ("a.csv", b"", "a.csv has no rows"),
         ("a.parquet", b"PAR1", "a.parquet is no parquet file that can be read"),
         ("a.parquet", b"", "a.parquet is no parquet file that can be read"),
-        ("a.jsonl.gz", b"", "a file of rows is JSONL, parquet or CSV"),
+        ("a.jsonl.zst", b"", "a file of rows is JSONL, parquet or CSV; write it as one of them, or unpack it: zstd -d"),
+        ("a.jsonl.gz", b"", "a.jsonl.gz has no rows"),
+        ("a.jsonl.gz", b'{"prompt": "a"}', "is damaged, or not compressed by gzip"),
+        ("a.jsonl.gz", ROWS_IN_GZIP[:-20], "a.jsonl.gz ends early"),
+        ("a.jsonl.gz", ROWS_IN_GZIP[:-4] + b"\0\0\0\0", "is damaged, or not compressed by gzip"),
+        ("a.jsonl.gz", gzip.compress(bytes(65 << 20), 9), "expands to more than 100 times its size"),
+        ("a.json", b'[{"prompt": "a"}, 3]', "a.json row 2: expected an object like"),
+        (
+            "a.json",
+            b'[{"prompt": "a"},\n{"prompt" "b"}]',
+            "a.json line 2, column 11: not JSON: Expecting ':' delimiter",
+        ),
+        ("a.csv", b"prompt;answer\na,b;c\n", "separated by ';', not by ','; this writes a file with commas: python3"),
     ],
 )
 def test_a_bad_file_is_named_with_the_place(tmp_path: Path, name: str, content: bytes, said: str):
     (tmp_path / name).write_bytes(content)
     assert said in complaint(path=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_the_words_for_a_table_with_another_separator_make_one_that_is_read(tmp_path: Path, mark: str):
+    (tmp_path / "a b.csv").write_text(f'prompt{mark}answer\n"x{mark}, y"{mark}1\n')
+    words = complaint(path=str(tmp_path / "a b.csv")).partition("commas: ")[2]
+    subprocess.run(["bash", "-c", words], check=True)
+    assert rows_of(path=str(tmp_path / "a b-commas.csv")) == [{"prompt": f"x{mark}, y", "answer": "1"}]
 
 
 def test_cells_of_parquet_become_what_json_holds(tmp_path: Path):

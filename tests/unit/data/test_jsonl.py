@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from oncurve.data.jsonl import read_jsonl
+from oncurve.data.jsonl import first_twice, read_jsonl
 from oncurve.errors import DataError
 
 
@@ -22,7 +23,7 @@ def complaint(file: Path) -> str:
 
 
 def test_rows_keep_their_line_over_blank_lines_a_bom_and_windows_ends(tmp_path: Path):
-    rows, lines = read_jsonl(written(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n  \n{"prompt": "\xc3\xa9"}'))
+    rows, lines, _ = read_jsonl(written(tmp_path, b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n  \n{"prompt": "\xc3\xa9"}'))
     assert rows == [{"prompt": "a"}, {"prompt": "é"}]
     assert list(lines) == [1, 4]
 
@@ -43,6 +44,20 @@ def test_rows_keep_their_line_over_blank_lines_a_bom_and_windows_ends(tmp_path: 
 )
 def test_a_bad_line_is_named_with_what_is_wrong(tmp_path: Path, line: bytes, said: str):
     assert said in complaint(written(tmp_path, b'{"prompt": "a"}\n\n' + line + b"\n"))
+
+
+def test_equal_keys_are_found_in_one_pass(tmp_path: Path):
+    looked_at = 0
+
+    def names() -> Iterator[str]:
+        nonlocal looked_at
+        for name in (*map(str, range(16_000)), "a", "a"):
+            looked_at += 1
+            yield name
+
+    assert first_twice(names()) == "a"
+    assert looked_at == 16_002
+    assert "column 'k' occurs twice" in complaint(written(tmp_path, b'{"x": 1' + b', "k": 0' * 100_000 + b"}"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n\t\n"])

@@ -219,9 +219,9 @@ def test_a_column_that_was_named_must_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.json", "[1, 2]", "does not hold a list of objects; write one list of objects, or one object a line"),
-        ("rows.json", "[]", "does not hold a list of objects"),
-        ("rows.json", '{"prompt": "a"}\n{"prompt": "b"}\n', "or one object a line and name it .jsonl"),
+        ("rows.json", "[1, 2]", "rows.json row 1: expected an object like"),
+        ("rows.json", "[]", "has no rows"),
+        ("rows.json", '[{"prompt": "a"}\n{"prompt": "b"}]\n', "rows.json line 2, column 1: not JSON"),
         ("rows.json", json.dumps([PAIR, {**PAIR, "chosen": 4}]), "rows.json row 2: chosen: expected a text"),
         ("rows.jsonl", "", "has no rows"),
         ("rows.jsonl", json.dumps(PAIR) + "\n[1]\n", "rows.jsonl line 2"),

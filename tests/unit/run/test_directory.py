@@ -1,6 +1,7 @@
 """The run directory: every crash of its making leaves something to go on with, and nothing in it leads out of it."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncurve import durable
-from oncurve.errors import RunDirectoryError
+from oncurve.errors import LostFileError, RunDirectoryError
 from oncurve.run.directory import BEGINNING, FILES, FOLDERS, LOCK, MARK, RunDirectory
 
 CRASHES = """
@@ -227,6 +228,64 @@ def test_what_killed_writers_left_is_swept_when_a_run_is_taken_up_and_nothing_el
     assert not any((path / name).exists() for name in (*ours, "checkpoints/frozen/.tmp-frozen-3-0123abcd"))
     assert all((path / name / "file").exists() for name in theirs)
     assert set(BEGINNING) - {"data.jsonl", "eval_data.jsonl"} <= {entry.name for entry in path.iterdir()}
+
+
+CHANGES = """
+import os, signal, sys
+from pathlib import Path
+from oncurve.run.directory import RunDirectory
+
+def settings(number):
+    return {"id": "1", "settings": {"learner.learning_rate": number}, "files": {}}
+
+def at_most(path, calls):
+    def hook(event, arguments):
+        nonlocal calls
+        if event in ("open", "os.rename") and "/run" in str(arguments[0]) + str(arguments[-1]):
+            calls -= 1
+            if not calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+
+home, seen = Path(sys.argv[1]), set()
+for at in range(1, 200):
+    path = home / str(at) / "run"
+    run = RunDirectory.create(path, {})
+    run.keep_identity(settings(1))
+    run.keep_config("1")
+    run.close()
+    child = os.fork()
+    if not child:
+        at_most(path, at)
+        run = RunDirectory.open(path)
+        run.change(2, "2", settings(2), ["learner.learning_rate"])
+        os._exit(0)
+    killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    for _ in range(2):
+        with RunDirectory.open(path) as run:
+            number = int((path / "config.toml").read_text())
+            assert run.identity() == settings(number), (at, number)
+            run.change(2, "2", settings(2), ["the same command"])
+            seen.add(number)
+    if not killed:
+        break
+assert at > 8 and seen == {1, 2}
+print("whole")
+"""
+
+
+def test_a_change_that_is_killed_anywhere_leaves_settings_and_identity_of_one_run(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CHANGES, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+
+
+def test_a_folder_that_is_replaced_while_the_model_loads_is_not_taken_for_the_run(tmp_path: Path) -> None:
+    with begun(tmp_path / "run") as run:
+        run.check_kept()
+        (tmp_path / "run").rename(tmp_path / "there")
+        shutil.copytree(tmp_path / "there", tmp_path / "run")
+        with pytest.raises(LostFileError, match="after it was opened"):
+            run.check_kept()
 
 
 def test_a_change_is_noted_even_where_the_environment_is_damaged(tmp_path: Path) -> None:
