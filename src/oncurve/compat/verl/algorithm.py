@@ -283,6 +283,7 @@ KEYS: tuple[Key, ...] = (
     Key(f"{C}.rollout_rs_threshold_lower", (), "of older versions; only read with rollout_rs"),
     Key(f"{C}.rollout_token_veto_threshold", (), "of older versions; only read with rollout_rs"),
     refused(f"{C}.loss_type", "bypass_mode has the clipped loss here; leave it out", "ppo_clip"),
+    refused(f"{C}.use_policy_gradient", "bypass_mode has the clipped loss here; set it to False", False),
     refused(f"{C}.rollout_is_batch_normalize", "weights are used as they are; set it to False", False),
     refused("algorithm.use_pf_ppo", "samples are not reweighted; set it to False", False),
     Key("algorithm.pf_ppo.reweight_method", (), "only read with use_pf_ppo"),
