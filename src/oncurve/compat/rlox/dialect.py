@@ -17,7 +17,7 @@ import yaml
 from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values
 from oncurve.compat.loading import config_of
 from oncurve.compat.rlox.elsewhere import CONTROL
-from oncurve.config import RunConfig
+from oncurve.config import RunConfig, read_yaml
 from oncurve.errors import ConfigError, shown
 from oncurve.run import data_arguments, reward_arguments
 
@@ -136,7 +136,7 @@ def translated(path: Path) -> Translation | None:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        tables = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        tables = tomllib.loads(text) if path.suffix == ".toml" else read_yaml(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
