@@ -106,6 +106,16 @@ def _aggregation(mode: Any, values: Values) -> dict[str, Any]:
     return {"kl.aggregation": mode} if in_loss(values) is not None and mode != OF_COMPLETIONS else {}
 
 
+def _entropy(coef: Any, values: Values) -> dict[str, Any]:
+    mode, loss = values[f"{ACTOR}.loss_agg_mode"], values[f"{ACTOR}.policy_loss.loss_mode"]
+    if coef and objective(values) in ("sapo", "gmpo") and mode != OF_COMPLETIONS:
+        raise ConfigError(
+            f"verl adds the entropy up by loss_agg_mode={mode} and {loss} by {OF_COMPLETIONS}, and here the entropy "
+            f"adds up as the objective does; set {ACTOR}.loss_agg_mode={OF_COMPLETIONS}, or the coefficient to 0"
+        )
+    return {"entropy.coef": coef}
+
+
 def _scale_factor(length: Any, values: Values) -> dict[str, Any]:
     if length is None or values[f"{ACTOR}.loss_agg_mode"] != "seq-mean-token-sum-norm":
         return {}
@@ -248,7 +258,7 @@ KEYS: tuple[Key, ...] = (
         _scale_factor,
         types=(*NUMBER, *OR_NONE),
     ),
-    Key(f"{ACTOR}.entropy_coeff", ("entropy.coef",), default=0, types=NUMBER),
+    Key(f"{ACTOR}.entropy_coeff", ("entropy.coef",), make=_entropy, default=0, types=NUMBER),
     Key(
         f"{ACTOR}.use_kl_loss",
         ("kl.where", "kl.coef"),

@@ -167,7 +167,6 @@ def test_values_of_any_type_are_translated_or_refused() -> None:
         ("rloo", "rloo"),
         ("rloo_vectorized", "rloo"),
         ("opo", "opo"),
-        ("gdpo", "gdpo"),
     ],
 )
 def test_each_advantage_of_verl_runs_here(theirs: str, ours: str) -> None:
@@ -176,7 +175,9 @@ def test_each_advantage_of_verl_runs_here(theirs: str, ours: str) -> None:
     assert settings(f"algorithm.adv_estimator={theirs}")["advantage.kind"] == ours
 
 
-@pytest.mark.parametrize("name", ["remax", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline", "grpoo"])
+@pytest.mark.parametrize(
+    "name", ["remax", "gpg", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline", "grpoo"]
+)
 def test_an_advantage_without_counterpart_is_refused_by_name(name: str) -> None:
     assert name in refusal(f"algorithm.adv_estimator={name}")
 
@@ -192,6 +193,14 @@ def test_each_loss_mode_runs_here(mode: str, kind: str) -> None:
     given = settings(*GRPO, f"{A}.policy_loss.loss_mode={mode}")
     if kind in ("gspo", "gmpo", "cispo"):
         assert (given["objective.clip_low"], given["objective.clip_high"]) == (0.2, 0.2)
+
+
+@pytest.mark.parametrize("mode", ["sapo", "geo_mean"])
+def test_an_entropy_that_adds_up_otherwise_than_in_verl_is_refused(mode: str) -> None:
+    words = (*GRPO, f"{A}.policy_loss.loss_mode={mode}", f"{A}.entropy_coeff=0.01")
+    assert "set actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in refusal(*words)
+    assert settings(*words, f"{A}.loss_agg_mode=seq-mean-token-mean")["entropy.coef"] == 0.01
+    assert settings(*words[:-1], f"{A}.entropy_coeff=0")["entropy.coef"] == 0
 
 
 @pytest.mark.parametrize("mode", ["clip_cov", "kl_cov", "dro", "vanila"])
@@ -248,6 +257,8 @@ def test_clip_ratio_counts_for_each_side_that_is_not_given() -> None:
     ):
         given = settings(*GRPO, *words)
         assert tuple(given[name] for name in clips) == found
+    cispo = settings(*GRPO, f"{A}.policy_loss.loss_mode=cispo", f"{A}.clip_ratio_low=10", f"{A}.clip_ratio_high=0.2")
+    assert tuple(cispo[name] for name in clips) == (10, 0.2)
     assert "does not use it" in DIALECT.table[f"{A}.clip_ratio"].note
 
 
