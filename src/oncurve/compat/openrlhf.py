@@ -271,8 +271,8 @@ TRANSLATED = (
     Key("algo.kl.target", ("kl.target",), types=NUMBER),
     Key("algo.kl.horizon", ("kl.horizon",), types=WHOLE),
     Key("algo.dynamic_filtering_enable", ("filter.dynamic_sampling",), types=FLAG),
-    Key("algo.advantage.is_correction_level", ("correction.kind",), "seq is the geometric mean; the sampler is the model "
-        "that is trained, so the weights are 1", _correction, "off", types=TEXT),
+    Key("algo.advantage.is_correction_level", ("correction.kind",), "seq is the geometric mean; the sampler is the "
+        "model that is trained, so the weights are 1", _correction, "off", types=TEXT),
     Key("algo.advantage.is_correction_enable", ("correction.kind",), "of 0.11.1 and before, by its type",
         _correction_of_type, types=FLAG),
     Key("algo.advantage.is_correction_type", ("correction.kind",), "tis, icepop or seq-mask-tis, with its enable",
