@@ -37,6 +37,9 @@ What differs:
 * `reward_fn` gets completions without their prompts, and the prompt's tokens are never trained. rlox gives and trains
   whole sequences.
 * `save` writes `model.safetensors`, in full precision, in place of a pickled checkpoint.
+* rlox's page takes the mean of the KL over all tokens, and its code, of 1.2, the sum over the tokens of a sequence. The
+  page's is here; `kl.aggregation=seq-mean-token-sum`, or in Python `settings={"kl.aggregation": "seq-mean-token-sum"}`,
+  is the code's.
 * NaN in rewards or log-probs is an error, and so are arrays of different lengths.
 
 What to give up: `preset="grpo"` has the clipped objective and k3, whose gradient is that of a KL penalty. rlox's KL
