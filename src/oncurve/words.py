@@ -30,7 +30,10 @@ COMPLETIONS = "in prompts, each of which has rollout.group_size completions"
 TOKENS = "in tokens; the result does not depend on it"
 NUMBER = "how many minibatches a step has, not how large one is"
 SAMPLED = "sampling is not cut off: the learner trains on the distribution that was sampled from, whole"
-ENGINE = "completions are sampled in this process, with the weights that are trained"
+ENGINE = (
+    "completions are sampled with the weights that are trained, in this process or those of cluster.rollout_workers; "
+    'cluster.engine = "vllm" has vLLM'
+)
 
 _MEANINGS: dict[str, Word] = {
     "lr actor_lr actor_learning_rate step_size": Word(("learner.learning_rate",)),

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from oncurve.errors import ConfigError, shown, suggest
@@ -67,7 +67,7 @@ Make = Callable[[Any, Values], Mapping[str, Any]]
 class Key:
     """One setting of another tool. Example: `Key("trainer.save_freq", ("checkpoint.every",), make=never_is_zero)`.
 
-    theirs    its name, with its sections
+    theirs    its name, with its sections; `a.b.*` is every key of the section a.b that the table lacks
     ours      the settings here that it becomes; none: it has no meaning here, or is refused
     note      how its value differs; why it has no meaning; what to do in place of it
     make      the settings of a value, where it is not the same value under another name
@@ -188,13 +188,24 @@ class Dialect:
         """The keys by name."""
         return {key.theirs: key for key in self.keys}
 
+    def table_for(self, names: Iterable[str]) -> dict[str, Key]:
+        """Return the keys by name, with a key of its own for each of `names` that a section `a.b.*` stands for."""
+        table = self.table
+        for name in names:
+            parts = name.split(".")
+            sections = (table.get(".".join([*parts[:end], "*"])) for end in range(len(parts), 0, -1))
+            section = next((each for each in sections if each is not None), None)
+            if name not in table and section is not None:
+                table[name] = replace(section, theirs=name)
+        return table
+
     def translate(self, said: Mapping[str, Said]) -> Translation:
         """The settings here for what was given, over the tool's defaults that differ from oncurve's.
 
         Raises ConfigError with one line for each key that is unknown, refused, of a wrong type, or that contradicts
         another; each with its place.
         """
-        table, problems = self.table, list[str]()
+        table, problems = self.table_for(said), list[str]()
         for name, each in said.items():  # all of them before any `make`, which may read the values of other keys
             try:
                 table[name].check(each.value)
@@ -205,7 +216,7 @@ class Dialect:
         if problems:
             raise ConfigError("\n".join(problems))
         values, lines = Values(table, said), list[Line]()
-        for key in self.keys:
+        for key in table.values():
             if key.theirs in said or key.applied:
                 try:
                     made = key.settings(values[key.theirs], values)

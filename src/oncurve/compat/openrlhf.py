@@ -29,8 +29,8 @@ What differs:
   `group_norm` give `--algo.kl.use_loss`, or `--algo.kl.init_coef 0`.
 * `cosine_with_min_lr` ends at a tenth of the rate there, the cosine here at 0.
 
-What to give up: Ray, DeepSpeed and vLLM settings have no meaning on one machine, and `--rollout.top_p` makes the
-learner train on another distribution than the one that was sampled from.
+What to give up: settings of Ray, DeepSpeed and vLLM have no meaning here; `[cluster]` has ranks, sharding, workers and
+vLLM of its own. `--rollout.top_p` makes the learner train on another distribution than the one that was sampled from.
 
 The flat names of before, where they differ by more than a dot:
 
@@ -199,11 +199,21 @@ def _dtype(value: str, _: Values) -> dict[str, Any]:
     return {"model.dtype": _chosen(value, {"bf16": "bfloat16"})}
 
 
+CORRECTIONS = {"tis": ("token", "truncated"), "icepop": ("token", "masked"), "seq-mask-tis": ("geometric", "masked")}
+
+
 def _correction(value: str, values: Values) -> dict[str, Any]:
     mode = _chosen(values["algo.advantage.is_correction_mode"], {"mask": "masked", "clip": "truncated"})
     level = _chosen(value, {"off": "", "token": "token", "seq": "geometric"})
-    if not level:
-        return {}
+    return _bounded(level, mode, values) if level else {}
+
+
+def _correction_of_type(_: bool, values: Values) -> dict[str, Any]:
+    level, mode = _chosen(values["algo.advantage.is_correction_type"], CORRECTIONS)
+    return _bounded(level, mode, values)
+
+
+def _bounded(level: str, mode: str, values: Values) -> dict[str, Any]:
     bounds = values["algo.advantage.is_correction_threshold"]
     low, high = bounds if len(bounds) == 2 else (0.0, *bounds[:1])
     lower = {"correction.threshold_lower": low} if mode == "masked" else {}
@@ -261,8 +271,12 @@ TRANSLATED = (
     Key("algo.kl.target", ("kl.target",), types=NUMBER),
     Key("algo.kl.horizon", ("kl.horizon",), types=WHOLE),
     Key("algo.dynamic_filtering_enable", ("filter.dynamic_sampling",), types=FLAG),
-    Key("algo.advantage.is_correction_level", ("correction.kind",), "seq is the geometric mean", _correction, "off",
-        types=TEXT),
+    Key("algo.advantage.is_correction_level", ("correction.kind",), "seq is the geometric mean; the sampler is the "
+        "model that is trained, so the weights are 1", _correction, "off", types=TEXT),
+    Key("algo.advantage.is_correction_enable", ("correction.kind",), "of 0.11.1 and before, by its type",
+        _correction_of_type, types=FLAG),
+    Key("algo.advantage.is_correction_type", ("correction.kind",), "tis, icepop or seq-mask-tis, with its enable",
+        lambda v, _: {}, "tis", types=TEXT),
     Key("algo.advantage.is_correction_mode", ("correction.kind",), "", lambda v, _: {}, "mask", types=TEXT),
     Key("algo.advantage.is_correction_threshold", ("correction.threshold",), "", lambda v, _: {}, [0.5, 5.0],
         types=PAIR),

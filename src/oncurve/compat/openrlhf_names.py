@@ -11,9 +11,15 @@ NUMBER: Types = (float,)
 TEXT: Types = (str,)
 PAIR: Types = (list,)
 LIST: Types = (list, str)
-ENGINE = "completions are sampled in this process, with the weights that are trained"
-ONE_MACHINE = "the run is on this machine, in one process"
-DEEPSPEED = "there is no DeepSpeed; optimizer and weights are kept as learner.masters and learner.moments say"
+ENGINE = (
+    "completions are sampled with the weights that are trained, in this process or, with cluster.rollout_workers, in "
+    'others; cluster.engine = "vllm" has vLLM'
+)
+ONE_MACHINE = (
+    "cluster.learner_ranks says how many processes share the updates, cluster.sharding whether they divide the model, "
+    "and cluster.kind on which machines"
+)
+DEEPSPEED = "there is no DeepSpeed; learner.masters and learner.moments say how weights and moments are kept"
 FOLDER = "the run's folder is --out, and its model is in Hugging Face form"
 TEXTS = "models read text only; leave it out"
 MUON = "the optimizer is AdamW; leave it out"
@@ -99,6 +105,10 @@ RENAMED = {
     "pretrain": "actor.model_name_or_path", "reward_pretrain": "reward.model_name_or_path",
     "critic_pretrain": "critic.model_name_or_path", "remote_rm_url": "reward.remote_url",
     "agent_func_path": "train.agent_func_path", "advantage_estimator": "algo.advantage.estimator",
+    "enable_vllm_is_correction": "algo.advantage.is_correction_enable",
+    "vllm_enable_is_correction": "algo.advantage.is_correction_enable",
+    "vllm_is_correction_type": "algo.advantage.is_correction_type",
+    "vllm_is_truncated_threshold": "algo.advantage.is_correction_threshold",
     "gamma": "algo.advantage.gamma", "lambd": "algo.advantage.lambd",
         "no_advantage_std_norm": "algo.advantage.no_std_norm",
     "init_kl_coef": "algo.kl.init_coef", "use_kl_loss": "algo.kl.use_loss", "kl_estimator": "algo.kl.estimator",

@@ -19,22 +19,12 @@ PROGRAM = Program(
     re.compile(r"\S* (\S*/)?(openrlhf\.cli\.train_ppo(_ray)?|train_ppo(_ray)?\.py)"),
     "python3 -m openrlhf.cli.train_ppo_ray --flag value ...",
 )
-LEVEL, MODE = "algo.advantage.is_correction_level", "algo.advantage.is_correction_mode"
+THRESHOLD = "algo.advantage.is_correction_threshold"
 SHORTHANDS: dict[str, tuple[tuple[str, Any], ...]] = {
     "use_kl_estimator_k3": (("algo.kl.estimator", "k3"),),
-    "enable_vllm_is_correction": ((LEVEL, "token"), (MODE, "clip")),
-    "vllm_enable_is_correction": ((LEVEL, "token"), (MODE, "clip")),
+    "use_icepop": (("algo.advantage.is_correction_type", "icepop"),),
 }
 """Flags of earlier releases that stand for others with a value."""
-
-CORRECTIONS = {
-    "tis": (("algo.advantage.is_correction_level", "token"), (MODE, "clip")),
-    "icepop": ((LEVEL, "token"), (MODE, "mask")),
-    "seq-mask-tis": ((LEVEL, "seq"), (MODE, "mask")),
-}
-"""Values of `--vllm_is_correction_type`."""
-
-THRESHOLDS = ("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold")
 
 
 def from_openrlhf(words: Sequence[str]) -> Translation:
@@ -90,9 +80,6 @@ def _said(flag: Word, values: list[Word], table: dict[str, Key]) -> dict[str, Sa
     name, place = flag.known(), _place(flag).removesuffix(": ")
     if name in SHORTHANDS and not values:
         return {setting: Said(value, place) for setting, value in SHORTHANDS[name]}
-    if name == "vllm_is_correction_type" and len(values) == 1 and values[0].known() in CORRECTIONS:
-        return {setting: Said(value, place) for setting, value in CORRECTIONS[values[0].known()]}
-    name = THRESHOLDS[1] if name == THRESHOLDS[0] else name
     if name not in table:
         plain = name if name.isprintable() and len(name) <= 100 else shown(name)
         near = suggest(name, [*table, *RENAMED, *SHORTHANDS])
@@ -109,7 +96,7 @@ def _said(flag: Word, values: list[Word], table: dict[str, Key]) -> dict[str, Sa
 def _value(types: tuple[type, ...], texts: list[str], name: str) -> Any:
     """The value of a flag as argparse reads it. Raises ConfigError: too few words, too many, or no number."""
     if types == (list,):
-        few = 1 if name == THRESHOLDS[1] else 2
+        few = 1 if name == THRESHOLD else 2
         if not few <= len(texts) <= 2:
             raise ConfigError(f"expected two numbers, got {len(texts)} words")
         return [_number(float, text) for text in texts]

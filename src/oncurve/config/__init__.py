@@ -5,7 +5,7 @@ loading.py    files and tables to a `RunConfig`    schema.py     what a key may 
 rules.py      what is impossible, missing, inert  in_words.py   the plan: sentences that say what a run will do
 equation.py   the objective as it is computed     arguments.py  arguments of Python functions as keys
 columns.py    the columns that rewards read       notes.py      notes of the plan on settings that look like a mistake
-starting.py   shipped recipes as files of one's own
+starting.py   shipped recipes as files of one's own   yaml_text.py   YAML, bounded before it is built
 adapter_words.py   the plan's sentences about an adapter
 
 Loaded lazily: importing this package imports none of them.
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
     from oncurve.config.starting import starters as starters, write_recipe as write_recipe
+    from oncurve.config.yaml_text import read_yaml as read_yaml, yaml_node as yaml_node
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -7,7 +7,6 @@ against the folder it comes from before layers are merged, so a recipe may exten
 from __future__ import annotations
 
 import datetime
-import math
 import os
 import re
 import tomllib
@@ -18,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from oncurve.config.yaml_text import read_yaml
 from oncurve.errors import ConfigError, command, shown, suggest
 from oncurve.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
 from oncurve.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
@@ -29,7 +29,6 @@ CODE_LISTS = {("tracking", "to")}
 """Lists whose items may be paths to code."""
 
 INDEX = re.compile(r"[0-9]{1,9}")
-MOST_VALUES = 100_000  # in a recipe; anchors that refer to anchors can mean more than any memory holds
 CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
 
 Assignment = tuple[tuple[str | int, ...], Any]
@@ -152,7 +151,7 @@ def _read_table(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     try:
-        table = _read_yaml(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
+        table = read_yaml(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply; settings have two parts, section.key") from None
     except yaml.YAMLError as error:
@@ -187,49 +186,10 @@ def _typed(file: Path) -> str:
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
-def _read_yaml(text: str) -> Any:
-    """The value of a YAML text, whose size is counted before it is built. Raises YAMLError."""
-    loader = _YamlLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _expanded(node, {}) > MOST_VALUES:
-            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values; do anchors refer to anchors?")
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _expanded(node: Any, known: dict[int, float]) -> float:
-    """How many values a node stands for with its anchors filled in; infinite where one contains itself."""
-    if id(node) not in known:
-        known[id(node)] = math.inf  # met again below itself
-        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-        flat = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
-        known[id(node)] = 1 + sum(_expanded(part, known) for part in flat)
-    return known[id(node)]
-
-
 def _yaml_complaint(error: yaml.YAMLError) -> str:
     """The TOML parser's error and its place, in one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
     return problem if mark is None else f"{problem} (at line {mark.line + 1}, column {mark.column + 1})"
-
-
-class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """The safe loader, which in addition refuses a key that stands twice (plain YAML lets the last one win)."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        seen: set[str] = set()
-        for key in keys:
-            if not isinstance(key, str) or key in seen:
-                problem = "stands twice" if isinstance(key, str) else "is not a name"
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {problem}", node.start_mark)
-            seen.add(key)
-        made: dict[Any, Any] = super().construct_mapping(node, deep)
-        return made
 
 
 def from_mapping(table: Mapping[str, Any], name: str, folder: Path, complete: bool = False) -> Layer:

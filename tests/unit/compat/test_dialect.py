@@ -27,6 +27,8 @@ TOOL = Dialect(
         Key("group", ("rollout.group_size",), types=(int,), default=4),
         Key("size", ("rollout.group_size",), types=(int,)),
         Key("fused", (), "always"),
+        Key("workers.*", (), "there are none"),
+        Key("workers.noise", (), "nothing is added", refused=True, harmless=(0,)),
         Key("top_p", (), "completions are sampled whole", refused=True, harmless=(1, 1.0, None)),
         Key("stop", ("rollout.stop",), types=(list, str)),
         Key(
@@ -48,6 +50,19 @@ def _prompts(rows: int, values: Values) -> dict[str, int]:
 
 def given(**values: object) -> dict[str, Said]:
     return {name.replace("__", "."): Said(value, "line 3") for name, value in values.items()}
+
+
+def test_what_stands_in_a_section_without_meaning_is_no_error_but_for_its_own_keys():
+    found = TOOL.translate(given(workers=None, workers__a__b=1, workers__noise=0))
+    assert [(line.key.theirs, line.key.fate) for line in found.given()] == [
+        ("workers.noise", "refused"),
+        ("workers", "no meaning"),
+        ("workers.a.b", "no meaning"),
+    ]
+    assert found.settings == TOOL.translate({}).settings
+    for name, why in (("workers__noise", "nothing is added"), ("workersa", "no such setting")):
+        with pytest.raises(ConfigError, match=why):
+            TOOL.translate(given(**{name: 1}))
 
 
 def test_every_given_key_has_a_line_and_a_default_of_the_tool_is_applied():

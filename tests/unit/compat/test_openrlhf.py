@@ -20,7 +20,7 @@ FLAGS = (Path(__file__).parent / "openrlhf_flags" / "0.11.txt").read_text().spli
 OLDER = (Path(__file__).parent / "openrlhf_flags" / "older.txt").read_text().split()
 """Flags of 0.5 to 0.9."""
 
-OF_EARLIER = {*SHORTHANDS, "vllm_is_correction_type", "vllm_is_truncated_threshold"}
+OF_EARLIER = {*SHORTHANDS}
 
 
 def test_every_flag_has_a_fate() -> None:
@@ -126,6 +126,23 @@ def test_the_reinforce_script_is_a_recipe_and_flags_after_it_win(tmp_path: Path)
     }
     assert found.settings["rewards"] == [{"kind": "python", "path": "reward_func.py:reward_func"}]
     assert found.settings["data"]["columns"] == {"label": "label"}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_correction_is_enabled_and_then_has_its_type_in_any_order(old: bool) -> None:
+    a = "--algo.advantage.is_correction"
+    enable = "--enable_vllm_is_correction" if old else f"{a}_enable"
+    kind = "--vllm_is_correction_type" if old else f"{a}_type"
+    bounds = "--vllm_is_truncated_threshold" if old else f"{a}_threshold"
+    assert "correction" not in from_openrlhf([kind, "icepop"]).settings
+    assert from_openrlhf([enable, bounds, "0.5", "4"]).settings["correction"] == {
+        "kind": "truncated",
+        "level": "token",
+        "threshold": 4,
+    }
+    for words in ([kind, "icepop", enable], [enable, kind, "icepop"], [enable, "--use_icepop"]):
+        assert from_openrlhf(words).settings["correction"]["kind"] == "masked"
+    assert from_openrlhf([enable, kind, "seq-mask-tis"]).settings["correction"]["level"] == "geometric"
 
 
 def test_the_flags_of_0_11_are_those_of_before() -> None:

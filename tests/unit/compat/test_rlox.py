@@ -150,7 +150,8 @@ def oncurve_rlox() -> Any:
     return oncurve.GRPO(TinyLM(), TinyLM(), lambda completions, prompts: [0.0] * len(completions), preset="rlox")
 
 
-def test_loss_and_gradient_are_those_of_rloxs_page(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("summed", [False, True])
+def test_loss_and_gradient_are_those_of_rloxs_page_or_code(summed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[Tensor]] = []
 
     def reward(completions: list[Tensor], prompts: Tensor) -> list[float]:
@@ -159,7 +160,8 @@ def test_loss_and_gradient_are_those_of_rloxs_page(monkeypatch: pytest.MonkeyPat
 
     policy, reference, twin = TinyLM().double(), TinyLM(seed=1).double(), TinyLM().double()
     gradients: dict[str, Tensor] = {}
-    trainer = compat.GRPO(policy, reference, reward, max_grad_norm=0.0)
+    settings = {"kl.aggregation": "seq-mean-token-sum"} if summed else None
+    trainer = compat.GRPO(policy, reference, reward, max_grad_norm=0.0, settings=settings)
     learner: Any = trainer.learner
     apply = learner.apply
 
@@ -180,7 +182,8 @@ def test_loss_and_gradient_are_those_of_rloxs_page(monkeypatch: pytest.MonkeyPat
 
     seq_logprobs = logprobs(twin).sum(dim=-1)
     expected = -(advantages * seq_logprobs).mean()
-    expected = expected + 0.1 * (logprobs(twin) - logprobs(reference).detach()).mean()
+    difference = logprobs(twin) - logprobs(reference).detach()
+    expected = expected + 0.1 * (difference.sum(dim=-1).mean() if summed else difference.mean())
     expected.backward()
     assert loss == about(expected.item(), torch.float64)
     for name, parameter in twin.named_parameters():

@@ -17,7 +17,7 @@ import yaml
 from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values
 from oncurve.compat.loading import config_of
 from oncurve.compat.rlox.elsewhere import CONTROL
-from oncurve.config import RunConfig
+from oncurve.config import RunConfig, read_yaml
 from oncurve.errors import ConfigError, shown
 from oncurve.run import data_arguments, reward_arguments
 
@@ -37,6 +37,9 @@ What differs:
 * `reward_fn` gets completions without their prompts, and the prompt's tokens are never trained. rlox gives and trains
   whole sequences.
 * `save` writes `model.safetensors`, in full precision, in place of a pickled checkpoint.
+* rlox's page takes the mean of the KL over all tokens, and its code, of 1.2, the sum over the tokens of a sequence. The
+  page's is here; `kl.aggregation=seq-mean-token-sum`, or in Python `settings={"kl.aggregation": "seq-mean-token-sum"}`,
+  is the code's.
 * NaN in rewards or log-probs is an error, and so are arrays of different lengths.
 
 What to give up: `preset="grpo"` has the clipped objective and k3, whose gradient is that of a KL penalty. rlox's KL
@@ -136,7 +139,7 @@ def translated(path: Path) -> Translation | None:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        tables = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        tables = tomllib.loads(text) if path.suffix == ".toml" else read_yaml(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:

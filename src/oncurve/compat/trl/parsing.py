@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
+from oncurve.config import read_yaml
 from oncurve.errors import ConfigError, shown, suggest
 
 
@@ -78,7 +79,7 @@ def _without_config(words: list[str]) -> tuple[str | None, list[str]]:
 def _settings_of(path: str) -> dict[str, Any]:
     """The settings in a YAML file; its `env` is set. Raises ConfigError: no file, no YAML, no table."""
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        found = read_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: cannot be read as YAML: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):

@@ -43,8 +43,8 @@ The run's folder is `trainer.default_local_dir` (by default `checkpoints/PROJECT
 working directory.
 
 What is better left out: the sizes of micro-batches per GPU, everything about workers, engines and sharding. They have
-no meaning here, and none of them changes a result; `[cluster]` shares updates among processes of one machine or of
-a Ray cluster. `trainer.logger` is taken only where it is given.
+no meaning here, and none of them changes a result; a name of any version of verl is taken there. `[cluster]` shares
+updates and samples among processes, divides the model, and has vLLM. `trainer.logger` is taken only where it is given.
 
 Without a reward function verl chooses one by the column `data_source`:
 

@@ -16,6 +16,7 @@ from oncurve.compat.verl.rows import (
     is_given,
     meaning,
     minibatches,
+    optimizer,
     refused,
     updates_per_step,
 )
@@ -105,6 +106,16 @@ def _aggregation(mode: Any, values: Values) -> dict[str, Any]:
     return {"kl.aggregation": mode} if in_loss(values) is not None and mode != OF_COMPLETIONS else {}
 
 
+def _entropy(coef: Any, values: Values) -> dict[str, Any]:
+    mode, loss = values[f"{ACTOR}.loss_agg_mode"], values[f"{ACTOR}.policy_loss.loss_mode"]
+    if coef and objective(values) in ("sapo", "gmpo") and mode != OF_COMPLETIONS:
+        raise ConfigError(
+            f"verl adds the entropy up by loss_agg_mode={mode} and {loss} by {OF_COMPLETIONS}, and here the entropy "
+            f"adds up as the objective does; set {ACTOR}.loss_agg_mode={OF_COMPLETIONS}, or the coefficient to 0"
+        )
+    return {"entropy.coef": coef}
+
+
 def _scale_factor(length: Any, values: Values) -> dict[str, Any]:
     if length is None or values[f"{ACTOR}.loss_agg_mode"] != "seq-mean-token-sum-norm":
         return {}
@@ -146,19 +157,38 @@ def _tokens(tokens: Any, values: Values) -> dict[str, Any]:
 
 
 O = f"{ACTOR}.optim"  # noqa: E741 - the section's letter
-SCHEDULES = {"constant": "constant", "cosine": "cosine"}
+SCHEDULES = {name: name for name in ("constant", "linear", "cosine")}
 
 
 def _schedule(kind: Any, values: Values) -> dict[str, Any]:
     return {} if kind is None else {"learner.schedule": meaning(kind, SCHEDULES)}
 
 
-def _warmup(steps: Any, values: Values) -> dict[str, Any]:
-    return {"learner.warmup_steps": steps * updates_per_step(values)} if steps > 0 else {}
+def _engine(engine: Any, values: Values) -> dict[str, Any]:
+    """Return the schedule of a library whose default is not FSDP's constant rate, where none is given."""
+    kind = meaning(engine, {"dp": "", "megatron": "", "veomni": "cosine", "torchtitan": "linear"})
+    given = is_given(values, f"{O}.lr_scheduler_type", f"{O}.warmup_style", f"{O}.decay_type")
+    return {"learner.schedule": kind} if kind and not given else {}
+
+
+def _decay_type(kind: Any, values: Values) -> dict[str, Any]:
+    if values["model_engine"] != "torchtitan":
+        return {}
+    return {"learner.schedule": meaning(kind, SCHEDULES, {"sqrt": "take linear"})}
+
+
+def _warmup_steps(values: Values) -> int:
+    """Return how many of verl's steps warm up; 0 where its ratio counts, as VeOmni's always does."""
+    return 0 if values["model_engine"] == "veomni" else max(0, values[f"{O}.lr_warmup_steps"] or 0)
+
+
+def _warmup(_: Any, values: Values) -> dict[str, Any]:
+    steps = _warmup_steps(values)
+    return {"learner.warmup_steps": steps * updates_per_step(values)} if steps else {}
 
 
 def _warmup_ratio(ratio: Any, values: Values) -> dict[str, Any]:
-    return {"learner.warmup_ratio": ratio} if ratio and not values[f"{O}.lr_warmup_steps"] > 0 else {}
+    return {"learner.warmup_ratio": ratio} if ratio and not _warmup_steps(values) else {}
 
 
 ROWS = (
@@ -228,7 +258,7 @@ KEYS: tuple[Key, ...] = (
         _scale_factor,
         types=(*NUMBER, *OR_NONE),
     ),
-    Key(f"{ACTOR}.entropy_coeff", ("entropy.coef",), default=0, types=NUMBER),
+    Key(f"{ACTOR}.entropy_coeff", ("entropy.coef",), make=_entropy, default=0, types=NUMBER),
     Key(
         f"{ACTOR}.use_kl_loss",
         ("kl.where", "kl.coef"),
@@ -306,10 +336,11 @@ KEYS: tuple[Key, ...] = (
     Key(
         f"{O}.lr_warmup_steps",
         ("learner.warmup_steps",),
-        "verl counts steps, oncurve updates: times the updates per step; -1 leaves it to the ratio",
+        "verl counts steps, oncurve updates: times the updates per step; -1, null and model_engine=veomni leave "
+        "it to the ratio",
         _warmup,
         default=-1,
-        types=WHOLE,
+        types=(*WHOLE, *OR_NONE),
     ),
     Key(
         f"{O}.lr_warmup_steps_ratio",
@@ -326,12 +357,20 @@ KEYS: tuple[Key, ...] = (
         _schedule,
         "constant",
     ),
+    Key(
+        "model_engine",
+        ("learner.schedule",),
+        "the library that trains verl's model; veomni has the cosine by default, torchtitan linear, dp and megatron a "
+        "constant rate",
+        _engine,
+        default="dp",
+    ),
+    Key(f"{O}.lr_decay_style", ("learner.schedule",), "of model_engine=megatron", _schedule, default="constant"),
+    Key(f"{O}.decay_type", ("learner.schedule",), "of model_engine=torchtitan", _decay_type),
+    Key(f"{O}.eps", ("learner.epsilon",), default=1e-8, types=NUMBER),
+    Key(f"{O}.override_optimizer_config.eps", ("learner.epsilon",), types=NUMBER),
     Key(f"{O}.warmup_style", ("learner.schedule",), "the older name of lr_scheduler_type", _schedule),
-    refused(f"{O}.min_lr_ratio", "the cosine ends at 0; set it to 0.0", 0, 0.0, None),
-    refused(f"{O}.num_cycles", "the cosine is half a cycle; set it to 0.5", 0.5),
-    refused(f"{O}.optimizer", "AdamW is the only one; leave it out", "AdamW"),
-    refused(f"{O}.optimizer_impl", "AdamW is oncurve's own; leave it out", "torch.optim"),
-    refused(f"{O}.override_optimizer_config", "AdamW has learner.betas and learner.epsilon; leave it out", None, {}),
+    *optimizer(O),
     Key(f"{O}.total_training_steps", (), "the run's, which verl puts in its place, too"),
     Key(f"{O}.zero_indexed_step", (), "the first update has the schedule's first value above 0"),
     Key(f"{ACTOR}.calculate_entropy", (), "the entropy is always in the metrics"),

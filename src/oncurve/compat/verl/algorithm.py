@@ -6,7 +6,18 @@ import math
 from typing import Any
 
 from oncurve.compat.dialect import Key, Values
-from oncurve.compat.verl.rows import ACTOR, NUMBER, OR_NONE, TEXT, WHOLE, YES_OR_NO, meaning, refused, updates_per_step
+from oncurve.compat.verl.rows import (
+    ACTOR,
+    NUMBER,
+    OR_NONE,
+    TEXT,
+    WHOLE,
+    YES_OR_NO,
+    idle,
+    meaning,
+    refused,
+    updates_per_step,
+)
 from oncurve.errors import ConfigError, shown
 
 ADVANTAGES = {
@@ -19,11 +30,12 @@ ADVANTAGES = {
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
     "opo": "opo",
-    "gdpo": "gdpo",
 }
 NO_ADVANTAGE = {
     "remax": "its baseline is the reward of a greedy completion; rloo or grpo have one from the group",
     "gpg": "grpo with algorithm.norm_adv_by_std_in_grpo=False is the same but for a factor per batch",
+    "gdpo": 'verl whitens its sums over the tokens of the batch; advantage.kind = "gdpo" divides by their standard '
+    "deviation over completions, as the paper does: write it in a recipe, with a [[rewards]] table per reward",
     "optimal_token_baseline": "opo is the optimal baseline per completion",
     "tir_optimal_token_baseline": "opo is the optimal baseline per completion",
 }
@@ -283,15 +295,10 @@ KEYS: tuple[Key, ...] = (
     Key(f"{C}.rollout_rs_threshold_lower", (), "of older versions; only read with rollout_rs"),
     Key(f"{C}.rollout_token_veto_threshold", (), "of older versions; only read with rollout_rs"),
     refused(f"{C}.loss_type", "bypass_mode has the clipped loss here; leave it out", "ppo_clip"),
+    refused(f"{C}.use_policy_gradient", "bypass_mode has the clipped loss here; set it to False", False),
     refused(f"{C}.rollout_is_batch_normalize", "weights are used as they are; set it to False", False),
     refused("algorithm.use_pf_ppo", "samples are not reweighted; set it to False", False),
     Key("algorithm.pf_ppo.reweight_method", (), "only read with use_pf_ppo"),
     Key("algorithm.pf_ppo.weight_pow", (), "only read with use_pf_ppo"),
-    refused(
-        "algorithm.gdpo_reward_keys",
-        "the rewards that gdpo normalises are tables here: print the recipe without this key, and write each reward as "
-        "a [[rewards]] table",
-        None,
-    ),
-    refused("algorithm.gdpo_reward_weights", "each [[rewards]] table has its weight", None),
+    *idle("algorithm", "gdpo_reward_keys gdpo_reward_weights", "only read by gdpo, which is refused"),
 )

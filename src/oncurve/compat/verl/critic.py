@@ -6,7 +6,18 @@ from typing import Any
 
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.verl.algorithm import advantage
-from oncurve.compat.verl.rows import ACTOR, MODEL, NUMBER, OR_NONE, WHOLE, YES_OR_NO, local, refused, updates_per_step
+from oncurve.compat.verl.rows import (
+    ACTOR,
+    MODEL,
+    NUMBER,
+    OR_NONE,
+    WHOLE,
+    YES_OR_NO,
+    local,
+    optimizer,
+    refused,
+    updates_per_step,
+)
 from oncurve.errors import ConfigError, shown
 
 SHARED = "critic and policy share the learner's settings; leave it out, or give both the same value"
@@ -75,19 +86,17 @@ KEYS: tuple[Key, ...] = (
     shared("optim.betas", "optim.betas", "learner.betas", (list,)),
     shared("optim.clip_grad", "optim.clip_grad", "learner.max_grad_norm", NUMBER),
     shared("grad_clip", "optim.clip_grad", "learner.max_grad_norm", NUMBER, "verl 0.9 reads optim.clip_grad"),
-    shared("optim.lr_warmup_steps", "optim.lr_warmup_steps", "learner.warmup_steps", WHOLE),
+    shared("optim.lr_warmup_steps", "optim.lr_warmup_steps", "learner.warmup_steps", (*WHOLE, *OR_NONE)),
     shared("optim.lr_warmup_steps_ratio", "optim.lr_warmup_steps_ratio", "learner.warmup_ratio", NUMBER),
     shared("optim.lr_scheduler_type", "optim.lr_scheduler_type", "learner.schedule", ()),
     shared("optim.warmup_style", "optim.warmup_style", "learner.schedule", ()),
-    refused("critic.optim.min_lr_ratio", "the cosine ends at 0; set it to 0.0", 0, 0.0, None),
-    refused("critic.optim.num_cycles", "the cosine is half a cycle; set it to 0.5", 0.5),
-    refused("critic.optim.optimizer", "AdamW is the only one; leave it out", "AdamW"),
-    refused("critic.optim.optimizer_impl", "AdamW is oncurve's own; leave it out", "torch.optim"),
-    refused("critic.optim.override_optimizer_config", "leave it out", None, {}),
+    shared("optim.lr_decay_style", "optim.lr_decay_style", "learner.schedule", ()),
+    shared("optim.decay_type", "optim.decay_type", "learner.schedule", ()),
+    shared("optim.eps", "optim.eps", "learner.epsilon", NUMBER),
+    *optimizer("critic.optim"),
     refused("critic.model.lora_rank", "the critic is trained whole; leave it out", 0),
     refused("critic.model.lora.rank", "the critic is trained whole; leave it out", 0),
     refused("critic.model.lora_adapter_path", "the critic is trained whole; leave it out", None),
     refused("critic.model.lora.adapter_path", "the critic is trained whole; leave it out", None),
-    refused("critic.fsdp.qat.enable", "weights are trained as they are; set it to False", False),
     refused("critic.model.mtp.enable", "there is no multi-token prediction; set it to False", False),
 )

@@ -16,6 +16,7 @@ from oncurve.compat.verl.rows import (
     locals_of,
     meaning,
     refused,
+    sections,
 )
 from oncurve.errors import ConfigError, shown
 
@@ -153,11 +154,16 @@ KEYS: tuple[Key, ...] = (
     Key("data.gen_batch_size", (), "a round of dynamic sampling is data.train_batch_size prompts, whatever is kept"),
     refused("data.custom_cls.path", CLASS, None),
     refused("data.custom_cls.name", CLASS, None),
+    *(refused(f"data.{name}", "rows are read from files, in the order of data.shuffle; leave it out", None)
+      for name in ("sampler.class_path", "sampler.class_name", "datagen.path", "datagen.name")),
+    refused("data.continuous_token.enable", "a rollout is one completion; set it to False", False),
+    *idle("data", "continuous_token.model_family", "only read with continuous_token.enable"),
     refused("data.tool_config_path", "there are no tools in a rollout; leave it out", None),
     refused("data.function_tool_path", "there are no tools in a rollout; leave it out", None),
     *idle("data", "val_batch_size", "evaluation fills its batches by rollout.max_concurrent"),
-    *idle("data", "image_key video_key audio_key image_patch_size mm_processor_kwargs return_multi_modal_inputs",
+    *idle("data", "image_key video_key audio_key image_patch_size return_multi_modal_inputs",
           "prompts are text; rows with images are refused when they are read"),
+    *sections("data.mm_processor_kwargs", "prompts are text; rows with images are refused when they are read"),
     *idle("data", "return_raw_input_ids return_raw_chat return_full_prompt", "how verl passes prompts on inside"),
     *idle("data", "validation_shuffle", "the order of held-out rows changes no figure"),
     *idle("data", "use_shm dataloader_num_workers filter_overlong_prompts_workers", "the run's process reads rows"),

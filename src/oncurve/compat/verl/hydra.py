@@ -163,8 +163,8 @@ class _Reader:
                 self.at += 2
                 continue
             letter = self.text[self.at]
-            if open_braces and letter == "}":
-                open_braces -= 1
+            if open_braces and letter in "{}":
+                open_braces += 1 if letter == "{" else -1
             elif not open_braces and letter in ends:
                 break
             elif not open_braces and letter in "[]{}\"'":

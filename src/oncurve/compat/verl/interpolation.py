@@ -9,14 +9,12 @@ ${oc.select:a.b,default}     the setting, or the default where there is none
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
 from oncurve.compat.verl.hydra import value_of
 from oncurve.errors import ConfigError, shown
 
-_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 DEEPEST = 20
 
 Lookup = Callable[[str], Any]
@@ -36,19 +34,27 @@ def resolved(value: Any, key: str, lookup: Lookup, seen: tuple[str, ...] = ()) -
         return value
     if len(seen) > DEEPEST:
         raise ConfigError(f"${{...}} refers to itself: {' -> '.join(seen[:4])}")
-    text, found = value, _INNERMOST.search(value)
+    text = value
     for _ in range(1000):
-        if found is None:
-            break
-        named = _named(found[1].strip(), key, lookup, seen)
-        if found[0] == text:
+        start = text.rfind("${")  # nothing within the last one is to be filled in
+        if start < 0:
+            return text
+        end = _closed(text, start)
+        named = _named(text[start + 2 : end - 1].strip(), key, lookup, seen)
+        if end - start == len(text):
             return named
-        filled = "null" if named is None else str(named)
-        text = text[: found.start()] + filled + text[found.end() :]
-        found = _INNERMOST.search(text)
-    if "${" in text:
-        raise ConfigError(f"{shown(value)}: ${{ is never closed")
-    return text
+        text = text[:start] + ("null" if named is None else str(named)) + text[end:]
+    raise ConfigError(f"{shown(value)}: ${{...}} refers to itself")
+
+
+def _closed(text: str, start: int) -> int:
+    """Return where the `${` at `start` ends; braces of a table within it are counted. Raises ConfigError."""
+    depth = 0
+    for at in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if text[at] == "}" and not depth:
+            return at + 1
+    raise ConfigError(f"{shown(text)}: ${{ is never closed")
 
 
 def _named(inside: str, key: str, lookup: Lookup, seen: tuple[str, ...]) -> Any:

@@ -136,7 +136,7 @@ def _settled(found: Sequence[Assignment], notes: list[str]) -> Reading:
                 notes.append(f"{leaf.key} is given more than once; {shown(leaf.value)} counts, the last")
                 del latest[leaf.key]
             latest[leaf.key] = leaf
-    table, problems, said = DIALECT.table, list[str](), dict[str, Said]()
+    table, problems, said = DIALECT.table_for(latest), list[str](), dict[str, Said]()
 
     def lookup(name: str) -> Any:
         value = latest[name].value if name in latest else table[name].default
@@ -151,9 +151,10 @@ def _settled(found: Sequence[Assignment], notes: list[str]) -> Reading:
                 raise ConfigError(each.value.reason)
             value = resolved(each.value, key, lookup)
         except ConfigError as error:
-            problems.append(f"{where}: {error}")
-        else:
-            said[key] = Said(value, each.place)
+            if key not in table or table[key].fate != "no meaning":
+                problems.append(f"{where}: {error}")
+            value = each.value
+        said[key] = Said(value, each.place)
     if problems:
         raise ConfigError("\n".join(problems))
     return Reading(_gathered(said), tuple(notes))

@@ -13,6 +13,7 @@ from typing import Any
 
 from oncurve.compat.dialect import MANY, Key, Values
 from oncurve.compat.verl.rows import (
+    MODEL,
     NUMBER,
     OR_NONE,
     TEXT,
@@ -162,6 +163,12 @@ def _enabled(enabled: Any, values: Values) -> dict[str, Any]:
     return {}
 
 
+def _input_tokenizer(path: Any, values: Values) -> dict[str, Any]:
+    if path not in (None, values[f"{MODEL}.path"]):
+        raise ConfigError(f"the policy's tokenizer is that of {MODEL}.path; leave it out, got {shown(path)}")
+    return {}
+
+
 def _part(value: Any, values: Values) -> dict[str, Any]:
     return {}
 
@@ -243,7 +250,12 @@ KEYS: tuple[Key, ...] = (
         "reward.sandbox_fusion.url", "oncurve runs no programs of a completion; give a function that asks it", None
     ),
     refused("sandbox_fusion.url", "oncurve runs no programs of a completion; give a function that asks it", None),
+    refused(
+        "reward_model.sandbox_fusion.url",
+        "oncurve runs no programs of a completion; give a function that asks it",
+        None,
+    ),
     Key("reward_model.model.trust_remote_code", (), "a reward model is a sequence classifier of transformers"),
     refused("reward_model.model.external_lib", "no module is imported for it; leave it out", None),
-    refused("reward_model.model.input_tokenizer", "of older versions: the tokenizer is the reward model's own", None),
+    Key("reward_model.model.input_tokenizer", (), "the policy's; the reward model reads by its own", _input_tokenizer),
 )

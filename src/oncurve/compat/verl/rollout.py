@@ -66,7 +66,10 @@ def _targets(names: Any, values: Values) -> dict[str, Any]:
 
 def _overridden(table: Any, values: Values) -> dict[str, Any]:
     known = {"attn_implementation", "max_position_embeddings"}
-    for name, value in table.items():
+    inner = table.get("model_config") or {}
+    for name, value in {**table, **inner}.items():
+        if name in ("model_config", "moe_config") and not any(value.values() if name == "moe_config" else ()):
+            continue
         no_dropout = name.endswith(("dropout", "pdrop")) and value == 0
         if name not in known and not no_dropout:
             raise ConfigError(f"{name}: the model is run as its config.json says; change it there")
@@ -177,8 +180,4 @@ KEYS: tuple[Key, ...] = (
     ),
     refused(f"{MODEL}.mtp.enable", "there is no multi-token prediction; set it to False", False),
     refused("actor_rollout_ref.actor.freeze_vision_tower", "models are of text; leave it out", False),
-    refused("actor_rollout_ref.actor.qat.enable", "weights are trained as they are; set it to False", False),
-    refused(
-        "actor_rollout_ref.actor.fsdp_config.qat.enable", "weights are trained as they are; set it to False", False
-    ),
 )

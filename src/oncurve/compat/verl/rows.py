@@ -20,6 +20,11 @@ def idle(section: str, names: str, why: str) -> tuple[Key, ...]:
     return tuple(Key(f"{section}.{name}" if section else name, (), why) for name in names.split())
 
 
+def sections(names: str, why: str) -> tuple[Key, ...]:
+    """Return the rows of whole sections without meaning here, whatever stands in them, and the reason."""
+    return tuple(Key(f"{name}.*", (), why) for name in names.split())
+
+
 def refused(theirs: str, what_to_do: str, *harmless: Any) -> Key:
     """The row of a setting that oncurve cannot take, but for values that change nothing."""
     return Key(theirs, (), what_to_do, refused=True, harmless=harmless)
@@ -75,3 +80,21 @@ def local(path: Any) -> str:
 def locals_of(paths: Any) -> str | list[str]:
     """One path or a list of them. Raises ConfigError as `local`."""
     return [local(path) for path in paths] if isinstance(paths, list) and paths else local(paths)
+
+
+def optimizer(section: str) -> tuple[Key, ...]:
+    """Return the refusals that the optimizers of policy and critic share."""
+    betas = "AdamW has learner.betas and learner.epsilon; leave it out"
+    ends = "the schedules begin and end at 0, over all updates of the run; leave it out"
+    return (
+        refused(f"{section}.min_lr_ratio", "the cosine ends at 0; set it to 0.0", 0, 0.0, None),
+        refused(f"{section}.num_cycles", "the cosine is half a cycle; set it to 0.5", 0.5),
+        refused(f"{section}.optimizer", "AdamW is the only one; leave it out", "AdamW", "adam", "adamw"),
+        refused(f"{section}.name", "AdamW is the only one; leave it out", "AdamW"),
+        refused(f"{section}.optimizer_impl", "AdamW is oncurve's own; leave it out", "torch.optim"),
+        *(refused(f"{section}.{name}", ends, 0, 0.0) for name in (
+            "min_lr", "lr_min", "min_lr_factor", "lr_start", "lr_warmup_init")),
+        refused(f"{section}.lr_decay_ratio", ends, 1, 1.0),
+        refused(f"{section}.lr_decay_steps", ends, None),
+        Key(f"{section}.override_optimizer_config.*", (), betas, refused=True, harmless=(None, {})),
+    )  # fmt: skip

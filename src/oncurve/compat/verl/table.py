@@ -24,11 +24,8 @@ DIALECT = Dialect(
 )
 
 OPEN = (
-    *idle.OPEN,
     "data.apply_chat_template_kwargs",
-    "data.mm_processor_kwargs",
     "actor_rollout_ref.model.override_config",
-    "critic.model.override_config",
     "custom_reward_function.reward_kwargs",
     "reward.custom_reward_function.reward_kwargs",
 )

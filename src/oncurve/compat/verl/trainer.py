@@ -122,7 +122,7 @@ KEYS: tuple[Key, ...] = (
         lambda name, values: {"run.name": name}, "gsm8k", types=TEXT),
     Key("trainer.default_local_dir", ("--out",), "the run's folder", _outside, FOLDER, types=TEXT),
     Key("trainer.resume_mode", ("--resume-if-there",), "auto continues the run that is in the folder", _resume, "auto"),
-    refused("trainer.resume_from_path", "a run is continued by: oncurve resume FOLDER; leave it out", None),
+    refused("trainer.resume_from_path", "a run is continued by: oncurve resume FOLDER; leave it out", None, False),
     refused("trainer.default_hdfs_dir", "the run's folder is on this machine; leave it out", None),
     refused("trainer.checkpoint_callback_class", "leave it out; oncurve export writes any checkpoint", None),
     Key("trainer.nnodes", (), ONE_MACHINE, default=1),

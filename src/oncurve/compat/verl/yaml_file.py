@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from oncurve.compat.verl.hydra import DEEPEST, Assignment, plain
+from oncurve.config import yaml_node
 from oncurve.errors import ConfigError
 
 LARGEST = 2_000_000
@@ -33,13 +34,11 @@ def assignments_of(path: Path) -> tuple[list[Assignment], list[str]]:
     Raises ConfigError, with the line: it is no YAML, no table, or has a key twice.
     """
     try:
-        root = yaml.compose(content(path), yaml.SafeLoader)
+        root = yaml_node(content(path))
     except (yaml.YAMLError, ValueError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         place = "" if mark is None else f" (line {mark.line + 1})"
         raise ConfigError(f"{path}: {problem}{place}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
     if root is None:
         return [], []
     if not isinstance(root, yaml.MappingNode):

@@ -113,7 +113,7 @@ def test_tables_are_their_settings_and_free_tables_stay_whole() -> None:
         "algorithm.kl_ctrl.target_kl": 0.2,
         "data.apply_chat_template_kwargs": {"enable_thinking": False},
         "custom_reward_function.reward_kwargs": {"a": {"b": 1}, "c": "x"},
-        "actor_rollout_ref.rollout.engine_kwargs.vllm": {"x": 1},
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.x": 1,
     }
 
 
@@ -139,12 +139,19 @@ def test_interpolation_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
         "critic.ppo_micro_batch_size=${.ppo_epochs}",
         "trainer.default_local_dir=/x/${oc.env:ONCURVE_NOT_SET,d}/${trainer.experiment_name}",
         "data.val_batch_size=${oc.select:no.such,7}",
+        "data.seed=${oc.select:no.such,${oc.select:none.either,3}}",
+        "data.apply_chat_template_kwargs=${oc.select:no.such,{}}",
+        "custom_reward_function.reward_kwargs.a=${oc.select:no.such,{b: {c: ${data.train_batch_size}}}}",
+        "actor_rollout_ref.rollout.trace.token2text=${no.such}",
     )
     assert found["actor_rollout_ref.actor.ppo_mini_batch_size"] == 64
     assert found["trainer.experiment_name"] == "p-here"
     assert found["trainer.default_local_dir"] == "/x/d/p-here"
     assert (found["critic.ppo_epochs"], found["critic.ppo_micro_batch_size"]) == (1, 1)
-    assert found["data.val_batch_size"] == 7
+    assert (found["data.val_batch_size"], found["data.seed"]) == (7, 3)
+    assert found["data.apply_chat_template_kwargs"] == {}
+    assert found["custom_reward_function.reward_kwargs"] == {"a": {"b": {"c": 64}}}
+    assert found["actor_rollout_ref.rollout.trace.token2text"] == "${no.such}"  # it has no meaning here
 
 
 @pytest.mark.parametrize(
@@ -154,6 +161,7 @@ def test_interpolation_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
         ("${no.such}", "no such setting is given"),
         ("${oc.env:ONCURVE_NOT_SET}", "no variable ONCURVE_NOT_SET"),
         ("${hydra:job.name}", "resolver"),
+        ("'${oc.select:x,{}'", "never closed"),
     ],
 )
 def test_interpolation_that_cannot_be_is_said_with_its_key(value: str, why: str) -> None:

@@ -60,12 +60,50 @@ def verls(name: str) -> dict[str, Any]:
     return dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("engine", ["", "megatron_"])
+@pytest.mark.parametrize("engine", ["", "megatron_", "veomni_", "torchtitan_"])
 def test_every_setting_of_verls_configuration_is_in_the_table(engine: str) -> None:
-    table = DIALECT.table
     names = verls(f"_generated_ppo_{engine}trainer.yaml")
-    unknown = [name for name in names if name not in table and not name.startswith(OPEN)]
-    assert [name for name in unknown if not name.endswith(("optim.lr_decay_style", "optim.min_lr"))] == []
+    table = DIALECT.table_for(names)
+    assert [name for name in names if name not in table and not name.startswith(OPEN)] == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [f"{A}.megatron.grad_offload=True", "critic.megatron.grad_offload=True", f"{A}.fsdp_config.of_later={{a: 1}}",
+     f"+{A}.optim.override_optimizer_config.optimizer_cpu_offload=True", "reward_model.use_reward_loop=True",
+     f"{R}.agent.num_workers=8", f"{A}.profiler.discrete=True", "profile.options.level=1", "ray_init.num_cpus=8",
+     f"{R}.engine_kwargs.vllm={{x: 1}}", f"{A}.optim.optimizer=adam", f"{A}.optim.lr_warmup_steps=null",
+     f"+{M}.override_config.model_config={{}}", f"reward_model.model.input_tokenizer=${{{M}.path}}"],
+)  # fmt: skip
+def test_settings_of_verls_workers_change_nothing_in_any_version(word: str) -> None:
+    assert settings(*GRPO, word) == settings(*GRPO)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [f"{A}.fsdp_config.qat.enable=True", f"{A}.megatron.override_transformer_config.moe_aux_loss_coeff=0.01",
+     f"{R}.agent.default_agent_loop=tool_agent", "reward_model.sandbox_fusion.url=http://x", "skip.rollout.enable=True",
+     f"{A}.optim.override_optimizer_config.amsgrad=True", "distillation.enabled=True", "critic.load_weight=False",
+     "actor_rollout_ref.ref.model.path=org/other", f"{A}.optim.lr_min=1e-7", f"{R}.multi_turn.enable=True"],
+)  # fmt: skip
+def test_what_changes_numbers_is_refused_in_a_section_without_meaning(word: str) -> None:
+    assert f"{word.partition('=')[0]}: not available here" in refusal(*GRPO, word)
+
+
+def test_each_library_has_the_schedule_that_it_has_in_verl() -> None:
+    for words, schedule in (
+        (("model_engine=megatron",), None),
+        (("model_engine=veomni",), "cosine"),
+        (("model_engine=veomni", f"{A}.optim.lr_scheduler_type=constant"), "constant"),
+        (("model_engine=torchtitan",), "linear"),
+        (("model_engine=torchtitan", f"{A}.optim.decay_type=cosine"), "cosine"),
+        ((f"{A}.optim.lr_decay_style=linear",), "linear"),
+    ):
+        assert settings(*GRPO, *words).get("learner.schedule") == schedule, words
+    warm = (f"{A}.optim.lr_warmup_steps=5", f"{A}.optim.lr_warmup_steps_ratio=0.1")
+    assert "learner.warmup_ratio" not in settings(*GRPO, *warm)
+    assert settings(*GRPO, *warm, "model_engine=veomni")["learner.warmup_ratio"] == 0.1
+    assert "automodel" in refusal(*GRPO, "model_engine=automodel")
 
 
 def test_the_defaults_are_those_of_verls_configuration() -> None:
@@ -129,7 +167,6 @@ def test_values_of_any_type_are_translated_or_refused() -> None:
         ("rloo", "rloo"),
         ("rloo_vectorized", "rloo"),
         ("opo", "opo"),
-        ("gdpo", "gdpo"),
     ],
 )
 def test_each_advantage_of_verl_runs_here(theirs: str, ours: str) -> None:
@@ -138,7 +175,9 @@ def test_each_advantage_of_verl_runs_here(theirs: str, ours: str) -> None:
     assert settings(f"algorithm.adv_estimator={theirs}")["advantage.kind"] == ours
 
 
-@pytest.mark.parametrize("name", ["remax", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline", "grpoo"])
+@pytest.mark.parametrize(
+    "name", ["remax", "gpg", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline", "grpoo"]
+)
 def test_an_advantage_without_counterpart_is_refused_by_name(name: str) -> None:
     assert name in refusal(f"algorithm.adv_estimator={name}")
 
@@ -154,6 +193,14 @@ def test_each_loss_mode_runs_here(mode: str, kind: str) -> None:
     given = settings(*GRPO, f"{A}.policy_loss.loss_mode={mode}")
     if kind in ("gspo", "gmpo", "cispo"):
         assert (given["objective.clip_low"], given["objective.clip_high"]) == (0.2, 0.2)
+
+
+@pytest.mark.parametrize("mode", ["sapo", "geo_mean"])
+def test_an_entropy_that_adds_up_otherwise_than_in_verl_is_refused(mode: str) -> None:
+    words = (*GRPO, f"{A}.policy_loss.loss_mode={mode}", f"{A}.entropy_coeff=0.01")
+    assert "set actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in refusal(*words)
+    assert settings(*words, f"{A}.loss_agg_mode=seq-mean-token-mean")["entropy.coef"] == 0.01
+    assert settings(*words[:-1], f"{A}.entropy_coeff=0")["entropy.coef"] == 0
 
 
 @pytest.mark.parametrize("mode", ["clip_cov", "kl_cov", "dro", "vanila"])
@@ -210,6 +257,8 @@ def test_clip_ratio_counts_for_each_side_that_is_not_given() -> None:
     ):
         given = settings(*GRPO, *words)
         assert tuple(given[name] for name in clips) == found
+    cispo = settings(*GRPO, f"{A}.policy_loss.loss_mode=cispo", f"{A}.clip_ratio_low=10", f"{A}.clip_ratio_high=0.2")
+    assert tuple(cispo[name] for name in clips) == (10, 0.2)
     assert "does not use it" in DIALECT.table[f"{A}.clip_ratio"].note
 
 
