@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from oncurve.errors import ConfigError, shown, suggest
 
@@ -28,7 +29,7 @@ class Machine:
     flops: float
     bandwidth: float
     source: str = "data sheet"
-    dtype: str = "bfloat16"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
 
 MACHINES: dict[str, Machine] = {
@@ -72,7 +73,7 @@ def machine(name: str | None, memory: str | None, tflops: float | None, bandwidt
     Raises ConfigError: an unknown name, or none and not all three numbers.
     """
     full = ALIASES.get(name.lower(), name.lower()) if name is not None else None
-    if full is not None and full not in MACHINES:
+    if name is not None and full not in MACHINES:
         raise ConfigError(
             f"--machine {shown(name)}: unknown{suggest(name, MACHINES) or '; there are: ' + ', '.join(MACHINES)}"
         )

@@ -32,7 +32,7 @@ HEAP = 1.35
 """The size of a CPU's heap over the memory in use, because of fragmentation. 1 where torch caches blocks."""
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes per weight in bitsandbytes' nf4: 4 bits, for each block of 64 a scale of 8 bits, and for 256 of these scales one
+"""Bytes per weight in bitsandbytes' nf4: 4 bits, a scale of 8 bits per block of 64, and for 256 of these scales one
 of 32 bits (double quantisation)."""
 
 
