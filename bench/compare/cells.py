@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from bench import machine
 from bench.cases import CELLS, SYSTEMS, Case
 from bench.compare import roofline
 from bench.compare.counting import ideal_seconds, size_of, tokens_of, train_flops, work_of
-from bench.results import Results
+from bench.results import Results, default_path
 from bench.systems.process import BenchError, NoRoomError, Worker
 from bench.timing import ratio_interval
 from oncurve.models.layers.prepacked_weights import prepacked_bytes
@@ -69,7 +69,7 @@ def run(results: Results, quick: bool, only: str | None = None, started: float |
         raise BenchError(f"no cell begins with {only!r}; the cells are: {', '.join(PAIRS)}")
     limits: dict[str, dict[str, Any]] = {}
     failed: list[str] = []
-    for name, other in [(name, best_peer(results, name)) for name in names] if quick else in_rounds(names):
+    for name, other in _quick_pairs(names) if quick else in_rounds(names):
         if not results.has("cells", name, other):
             steps = QUICK[name] if quick else STEPS[CELLS[name].model]
             until = begun + QUICK_SECONDS if quick else None
@@ -89,14 +89,32 @@ def in_rounds(names: Iterable[str]) -> list[tuple[str, str]]:
     return sorted(pairs, key=lambda pair: PAIRS[pair[0]].index(pair[1]))
 
 
-def best_peer(results: Results, name: str) -> str:
-    """TRL's fastest setting in this cell by the whole run on this machine; without one, bf16 weights."""
-    from bench.results import default_path
+def best_peer(whole: Mapping[str, Any], instruction_sets: Sequence[str]) -> tuple[str, str]:
+    """Return the TRL setting to compare with, and the reason: the fastest where a whole run has compared them here.
 
-    whole = Results.read(default_path(quick=False)).get("cells", {}).get(name, {})
-    own = {**whole, **results.table.get("cells", {}).get(name, {})}
-    medians = {key: own[key]["systems"][key]["seconds"] for key in TRL if "systems" in own.get(key, {})}
-    return min(medians, key=lambda key: medians[key]) if medians else "trl-bf16"
+    `whole` are the pairs of a cell in that run. Without one it is bf16 weights on a processor with bf16 products, and
+    float32 on one that emulates them.
+    """
+    medians = {key: whole[key]["systems"][key]["seconds"] for key in TRL if "systems" in whole.get(key, {})}
+    if len(medians) > 1:
+        return min(
+            medians, key=lambda key: medians[key]
+        ), f"the fastest of {len(medians)} in the whole run on this machine"
+    native = [name for name in instruction_sets if name.endswith("bf16")]
+    if native:
+        return "trl-bf16", f"the processor has {native[0]}"
+    return "trl-fp32", "the processor has no bf16 products (amx_bf16 or avx512_bf16), and emulated ones are slower"
+
+
+def _quick_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return each cell with TRL's best setting on this processor, which is printed with its reason."""
+    whole = Results.read(default_path(quick=False)).get("cells", {})
+    pairs = []
+    for name in names:
+        other, reason = best_peer(whole.get(name, {}), machine.describe()["instruction_sets"])
+        print(f"{name}: compared with {SYSTEMS[other].label}, because {reason}", flush=True)
+        pairs.append((name, other))
+    return pairs
 
 
 def _keep_pair(

@@ -8,8 +8,13 @@ scheduler instead of microseconds, and a training step ten to forty times as lon
 
 libgomp spins 100 rounds instead of 300,000 while there are more OpenMP threads than processors (libgomp's manual, under
 `GOMP_SPINCOUNT`). `ShortWaits` creates and ends an idle team of threads for that; `watch` does so while this process's
-threads wait for processors, which the kernel counts for each of them. Processes of low priority make no thread wait,
-and change nothing. The number of threads is constant, and with it every bit.
+threads wait for processors, which the kernel counts for each of them. The number of threads is constant, and with it
+every bit.
+
+A process of low priority (nice) makes no thread wait if it is of the same session. With the kernel's autogrouping
+(`/proc/sys/kernel/sched_autogroup_enabled`, 1 on most desktops) priorities order the processes of one session (a
+terminal), and sessions get equal shares: a process of another terminal is a neighbour whatever its priority. What
+counts here is the waiting alone, so that such a process counts, too.
 
 Covered: libgomp on Linux, loaded before or after this module; any number of threads above one. Not covered: other
 OpenMP libraries, where nothing is changed and the notice names the setting that helps; other systems; a control group's

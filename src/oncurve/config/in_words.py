@@ -54,6 +54,8 @@ def _updates(config: RunConfig) -> str:
     updates = f"{pieces} × {_count(learner.ppo_epochs, 'pass', 'passes')} = {_count(config.updates_per_step, 'update')}"
     if learner.target_kl is not None and config.updates_per_step > 1:
         updates += f", fewer where the KL to the old policy is above {learner.target_kl:g} per token"
+    if config.updates_per_step > 1:
+        updates += f", each at the whole learning rate: a step goes up to {config.updates_per_step} times as far as one"
     if not has_importance_ratio(config.objective):
         return f"{head}, {updates}."
     corrected = corrects(config.correction)

@@ -76,7 +76,7 @@ def rank_memory(variant: Variant, layout: Layout, first: bool = True) -> Memory:
     shape, width = variant.shape, variant.footprint.weight
     samples = first and not layout.workers
     parts = dict(whole.parts)
-    copy = float((shape.parameters + shape.adapter) * width)
+    copy = variant.footprint.weights(shape)
     parts["versions"] = versions_bytes(variant, layout) if first else 0.0
     divided = layout.sharding == "fsdp"
     if divided:
@@ -127,10 +127,10 @@ def worker_memory(variant: Variant, workers: int = 1) -> Memory:
     cache = cache_bytes(shape, replace(work, rows=rows), width)
     parts = {
         "process": variant.process,
-        "parameters": float((shape.parameters + shape.adapter) * width),
+        "parameters": variant.footprint.weights(shape),
         "keys_and_values": cache,
     }
-    sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows)
+    sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows) + variant.footprint.unpacked(shape)
     return Memory(parts, {"rollout": sum(parts.values()) + 0.25 * cache + sampler})
 
 

@@ -27,15 +27,14 @@ from oncurve.forecast.cluster import (
     worker_memory,
 )
 from oncurve.forecast.command import CONTEXT, UNIMPORTED, asked_shape, layout_of, studied, variant_of
-from oncurve.forecast.machines import MACHINES, Machine, memory_here
+from oncurve.forecast.machines import ALIASES, MACHINES, Machine, memory_here
 from oncurve.forecast.memory import Memory
 from oncurve.forecast.meter import MemoryMeter, measure_machine
-from oncurve.forecast.outlook import PART_NAMES, Suggestion, Variant, changes, duration, size
+from oncurve.forecast.outlook import PART_NAMES, Suggestion, Variant, duration, size, suggestions
 from oncurve.forecast.request import ForecastRequest, Sizes
 from oncurve.forecast.simulation import Outcome
 from oncurve.spec import build
 
-ALIASES = {"a100": "a100-80"}
 HERE = "cpu"
 MOST_MACHINES = 4096
 NO_MORE = "take more memory, or a smaller model."
@@ -235,7 +234,7 @@ def plan_machines(
     where = parse_machines(machines)
     given, _, shape, work, notes = studied(config, base, ForecastRequest(sizes, asked_shape(model, parameters)))
     subject = model or (f"{parameters} parameters" if parameters is not None else config.model.path)
-    kind = config.model.precision()[0] if where.machine is None else "bfloat16"
+    kind = config.model.precision()[0] if where.machine is None else where.machine.dtype
     dtype = kind if config.model.dtype == "auto" else config.model.dtype
     on_cpu = where.machine is None
     process = float(MemoryMeter(torch.device("cpu")).now()) + UNIMPORTED if on_cpu else CONTEXT
@@ -327,8 +326,8 @@ def peak_of(variant: Variant, layout: Layout, where: Machines) -> float:
 
 
 def _ways(variant: Variant, gpus: int, shardings: Sequence[str]) -> list[Layout]:
-    """The splits that a run may have: split masters are not divided among ranks."""
-    whole = variant.masters == "split"
+    """The splits that a run may have: split masters and quantised weights are not divided among ranks."""
+    whole = variant.masters == "split" or variant.quantized
     usable = [each for each in shardings if each == "replicate" or not whole] or ["replicate"]
     return [layout for sharding in usable for layout in layouts(gpus, sharding)]
 
@@ -344,26 +343,12 @@ def _chosen(variant: Variant, where: Machines, room: float, shardings: Sequence[
 
 
 def _fitting(variant: Variant, where: Machines, room: float, shardings: Sequence[str]) -> list[Suggestion]:
-    """Settings that make the run fit, each checked by the formula in its best split: alone where one is enough, else
-    together."""
+    """Return the settings that make the run fit, alone or together, each checked by the formula in its best split."""
 
     def least(changed: Variant) -> float:
         return min(peak_of(changed, layout, where) for layout in _ways(changed, where.gpus, shardings))
 
-    single = [Suggestion(words, least(changed)) for words, changed in changes(variant)]
-    enough = [each for each in single if each.peak <= room]
-    if enough:
-        return enough
-    parts: list[str] = []
-    now, peak = variant, least(variant)
-    while peak > room:
-        steps = [(words, changed, least(changed)) for words, changed in changes(now)]
-        steps = [step for step in steps if step[2] < 0.98 * peak]
-        if not steps:
-            return []
-        words, now, peak = steps[0]
-        parts.append(words)
-    return [Suggestion(" ".join(parts), peak)]
+    return [each for each in suggestions(variant, room, peak_of=least) if each.peak <= room]
 
 
 def _enough(variant: Variant, where: Machines, room: float, shardings: Sequence[str]) -> str:

@@ -210,6 +210,9 @@ def variant_of(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_
         held=not config.lora.adapted or config.lora.path is not None or config.following.every > 0,
         offloaded=config.cluster.offload,
         exact_kl="full_kl" in config.policy_term.needs | config.regularizer.needs,
+        moving=config.reference.every > 0,
+        quantized=config.model.quantization is not None,
+        whole_weights=config.cluster.divided or config.cluster.served,
     )
 
 
@@ -288,7 +291,7 @@ def _by_formula(
         on_cpu = device.type == "cpu"
         process = float(MemoryMeter(device).now()) + UNIMPORTED if on_cpu else CONTEXT
     else:
-        dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+        dtype = machine.dtype if config.model.dtype == "auto" else config.model.dtype
         room = AvailableMemory(machine.memory, machine.memory, f"memory of {machine.name}")
         on_cpu, process = False, CONTEXT
     variant = variant_of(config, shape, work, dtype, on_cpu, process)
@@ -308,11 +311,12 @@ def _of_all_processes(plan: Forecast, config: RunConfig, variant: Variant) -> Fo
         times = "times are" if peak_of is not None and config.cluster.on_this_machine else "memory and times are"
         note = f"{times} those of one process: `oncurve plan --machines` counts the others of [cluster]"
         plan = replace(plan, notes=(*plan.notes, note))
-    if peak_of is None:
-        return plan if plan.fits else replace(plan, suggestions=tuple(suggestions(variant, factor)))
-    if not config.cluster.alone:
+    if peak_of is not None and not config.cluster.alone:
         plan = replace(plan, processes=processes_here(config), together=peak_of(variant) * factor)
-    return plan if plan.fits else replace(plan, suggestions=tuple(suggestions(variant, factor, peak_of)))
+    if plan.fits:
+        return plan
+    found = suggestions(variant, plan.budget.available, factor, peak_of or (lambda changed: changed.memory().peak))
+    return replace(plan, suggestions=tuple(found))
 
 
 def _peak_of(config: RunConfig) -> Callable[[Variant], float]:
@@ -370,7 +374,7 @@ def check_memory(config: RunConfig) -> list[str]:
     )
     if peak <= REFUSED * room.available:
         return [f"warning: {says}; it may be killed without a word"]
-    found = suggestions(variant, peak_of=peak_of)
+    found = suggestions(variant, room.available, peak_of=peak_of)
     smaller = [f"  {suggestion.settings}  about {suggestion.peak / 1e9:,.1f} GB" for suggestion in found]
     raise ConfigError("\n".join([f"memory: {says}", *(["what makes it smaller:", *smaller] if smaller else [])]))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from oncurve.errors import ConfigError, shown, suggest
 
@@ -18,27 +19,40 @@ MOST = 1e24  # of bytes, or of FLOP/s: no machine has more
 
 @dataclass(frozen=True)
 class Machine:
-    """Memory in bytes, matrix products in FLOP/s (bf16, dense), memory traffic in bytes a second; `source` of these."""
+    """Memory in bytes, matrix products in FLOP/s (bf16, dense), memory traffic in bytes a second; `source` of these.
+
+    `dtype`: what `model.dtype = "auto"` is there. A card with "float32" has no bf16, and its rate is that of fp16.
+    """
 
     name: str
     memory: float
     flops: float
     bandwidth: float
     source: str = "data sheet"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
 
 MACHINES: dict[str, Machine] = {
     "h200": Machine("h200", 139 * GIB, 790e12, 4.3e12, "measured"),
     "h100": Machine("h100", 79 * GIB, 989e12, 3.35e12),
     "h800": Machine("h800", 79 * GIB, 989e12, 3.35e12),
+    "b200": Machine("b200", 178 * GIB, 2250e12, 8.0e12),
     "h20": Machine("h20", 95 * GIB, 148e12, 4.0e12),
     "a100-80": Machine("a100-80", 79 * GIB, 312e12, 2.04e12),
     "a100-40": Machine("a100-40", 39 * GIB, 312e12, 1.56e12),
+    "v100-32": Machine("v100-32", 31.7 * GIB, 125e12, 0.9e12, dtype="float32"),
+    "v100-16": Machine("v100-16", 15.7 * GIB, 125e12, 0.9e12, dtype="float32"),
     "l40s": Machine("l40s", 44 * GIB, 362e12, 0.864e12),
+    "l4": Machine("l4", 22 * GIB, 121e12, 0.3e12),
+    "a10g": Machine("a10g", 22 * GIB, 70e12, 0.6e12),
+    "t4": Machine("t4", 14.5 * GIB, 65e12, 0.32e12, dtype="float32"),
+    "rtx5090": Machine("rtx5090", 31.3 * GIB, 209.5e12, 1.792e12),
     "rtx4090": Machine("rtx4090", 23.6 * GIB, 165e12, 1.01e12),
     "rtx3090": Machine("rtx3090", 23.6 * GIB, 71e12, 0.936e12),
 }
 """Cards by name. No card reaches the rates of its data sheet, so limits by data sheet are lower than by measurement."""
+
+ALIASES = {"a100": "a100-80", "v100": "v100-16", "5090": "rtx5090", "4090": "rtx4090", "3090": "rtx3090"}
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -58,13 +72,14 @@ def machine(name: str | None, memory: str | None, tflops: float | None, bandwidt
 
     Raises ConfigError: an unknown name, or none and not all three numbers.
     """
-    if name is not None and name.lower() not in MACHINES:
+    full = ALIASES.get(name.lower(), name.lower()) if name is not None else None
+    if name is not None and full not in MACHINES:
         raise ConfigError(
             f"--machine {shown(name)}: unknown{suggest(name, MACHINES) or '; there are: ' + ', '.join(MACHINES)}"
         )
     if tflops is not None and not 0 < tflops * 1e12 < MOST:
         raise ConfigError(f"--tflops {tflops:g}: give the card's dense bf16 rate, above 0")
-    known = MACHINES[name.lower()] if name is not None else None
+    known = MACHINES[full] if full is not None else None
     if known is None and (memory is None or tflops is None or bandwidth is None):
         raise ConfigError(
             f"a machine is missing: name one with --machine ({', '.join(MACHINES)}), or give --memory 80GiB, "
@@ -76,6 +91,7 @@ def machine(name: str | None, memory: str | None, tflops: float | None, bandwidt
         known.flops if known is not None and tflops is None else (tflops or 0.0) * 1e12,
         known.bandwidth if known is not None and bandwidth is None else parse_bytes(bandwidth or "", "--bandwidth"),
         "command line" if known is None or memory or tflops or bandwidth else known.source,
+        "bfloat16" if known is None else known.dtype,
     )
 
 

@@ -3,7 +3,8 @@
 A run holds its state throughout, and the memory of one phase at a time:
 
     state        N·(weight + master + moments + reference), reward models, a teacher; with an adapter of n parameters
-                 N·weight + n·(weight + master + moments + reference): reference and critic share the frozen model
+                 N·weight + n·(weight + master + moments + reference): reference and critic share the frozen model, of
+                 which nf4 takes `NF4_BYTES` per number of the layers' matrices
     rollout      weights packed for decoding; K/V of the prompts once and of every completion in flight; the sampler's
                  logits
     training     gradients and activations: at the start of a backward pass all layers' activations (and the gradients
@@ -30,12 +31,17 @@ SAMPLED_LOGITS = 64 * 2**20
 HEAP = 1.35
 """The size of a CPU's heap over the memory in use, because of fragmentation. 1 where torch caches blocks."""
 
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes per weight in bitsandbytes' nf4: 4 bits, a scale of 8 bits per block of 64, and for 256 of these scales one
+of 32 bits (double quantisation)."""
+
 
 @dataclass(frozen=True)
 class Footprint:
     """Bytes per parameter of the policy, by use. `gradient`: on a GPU from backward to update only.
 
-    `critic`: weights, masters and moments of the critic. Example: bfloat16 with everything else in float32 and a
+    `critic`: weights, masters and moments of the critic. `quantized`: the layers' frozen matrices take `NF4_BYTES` in
+    the place of `weight`. Example: bfloat16 with everything else in float32 and a
     reference is `Footprint(2, 4, 8, 4, 2)`, 20 bytes.
     """
 
@@ -45,6 +51,7 @@ class Footprint:
     gradient: int = 4
     reference: int = 0
     critic: int = 0
+    quantized: bool = False
 
     @classmethod
     def of(
@@ -55,6 +62,7 @@ class Footprint:
         reference: bool = False,
         critic: bool = False,
         averaged: bool = False,
+        quantized: bool = False,
     ) -> Footprint:
         """The bytes for these settings. A float32 weight is its own master; a split one adds 16 bits to bfloat16.
 
@@ -66,7 +74,7 @@ class Footprint:
         averages = 4 if moments == "bfloat16" else 8
         other = weight + master + averages if critic else 0
         frozen = weight + (4 if averaged and half else 0)
-        return cls(weight, master, averages, 4, frozen if reference else 0, other)
+        return cls(weight, master, averages, 4, frozen if reference else 0, other, quantized)
 
     @property
     def lasting(self) -> int:
@@ -77,6 +85,16 @@ class Footprint:
     def total(self) -> int:
         """The sum."""
         return self.lasting + self.gradient
+
+    def weights(self, shape: ModelShape) -> float:
+        """Return the bytes of all weights of a model as it computes with them, its adapter included."""
+        packed = shape.body if self.quantized else 0
+        return self.weight * (shape.parameters + shape.adapter - packed) + NF4_BYTES * packed
+
+    def unpacked(self, shape: ModelShape) -> float:
+        """Return the bytes of the largest matrix that a product unpacks: none where the weights are not quantised."""
+        widest = max(shape.intermediate, shape.heads * shape.head_dim)
+        return float(self.weight * shape.hidden * widest) if self.quantized else 0.0
 
 
 @dataclass(frozen=True)
@@ -165,22 +183,22 @@ def memory_of(
     teacher          of a distillation's teacher
     gradients_stay   whether gradients are kept from update to update, as on a CPU
     """
-    number, trained, width = shape.parameters + shape.adapter, shape.trained, footprint.weight
+    trained, width, weights = shape.trained, footprint.weight, footprint.weights(shape)
     micro_tokens, _ = work.largest_micro
     kept = activations.heap * shape.layers * activations.token * micro_tokens
-    around = activations.heap * (activations.inside * micro_tokens + activations.fixed)
+    around = activations.heap * (activations.inside * micro_tokens + activations.fixed) + footprint.unpacked(shape)
     gradients = float(footprint.gradient * trained)
     outside = 0.0 if shape.adapter else float(footprint.gradient * shape.outside_layers)
     first = gradients if gradients_stay or work.micro_batches > 1 else outside
     passing = max(first + kept + around, gradients + kept / shape.layers + around)
     cache = cache_bytes(shape, work, width)
     rows = min(work.completions, max(work.rows, work.group_size))
-    sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows)
-    state = process + number * width + trained * (footprint.lasting - width) + reward_models + teacher
+    sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows) + footprint.unpacked(shape)
+    state = process + weights + trained * (footprint.lasting - width) + reward_models + teacher
     staying = gradients if gradients_stay else 0.0
     parts = {
         "process": process,
-        "parameters": float(number * width + trained * footprint.master),
+        "parameters": float(weights + trained * footprint.master),
         "optimizer": float(trained * footprint.moments),
         "gradients": gradients,
         "reference": float(trained * footprint.reference),

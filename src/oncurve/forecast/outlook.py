@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oncurve.forecast.machines import AvailableMemory, Machine
@@ -13,6 +13,9 @@ from oncurve.models.layers import prepacked_bytes
 
 USUAL_RANK = 16
 """The rank of an adapter that is suggested where a model does not fit: that of the preset `lora`."""
+
+NEUTRAL = ("learner.tokens_per_micro_batch", "rollout.max_concurrent", "learner.gradient_checkpointing")
+"""Settings that change memory and time, and no result."""
 
 PART_NAMES = {
     "process": "process, before the model",
@@ -125,10 +128,12 @@ class Forecast:
         adapter = self.shape.adapter
         each = "a parameter of the adapter" if adapter else "a parameter"
         trained = f"{per.weight + per.master} bytes"
+        frozen = f"{per.weight} bytes, frozen" + (", the layers' in 4 bits" if per.quantized else "")
         without = "none: the model with its adapter off" if self.seconds.get("reference") else "none: no KL term"
         says = {
-            "parameters": f"{self.shape.parameters:,} × {per.weight if adapter else trained}"
-            + (f" bytes, frozen; {adapter:,} × {trained}" if adapter else ""),
+            "parameters": f"{self.shape.parameters:,} × {frozen}; {adapter:,} × {trained}"
+            if adapter
+            else f"{self.shape.parameters:,} × {trained}",
             "optimizer": f"{per.moments} bytes {each}",
             "gradients": f"{per.gradient} bytes {each}",
             "reference": f"{per.reference} bytes {each}" if per.reference else without,
@@ -172,9 +177,14 @@ class Forecast:
         lines = [f"It does not fit: {size(self.needed)} of {budget}."]
         if not self.suggestions:
             return [*lines, "No setting makes it small enough: take a smaller model, or more memory."]
-        listed = [f"  {suggestion.settings:<60} {size(suggestion.peak):>10}" for suggestion in self.suggestions]
-        enough = any(suggestion.peak <= self.budget.available for suggestion in self.suggestions)
-        rest = [] if enough else ["All of them together do not make it fit: take a smaller model, or more memory."]
+        fitting = [suggestion.peak <= self.budget.available for suggestion in self.suggestions]
+        listed = [
+            f"  {suggestion.settings:<60} {size(suggestion.peak):>10}{', which fits' if fits else ''}"
+            for suggestion, fits in zip(self.suggestions, fitting, strict=True)
+        ]
+        rest = (
+            [] if any(fitting) else ["All of them together do not make it fit: take a smaller model, or more memory."]
+        )
         return [*lines, "What makes it smaller:", *listed, *rest]
 
 
@@ -201,12 +211,19 @@ class Variant:
     """Whether ranks that divide the model keep their parts in the host's memory."""
     exact_kl: bool = False
     """Whether the KL is taken over the whole vocabulary, which needs the reference's head in an update."""
+    moving: bool = False
+    """Whether the run has settings of a moving reference, which are refused next to `kl.coef=0`."""
+    quantized: bool = False
+    """Whether the layers' frozen matrices are stored in 4 bits."""
+    whole_weights: bool = False
+    """Whether `[cluster]` allows neither split masters nor quantised weights."""
 
     @property
     def footprint(self) -> Footprint:
         """Bytes per trained parameter (a frozen one has its weight alone)."""
         held = self.reference and self.held
-        return Footprint.of(self.dtype, self.moments, self.masters, held, self.critic, self.averaged)
+        others = (held, self.critic, self.averaged, self.quantized)
+        return Footprint.of(self.dtype, self.moments, self.masters, *others)
 
     def activations(self) -> Activations:
         """By formula."""
@@ -227,49 +244,67 @@ def changes(variant: Variant) -> list[tuple[str, Variant]]:
     smaller = replace(variant.work, micro_tokens=tokens)
     adapted = replace(variant.shape, adapter=variant.shape.low_rank(USUAL_RANK))
     rows = max(variant.work.group_size, min(variant.work.rows, variant.work.completions) // 4)
+    split = variant.masters == "float32" and variant.dtype != "float32" and not variant.whole_weights
+    packed = variant.shape.adapter and not (variant.quantized or variant.whole_weights or variant.on_cpu)
     tried: list[tuple[str, dict[str, Any], bool]] = [
         (f"learner.tokens_per_micro_batch={tokens}", {"work": smaller}, variant.work.micro_tokens > tokens),
+        (f"rollout.max_concurrent={rows}", {"work": replace(variant.work, rows=rows)}, variant.work.rows > rows),
         ("learner.gradient_checkpointing=true", {"checkpointing": True}, not variant.checkpointing),
         ('model.dtype="bfloat16"', {"dtype": "bfloat16"}, variant.dtype == "float32"),
         ('learner.moments="bfloat16"', {"moments": "bfloat16"}, variant.moments == "float32"),
-        ('learner.masters="split"', {"masters": "split"}, variant.masters == "float32" and variant.dtype != "float32"),
+        ('learner.masters="split"', {"masters": "split"}, split),
         ("reference.mixup_alpha=1.0", {"averaged": False}, variant.reference and variant.averaged),
-        ("kl.coef=0", {"reference": False}, variant.reference),
+        ("kl.coef=0", {"reference": False}, variant.reference and not variant.moving),
         (f"lora.rank={USUAL_RANK}", {"shape": adapted}, not variant.shape.adapter),
-        (f"rollout.max_concurrent={rows}", {"work": replace(variant.work, rows=rows)}, variant.work.rows > rows),
+        ('model.quantization="nf4"', {"quantized": True}, bool(packed)),
     ]
     return [(settings, replace(variant, **changed)) for settings, changed, open_ in tried if open_]
 
 
 def suggestions(
-    variant: Variant, factor: float = 1.0, peak_of: Callable[[Variant], float] = lambda variant: variant.memory().peak
+    variant: Variant,
+    room: float,
+    factor: float = 1.0,
+    peak_of: Callable[[Variant], float] = lambda variant: variant.memory().peak,
 ) -> list[Suggestion]:
-    """Settings that make the run smaller: one at a time, then all of those that help together.
+    """Return settings that make the run smaller: each that alone saves 2 %, then those that fit into `room` together.
 
-    `factor` is measurement over formula for the run as it is, and scales the peaks, which are `peak_of` a variant: by
-    default of one process. A suggestion that saves less than 2 % is left out.
+    Of the latter those that change a result are left out where the others are enough without them. `factor` is
+    measurement over formula for the run as it is, and scales the peaks, which are `peak_of` a variant: by default of
+    one process.
     """
-    now = peak_of(variant)
-    found: list[Suggestion] = []
-    together = variant
-    words: list[str] = []
-    for settings, changed in changes(variant):
-        peak = peak_of(changed)
-        if peak < 0.98 * now:
-            found.append(Suggestion(settings, peak * factor))
-            together, words = _both(variant, together, changed), [*words, settings]
-    if len(words) > 1:
-        found.append(Suggestion(" ".join(words), peak_of(together) * factor))
-    return found
+    now, room = peak_of(variant), room / factor
+    alone = [(settings, peak_of(changed)) for settings, changed in changes(variant)]
+    found = [Suggestion(settings, peak * factor) for settings, peak in alone if peak < 0.98 * now]
+    words, peak = _together(variant, room, peak_of, [])
+    left_out: list[str] = []
+    for key in reversed([each for each in words if each not in NEUTRAL]):
+        fewer, lower = _together(variant, room, peak_of, [*left_out, key])
+        if lower <= room and fewer.keys() < words.keys():
+            words, peak, left_out = fewer, lower, [*left_out, key]
+    together = Suggestion(" ".join(words.values()), peak * factor)
+    return found if not words or together in found else [*found, together]
 
 
-def _both(before: Variant, together: Variant, changed: Variant) -> Variant:
-    """`together` with what `changed` has changed of `before`."""
-    names = [item.name for item in fields(Variant) if getattr(changed, item.name) != getattr(before, item.name)]
-    new = {name: getattr(changed, name) for name in names}
-    if "work" in new and changed.work.rows != before.work.rows:
-        new["work"] = replace(together.work, rows=changed.work.rows)
-    return replace(together, **new)
+def _together(
+    variant: Variant, room: float, peak_of: Callable[[Variant], float], without: Sequence[str]
+) -> tuple[dict[str, str], float]:
+    """Return settings by key, and the peak with them, which is at most `room` where `changes` can make it so.
+
+    The peak is counted again after each: the next is the first of `changes` that lowers it, but of those that change a
+    result the first that saves 2 %, if there is one.
+    """
+    words: dict[str, str] = {}
+    peak = peak_of(variant)
+    while peak > room:
+        steps = [(settings.partition("=")[0], settings, changed) for settings, changed in changes(variant)]
+        open_ = [(*step, peak_of(step[2])) for step in steps if step[0] not in without]
+        lower = [step for step in open_ if step[3] < peak]
+        if not lower:
+            break
+        good = (step for step in lower if step[0] in NEUTRAL or step[3] < 0.98 * peak)
+        key, words[key], variant, peak = next(good, lower[0])
+    return words, peak
 
 
 def size(value: float) -> str:

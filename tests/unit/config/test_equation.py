@@ -27,6 +27,13 @@ def said(*overrides: str, recipe: str | None = None, facts: RunFacts | None = No
     return "\n".join(plan(config(*overrides, recipe=recipe), facts))
 
 
+def test_a_step_of_several_updates_is_said_to_go_as_many_times_as_far():
+    for recipe, overrides, updates in (("gspo", [], 4), ("grpo", ["learner.ppo_epochs=3"], 3), ("dapo", [], 1)):
+        line = f"= {updates} updates, each at the whole learning rate: a step goes up to {updates} times as far as one"
+        assert (line in said(*overrides, recipe=recipe)) == (updates > 1)
+    assert "whole learning rate" not in said(recipe="dapo")
+
+
 def test_the_equation_has_the_numbers_in():
     assert equation() == "J(θ) = 1/N Σ_i Σ_t { min(ρ_it Â_it, clip(ρ_it, 0.8, 1.2) Â_it) - 0.001 KL_it }"
     assert equation(recipe="grpo_paper") == (
@@ -119,7 +126,8 @@ def test_the_plan_says_when_clipping_can_bind():
         "the ratio is 1 and clipping cannot bind." in said()
     )
     assert (
-        "4 minibatches × 2 passes = 8 updates; clipping can bind from the 2nd update; "
+        "4 minibatches × 2 passes = 8 updates, each at the whole learning rate: a step goes up to 8 times as far as "
+        "one; clipping can bind from the 2nd update; "
         "the old log-probs are recomputed before the first update."
         in said("learner.minibatches=4", "learner.ppo_epochs=2")
     )

@@ -34,6 +34,13 @@ def test_a_machine_by_name_by_numbers_and_by_both() -> None:
     assert (mixed.flops, mixed.bandwidth, mixed.source) == (600e12, 4.3e12, "command line")
 
 
+@pytest.mark.parametrize("name", ["T4", "L4", "A10G", "V100", "v100-32", "5090", "rtx5090", "B200", "a100"])
+def test_the_cards_that_people_have_are_known(name: str) -> None:
+    found = machine(name, None, None, None)
+    assert found.name.startswith(name.lower()) or found.name.endswith(name.lower())
+    assert found.dtype == ("float32" if name[:1] in "TVtv" else "bfloat16")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

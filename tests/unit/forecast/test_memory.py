@@ -114,7 +114,7 @@ def test_activations_by_hand() -> None:
 def test_suggestions_say_what_each_saves() -> None:
     shape = ModelShape(24, 896, 14, 2, 64, 4864, 151936, True)
     variant = Variant(shape, Work(32, 8, 400, (100,)), "float32", "float32", "float32", True, False)
-    found = suggestions(variant)
+    found = suggestions(variant, 0)
     assert [suggestion.settings.partition("=")[0] for suggestion in found[:-1]] == [
         "learner.tokens_per_micro_batch",
         "learner.gradient_checkpointing",
@@ -128,7 +128,7 @@ def test_suggestions_say_what_each_saves() -> None:
     assert found[-1].peak < min(suggestion.peak for suggestion in found[:-1])
     moments = next(suggestion for suggestion in found if "moments" in suggestion.settings)
     assert now - moments.peak == 4 * shape.parameters
-    assert suggestions(variant, 1.1)[0].peak == pytest.approx(1.1 * found[0].peak)
+    assert suggestions(variant, 0, 1.1)[0].peak == pytest.approx(1.1 * found[0].peak)
 
 
 def test_with_an_adapter_only_its_parameters_are_trained_by_hand() -> None:
@@ -148,6 +148,20 @@ def test_with_an_adapter_only_its_parameters_are_trained_by_hand() -> None:
     # one pass begins without a gradient: embedding and head are frozen
     alone = memory_of(adapted, replace(WORK, micro_tokens=1000), footprint, activations)
     assert alone.phases["training"] == 1952 * 2 + 512 * 14 + 2 * 100 * 88 + 10 * 88 + 1000
+
+
+def test_a_quantised_base_takes_4_bits_and_the_scales_of_its_blocks_by_hand() -> None:
+    # 64·256 weights: 64·256/2 bytes, 256 scales of a byte, one of 4 bytes; the 800 of embedding and head stay
+    shape = replace(SHAPE, hidden=64, intermediate=64, heads=1, kv_heads=1, head_dim=64, vocabulary=10, adapter=512)
+    assert (shape.layer_products, shape.outside_layers) == (4 * 64 * 64 + 3 * 64 * 64, 640)
+    plain, packed = Footprint(), Footprint(quantized=True)
+    per_block = 64 * 256 / 2 + 256 + 4
+    assert packed.weights(shape) == 2 * (640 + 512) + shape.body / (64 * 256) * per_block
+    assert plain.weights(shape) == 2 * (640 + shape.body + 512)
+    work, activations = replace(WORK, micro_tokens=1000), Activations(1, 1, 0, 1.0)
+    peaks = [memory_of(shape, work, each, activations).phases["training"] for each in (plain, packed)]
+    # one matrix is unpacked at a time, to 2 bytes
+    assert peaks[0] - peaks[1] == plain.weights(shape) - packed.weights(shape) - 2 * 64 * 64
 
 
 def test_the_reference_of_an_adapter_is_the_model_with_it_off() -> None:
