@@ -105,6 +105,7 @@ performance-doc: $(BENCH_VENV)/.installed-bench
 science: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m bench.science.off_policy $(ARGS)
 	$(BENCH_VENV)/bin/python -m bench.science.lag $(ARGS)
+	$(BENCH_VENV)/bin/python -m bench.science.empty --seeds 8 $(ARGS)
 	$(BENCH_VENV)/bin/python -m bench.science.page
 
 # The tables of docs/scaling.md: published step times next to simulated ones (half a minute).

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench.science import lag, off_policy
+from bench.science import empty, lag, off_policy
 from bench.science.study import Study, interval
 
 __all__ = ["PAGE", "STUDIES", "filled", "main", "plot"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "science.md"
-STUDIES = (off_policy.STUDY, lag.STUDY)
+STUDIES = (off_policy.STUDY, lag.STUDY, empty.STUDY)
 
 
 def filled(page: str, study: Study, results: dict[str, Any]) -> str:

@@ -48,9 +48,10 @@ class Deadly(LocalLearner):
 class DeadlyAdamW(MasterAdamW):
     learner: Deadly
 
-    def step(self, *arguments: Any) -> None:
-        super().step(*arguments)
+    def step(self, *arguments: Any) -> bool:
+        stepped = super().step(*arguments)
         self.learner.obey("in")
+        return stepped
 
 
 def make_deadly(orders: Path, driver: int, dtype: torch.dtype = torch.float32, **settings: Any) -> Deadly:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.tolerance import about
 from oncurve.advantages import TeacherSettings, teacher_of
@@ -14,7 +15,8 @@ from oncurve.config import explain, load_config, missing, plan, to_toml
 from oncurve.errors import ConfigError, DataError
 from oncurve.forecast.unloaded import teacher_bytes
 from oncurve.models import tiny
-from oncurve.run.assembly import Run, assemble
+from oncurve.models.loading import loaded_from
+from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.directory import RunDirectory
 from oncurve.run.session import create_directory
 from oncurve.trainer import StepResult
@@ -77,6 +79,18 @@ def test_no_reward_is_needed(teacher: Path) -> None:
     assert results[0].metrics["advantage/abs_mean"] > 0
     assert all(score.valid and score.reward == 0 for group in results[0].groups for score in group.scores)
     assert not {"reward/mean", "reward/std", "groups/constant"} & results[0].metrics.keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_teacher_of_a_module_computes_in_its_dtype_whichever_that_is(teacher: Path, dtype: torch.dtype) -> None:
+    module = AutoModelForCausalLM.from_pretrained(tiny.path(), dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path())
+    config, base = load_config(None, settings(f"advantage.teacher={teacher}", "run.steps=1"))
+    run = assemble(config, base, Overrides(loaded_from(module, tokenizer)))
+    assert run.teacher is not None
+    assert {parameter.dtype for parameter in run.teacher.model.module.parameters()} == {dtype}
+    (result,) = trained(run)
+    assert result.metrics["optim/updates"] == 1
 
 
 def test_a_group_of_one_and_several_updates(teacher: Path) -> None:

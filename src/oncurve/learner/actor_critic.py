@@ -82,10 +82,10 @@ class ActorCritic(_Pair):
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One update of each, the critic first; of the critic alone while it warms up."""
-        result = self.critic.update(minibatch)
-        if result.skipped:
-            self.actor.pass_over()
+        before, result = self.critic.optimizer.steps, self.critic.update(minibatch)
         if result.skipped or self.critic.optimizer.steps <= self._warmup:
+            if self.critic.optimizer.steps == before:
+                self.actor.pass_over()
             return result
         moved = self.actor.update(minibatch)
         result.metrics.merge(moved.metrics)
@@ -103,7 +103,7 @@ class SharedActorCritic(_Pair):
     def __init__(self, actor: LocalLearner, rate: float, warmup: int, loss: ValueLoss) -> None:
         settings = actor.config
         self.head = blank_head(actor.model)
-        self.optimizer = MasterAdamW(self.head, None, settings.betas, settings.epsilon, settings.weight_decay)
+        self.optimizer = MasterAdamW(self.head, None, **(settings.adamw | {"moments": "float32"}))
         self._rate, self._max_norm = rate, settings.max_grad_norm
         reader = ValueReader(actor.model, self.head, actor.budget)
         actor.also_train(reader, loss)
@@ -120,6 +120,7 @@ class SharedActorCritic(_Pair):
                 self.actor.pass_over()
             return result
         norm = self.optimizer.gradient_norm()
-        self.optimizer.step(self._rate, norm, self._max_norm)
+        if not self.optimizer.step(self._rate, norm, self._max_norm) and warming:
+            self.actor.pass_over()
         result.metrics.add("critic/grad_norm", norm)
         return result

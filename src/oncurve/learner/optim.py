@@ -76,11 +76,12 @@ class MasterAdamW:
         masters: MasterKind = "float32",
         moments: MomentKind = "float32",
         has_base: bool = False,
+        skip_empty_updates: bool = False,
     ) -> None:
         """Take charge of `module`; its floating parameters become `dtype` (None: stay as they are), buffers are left.
 
         `has_base`: the frozen parameters are a base model, which whatever loads a checkpoint has too: only their hash
-        is stored.
+        is stored. `skip_empty_updates`: a gradient of norm 0 makes no step.
         Raises ModelError, with nothing changed, if all parameters of the module are frozen.
         """
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
@@ -93,6 +94,7 @@ class MasterAdamW:
         self._masters = {name: make_master(self.parameters[name], dtype, masters == "split") for name in self.trained}
         self.masters = LazyTensors(self.parameters, self._exact)
         self.steps = 0
+        self._skip_empty = skip_empty_updates
         self._stored = StoredOnce()
         self._base = KnownByHash(self.frozen) if has_base else None
         numbers = Hyperparameters(betas, epsilon, weight_decay)
@@ -138,17 +140,22 @@ class MasterAdamW:
         return float(torch.nn.utils.get_total_norm(self.gradients().values()))
 
     @torch.no_grad()
-    def step(self, learning_rate: float, norm: float, max_norm: float = 0.0) -> None:
-        """One AdamW step at `learning_rate` with the gradient times min(1, max_norm / (norm + 1e-6)), dropped then.
+    def step(self, learning_rate: float, norm: float, max_norm: float = 0.0) -> bool:
+        """Take one AdamW step at `learning_rate` with the gradient times min(1, max_norm / (norm + 1e-6)).
 
         `norm` is `gradient_norm()`; `max_norm` 0 means no clipping; the 1e-6 is torch's `clip_grad_norm_`.
-        Half-precision parameters follow their masters.
+        Half-precision parameters follow their masters, and the gradient is dropped. Returns whether the step was taken:
+        with `skip_empty_updates` one of norm 0 is not.
         """
+        if self._skip_empty and norm == 0:
+            self.zero_grad()
+            return False
         scale = max_norm / (norm + 1e-6) if max_norm > 0 else 1.0
         gradients = self.gradients()
         self.steps += 1  # before the first weight changes, so that a step that fails half-way can be told
         self._adamw.step(gradients, scale, learning_rate, self.steps)
         self.zero_grad()
+        return True
 
     def state(self) -> dict[str, Tensor]:
         """Every master and moment by name: `master.*` (split: `high.*` and `low.*`), `moment1.*`, `moment2.*`.

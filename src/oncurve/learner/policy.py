@@ -108,16 +108,7 @@ class LocalLearner:
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
         """The optimizer of `model`; the reference is set where there is one, of the model `given` for it."""
         config, model = self.config, self.model
-        optimizer = MasterAdamW(
-            model.module,
-            dtype,
-            config.betas,
-            config.epsilon,
-            config.weight_decay,
-            masters=config.masters,
-            moments=config.moments,
-            has_base=model.adapter is not None,
-        )
+        optimizer = MasterAdamW(model.module, dtype, **config.adamw, has_base=model.adapter is not None)
         if given is not None or self.regularizer.kl.needs_reference:
             self.reference = Reference.of(model, given, dtype)
         return optimizer
@@ -248,9 +239,9 @@ class LocalLearner:
     def apply(self, accumulated: Accumulated) -> UpdateResult:
         """One AdamW step with the accumulated gradient, norm clipped, at the schedule's rate; `.grad` is empty then.
 
-        A batch without a row with a gradient has gradient 0, and the step is taken all the same: the moments move the
-        weights, exactly as if the rows had been computed. Where loss or gradient is not finite, only the schedule's
-        position changes, and the only metric is the skipped update.
+        A batch without a row with a gradient has gradient 0. The step is taken all the same, exactly as if the rows had
+        been computed: the moments move the weights. With `skip_empty_updates`, or where loss or gradient is not finite,
+        only the schedule's position changes. In the latter case the only metric is the skipped update.
         """
         rate = scheduled_rate(
             self.config.learning_rate,
@@ -263,12 +254,13 @@ class LocalLearner:
         self._attempts += 1
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return self._skip(loss, norm)
-        self.optimizer.step(rate, norm, self.config.max_grad_norm)
+        stepped = self.optimizer.step(rate, norm, self.config.max_grad_norm)
         metrics = accumulated.metrics
         metrics.add("policy/loss", loss)
         metrics.add("optim/grad_norm", norm)
         metrics.add("optim/learning_rate", rate)
-        metrics.add("optim/updates", 1.0)
+        metrics.add("optim/updates", float(stepped))
+        metrics.add("optim/updates_empty", float(norm == 0))
         if self.reference is not None and self.regularizer.kl.where == "loss":
             metrics.add("policy/kl_coef", self.regularizer.kl.coef)
         return UpdateResult(metrics)

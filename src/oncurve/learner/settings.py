@@ -59,6 +59,10 @@ class LearnerSettings(Component):
     minibatches: int = Field(default=1, ge=1)
     """Minibatches of a PPO epoch, each of whole groups and one optimizer update."""
 
+    skip_empty_updates: bool = False
+    """Make no step in an update whose gradient has the norm 0: weights, AdamW's averages and its count of steps stay
+    as they are, and the schedule goes on. Otherwise AdamW's averages and weight decay move the weights there."""
+
     target_kl: float | None = Field(default=None, gt=0)
     """Leave out the other updates of a step after one whose `policy/kl_old`, the KL from the policy that sampled to the
     policy before that update, is above this; none: make all of them."""
@@ -86,6 +90,12 @@ class LearnerSettings(Component):
     def warmup(self, updates: int) -> int:
         """The updates over which the learning rate rises, of a run of so many `updates`."""
         return self.warmup_steps or math.ceil(self.warmup_ratio * updates)
+
+    @property
+    def adamw(self) -> dict[str, Any]:
+        """The arguments of `MasterAdamW` that these settings have."""
+        names = ("betas", "epsilon", "weight_decay", "masters", "moments", "skip_empty_updates")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def depends_on_length(self) -> bool:

@@ -46,16 +46,7 @@ class OwnCritic:
         _freeze_head(model.module)
         self._network = _ValueNetwork(model.module, blank_head(model))
         settings = actor.config
-        self.optimizer = MasterAdamW(
-            self._network,
-            None,
-            settings.betas,
-            settings.epsilon,
-            settings.weight_decay,
-            masters=settings.masters,
-            moments=settings.moments,
-            has_base=policy.adapter is not None,
-        )
+        self.optimizer = MasterAdamW(self._network, None, **settings.adamw, has_base=policy.adapter is not None)
         self._rate, self._max_norm, self._loss = learning_rate, settings.max_grad_norm, loss
         self.budget = Budget(settings.tokens_per_micro_batch)
         self.reader = ValueReader(model, self._network.head, self.budget)

@@ -165,9 +165,17 @@ UPDATE_METRICS: tuple[Metric, ...] = (
     ),
     Metric("optim/updates", "sum", "updates").described(
         "optimizer steps taken",
-        "How often the weights changed in this step: learner.ppo_epochs x learner.minibatches, less those skipped and "
-        "left out.",
+        "How often the weights changed in this step: learner.ppo_epochs x learner.minibatches, less those skipped or "
+        "left out, and the empty ones with learner.skip_empty_updates.",
         "0: the step trained nothing; see optim/updates_skipped and groups/dropped.",
+    ),
+    Metric("optim/updates_empty", "sum", "updates").described(
+        "updates whose gradient has the norm 0",
+        "Updates that can teach nothing: all their groups are constant, or without a trained token, and no KL term or "
+        "entropy bonus acts. AdamW's moments and weight decay move the weights there, or nothing does with "
+        "learner.skip_empty_updates.",
+        "Many of them: set learner.skip_empty_updates = true or filter.dynamic_sampling = true, raise "
+        "rollout.group_size, or choose easier prompts.",
     ),
     Metric("optim/updates_left_out", "sum", "updates").described(
         "updates that learner.target_kl ended the step before; absent without it",
@@ -182,8 +190,7 @@ UPDATE_METRICS: tuple[Metric, ...] = (
     ),
     Metric("optim/updates_without_tokens", "sum", "updates").described(
         "updates whose batch has no trained token; absent where there are none",
-        "Updates that can teach nothing, because every completion is left out of the loss. AdamW's moments still move "
-        "the weights.",
+        "Updates that can teach nothing, because every completion is left out of the loss: see optim/updates_empty.",
         "Above 0: filter.mask_truncated leaves out all completions; raise rollout.max_new_tokens.",
     ),
     Metric("optim/out_of_memory", "sum", "updates").described(

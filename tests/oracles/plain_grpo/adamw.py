@@ -20,6 +20,7 @@ class PlainAdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
+    skip_empty: bool = False
     steps: int = 0
     first: list[Tensor] = field(default_factory=list)
     second: list[Tensor] = field(default_factory=list)
@@ -28,9 +29,11 @@ class PlainAdamW:
     def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> float:
         """Update `parameters` in place; returns the norm of all gradients before clipping.
 
-        Clipping is g · min(1, max / (norm + 1e-6)), torch's rule.
+        Clipping is g · min(1, max / (norm + 1e-6)), torch's rule. With `skip_empty` a gradient of 0 changes nothing.
         """
         norm = math.sqrt(math.fsum(float((g.double() ** 2).sum()) for g in gradients))
+        if self.skip_empty and all(bool((g == 0).all()) for g in gradients):
+            return norm
         shrink = 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / (norm + 1e-6))
         if not self.first:
             self.first = [torch.zeros_like(p) for p in parameters]

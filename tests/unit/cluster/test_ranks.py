@@ -23,11 +23,11 @@ SCORED = frozenset({"old", "reference", "entropy"})
 
 @contextmanager
 def ranks(orders: Path, count: int, dtype: torch.dtype = torch.float32, **settings: Any) -> Iterator[FleetLearner]:
-    """A learner of `count` ranks that obey `orders`."""
+    """A learner with these `settings` of `count` ranks that obey `orders`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    make = partial(make_deadly, orders, os.getpid(), dtype, learning_rate=0.01)
-    learner = HostCluster(learner_ranks=count, silence_seconds=3.0, wait_seconds=60.0, **settings).learner(make)
+    make = partial(make_deadly, orders, os.getpid(), dtype, learning_rate=0.01, **settings)
+    learner = HostCluster(learner_ranks=count, silence_seconds=3.0, wait_seconds=60.0).learner(make)
     assert isinstance(learner, FleetLearner)
     try:
         yield learner
@@ -89,6 +89,17 @@ def test_two_ranks_one_of_which_is_killed_twice_end_at_the_bits_of_one_process(
     assert [one["cluster/ranks"] for one in metrics[:4]] == [2, 2, 2, 1]
     told = capfd.readouterr().err
     assert told.count("oncurve: rank 1 was lost: it was killed by signal SIGKILL; the run goes on") == 2
+
+
+def test_ranks_leave_out_the_same_updates_without_a_gradient(orders: Path) -> None:
+    states, constant = [], random_groups(count=4, size=4, rewards=[[1.0] * 4] * 4)
+    for count in (1, 2):
+        with ranks(orders, count, kl_coef=0.0, skip_empty_updates=True) as learner:
+            for groups in (random_groups(count=4, size=4), constant, constant, random_groups(count=4, size=4, seed=1)):
+                learner.update(finished(learner.local, groups))
+            assert learner.version == 2
+            states.append(state_of(learner))
+    assert same_bits(*states)
 
 
 @pytest.mark.slow

@@ -42,6 +42,18 @@ def test_the_gradient_of_ranks_is_that_of_one_process(tmp_path: Path, ranks: int
     assert metrics["optim/grad_norm"] == pytest.approx(float(right.norm()), rel=1e-6)
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_shards_leave_out_an_update_without_a_gradient(tmp_path: Path, ranks: int) -> None:
+    states = []
+    with sharded(ranks, skip_empty_updates=True) as learner:
+        batch = batch_for(learner)
+        for mask in (batch.loss_mask, torch.zeros_like(batch.loss_mask)):
+            learner.update(batch.having(loss_mask=mask))
+            states.append(whole_state(tmp_path, json.loads(json.dumps(learner.save(tmp_path)))))
+        assert learner.version == 1
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "settings", "near"),

@@ -332,3 +332,22 @@ def test_a_skipped_update_does_not_hold_the_schedule_back(shared: bool, broken: 
             batch = batch.having(returns=torch.full_like(batch.returns, torch.nan))
         rates.append(learner.update(batch).metrics.result().get("optim/learning_rate"))
     assert rates[-1] == pytest.approx(0.01 / 5)  # the last of five updates of its own, whichever was skipped
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("empty", [0, 4])
+def test_an_update_without_any_token_moves_neither_policy_nor_critic_where_it_is_skipped(
+    shared: bool, empty: int
+) -> None:
+    actor = make_learner(kl_coef=0.0, learning_rate=0.01, schedule="linear", total_updates=7, skip_empty_updates=True)
+    learner = (SharedCriticConfig if shared else CriticConfig)(warmup_steps=2).build(actor)
+    optimizers = (actor.optimizer, learner.optimizer if shared else learner.critic.optimizer)
+    for update in range(7):
+        batch, before = ready(learner), [optimizer.steps for optimizer in optimizers]
+        if update == empty:
+            batch = batch.having(loss_mask=torch.zeros_like(batch.loss_mask)).with_weights(
+                torch.zeros_like(batch.token_weights)
+            )
+        said = learner.update(batch).metrics.result()
+        assert ([optimizer.steps for optimizer in optimizers] == before) == (update == empty)
+    assert said["optim/learning_rate"] == pytest.approx(0.01 / 5)

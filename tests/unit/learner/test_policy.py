@@ -130,6 +130,45 @@ def test_a_non_finite_loss_changes_nothing_and_says_why(bad: float) -> None:
     assert learner.version == 2
 
 
+CONSTANT = random_groups(rewards=[[1.0] * 4, [0.0] * 4, [0.7] * 4])
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_empty"),
+    [
+        ({"kl_coef": 0.0}, True),
+        ({"kl_coef": 0.0, "entropy_coef": 0.01}, False),
+        ({"kl_coef": 0.1}, False),
+        ({"kl_coef": 0.1, "untrained": True}, True),
+        ({"kl_coef": 0.0, "entropy_coef": 0.01, "untrained": True}, True),
+        ({"kl_coef": 0.0, "dtype": torch.float32, "compute_dtype": torch.bfloat16, "moments": "bfloat16"}, True),
+    ],
+    ids=["constant", "entropy bonus", "kl term", "no token, kl", "no token, entropy", "bfloat16"],
+)
+def test_an_update_without_any_gradient_may_be_left_out(parts: dict, is_empty: bool, tmp_path: Path) -> None:
+    parts = {"learning_rate": 0.01, "weight_decay": 0.1, "schedule": "linear", "total_updates": 4, **parts}
+    untrained = parts.pop("untrained", False)
+    learner, resumed = (make_learner(skip_empty_updates=True, **parts) for _ in range(2))
+    learner.update(finished(learner, GROUPS))
+    before, changes = {name: tensor.clone() for name, tensor in learner.optimizer.state().items()}, learner.changes
+    batch = finished(learner, CONSTANT)
+    if untrained:
+        batch = batch.having(loss_mask=torch.zeros_like(batch.loss_mask))
+    result = learner.update(batch)
+    said = result.metrics.result()
+    assert (said["optim/updates"], said["optim/updates_empty"]) == (not is_empty, is_empty)
+    assert not result.skipped
+    assert learner.version == (1 if is_empty else 2)
+    assert learner.changes > changes  # the schedule has gone on
+    same = [torch.equal(tensor, before[name]) for name, tensor in learner.optimizer.state().items()]
+    assert all(same) if is_empty else not any(same[:1])
+    carried_over(learner, resumed, tmp_path)
+    said = [each.update(finished(each, GROUPS)).metrics.result() for each in (learner, resumed)]
+    assert said[0] == said[1]
+    assert said[0]["optim/learning_rate"] == pytest.approx(0.005)
+    assert torch.equal(weights(learner), weights(resumed))
+
+
 def test_a_finite_loss_with_a_broken_gradient_is_skipped_too() -> None:
     class Spike(TinyLM):
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:

@@ -124,7 +124,7 @@ class ShardLearner(LocalLearner):
         self._numbers = {name: str(number) for number, name in enumerate(trained)}
         for name, number in self._numbers.items():
             holder.register_parameter(number, nn.Parameter(rows[name]))
-        return ShardAdamW(holder, None, config.betas, config.epsilon, config.weight_decay, moments=config.moments)
+        return ShardAdamW(holder, None, **config.adamw)
 
     def _reference_of(self, given: CausalModel | None, dtype: torch.dtype | None) -> tuple[Divided, Reference]:
         """What `Reference.of` makes, in shards, and the model that computes it."""
