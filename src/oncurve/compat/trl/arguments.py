@@ -79,8 +79,12 @@ def _data(train: Any, held_out: Any, args: GRPOConfig) -> dict[str, Told]:
     told = {"train_dataset": Told(type(train).__name__, settings)}
     if held_out is None:
         return told
-    rows = [row for each in held_out.values() for row in each] if isinstance(held_out, Mapping) else held_out
-    return {**told, "eval_dataset": Told(type(held_out).__name__, {"data.eval_rows": rows})}
+    return {**told, "eval_dataset": Told(type(held_out).__name__, {"data.eval_rows": all_rows(held_out)})}
+
+
+def all_rows(held_out: Any) -> Any:
+    """Return the rows of one data set as they are, and those of a dict of several one set after the other."""
+    return [row for each in held_out.values() for row in each] if isinstance(held_out, Mapping) else held_out
 
 
 def loaded(model: Any, processing_class: Any, config: RunConfig, args: TableConfig) -> LoadedModel | None:

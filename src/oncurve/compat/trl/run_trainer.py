@@ -20,6 +20,7 @@ from oncurve.closing import Closing
 from oncurve.compat.dialect import Line, Translation
 from oncurve.compat.loading import config_of
 from oncurve.compat.recipe import recipe_of
+from oncurve.compat.trl.arguments import all_rows
 from oncurve.compat.trl.config import TableConfig
 from oncurve.compat.trl.hooks import Hooks, LogLine, Logs
 from oncurve.compat.trl.logs import group_logs
@@ -220,8 +221,7 @@ class RunTrainer(Closing):
         try:
             if eval_dataset is not None:
                 self.eval_dataset = eval_dataset
-                rows = [row for _, each in self._sets() for row in each]
-                self.run.eval_prompts = prompts_from(self.run, rows)
+                self.run.eval_prompts = prompts_from(self.run, all_rows(eval_dataset))
             if not len(self.run.eval_prompts):
                 raise ConfigError(f"evaluate needs held-out prompts: {type(self).__name__}(eval_dataset=...)")
             self._evaluator(0, metric_key_prefix)
