@@ -28,7 +28,7 @@ class UserError(OncurveError):
     """Bad input: shown as a message, exit code 2."""
 
 
-class ConfigError(UserError):
+class ConfigError(UserError, ValueError):
     """A setting is unknown, impossible, or without effect next to the others."""
 
 

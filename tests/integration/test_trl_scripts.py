@@ -411,7 +411,7 @@ def test_what_the_trainer_cannot_have_is_refused_by_name(test_data: Path, monkey
     assert "GRPOTrainer.tools: not available here" in refusal(tools=[len])
     assert "did you mean 'callbacks'" in refusal(callback=[])
     assert "GRPOTrainer.optimizers" in refusal(optimizers=(1, None))
-    assert "eval_dataset: several data sets" in refusal(eval_dataset={"a": [], "b": []})
+    assert "their number (2) must match that of reward_funcs (1)" in refusal(reward_processing_classes=[None, None])
     assert "train_dataset: missing" in refusal(train_dataset=None)
     assert "give max_steps" in _endless(model)
     assert "reward_funcs: a run needs a reward" in refusal(reward_funcs=None)

@@ -29,8 +29,8 @@ class Cispo(Component):
     zero_gradient_at_zero_advantage: ClassVar[bool] = True
     reads_reference: ClassVar[bool] = False
 
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    """ε_low: the weight is at least 1 - ε_low; at 1 it has no lower bound, as in the paper."""
+    clip_low: float = Field(default=0.2, ge=0)
+    """ε_low: the weight is at least 1 - ε_low; from 1 on it has no lower bound, as in the paper."""
 
     clip_high: float = Field(default=0.2, ge=0)
     """ε_high: the weight is at most 1 + ε_high. TRL's `epsilon_high` is that bound itself: its 5.0 is 4.0 here, and

@@ -45,8 +45,8 @@ CLIPS = ("policy/clip_low", "policy/clip_high", "policy/clip_dual")
 class ClipFields(Component):
     """The clipping that the objectives with a clipped surrogate share."""
 
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    """ε_low: the clipped ratio is at least 1 - ε_low."""
+    clip_low: float = Field(default=0.2, ge=0)
+    """ε_low: the clipped ratio is at least 1 - ε_low; from 1 on there is no lower bound."""
 
     clip_high: float = Field(default=0.2, ge=0)
     """ε_high: the clipped ratio is at most 1 + ε_high."""

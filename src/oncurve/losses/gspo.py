@@ -42,7 +42,7 @@ class Gspo(ClipFields):
     reads_reference: ClassVar[bool] = False
     expected_aggregation: ClassVar[str] = "seq-mean-token-mean"
 
-    clip_low: float = Field(default=3e-4, ge=0, le=1)
+    clip_low: float = Field(default=3e-4, ge=0)
     clip_high: float = Field(default=4e-4, ge=0)
 
     @property

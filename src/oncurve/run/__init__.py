@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oncurve.run.continuing import continue_with as continue_with
     from oncurve.run.data_check import check_data_of as check_data_of
     from oncurve.run.directory import RunDirectory as RunDirectory
-    from oncurve.run.evaluation import evaluate_target as evaluate_target
+    from oncurve.run.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
     from oncurve.run.exporting import export_logs as export_logs, export_run as export_run
     from oncurve.run.first_run import command_config as command_config
     from oncurve.run.listing import list_runs as list_runs, table_of as table_of

@@ -12,7 +12,7 @@ from typing import Any
 from oncurve import durable
 from oncurve.cluster import NoCluster
 from oncurve.config import RunConfig, check_columns, check_complete, load_config
-from oncurve.data import load_eval_rows, load_rows, open_prompts
+from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError, command
 from oncurve.evaluate import Evaluation
 from oncurve.models import LocalWeights
@@ -21,7 +21,7 @@ from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
 from oncurve.paths import usable_path
 from oncurve.process import prepare_process
 from oncurve.rewards import RewardSet
-from oncurve.run.assembly import assemble, build_engine, evaluate_policy
+from oncurve.run.assembly import Run, assemble, build_engine, evaluate_policy
 from oncurve.run.directory import EVAL_REPLIES, LOCK, MARK
 from oncurve.run.row_lengths import fix_reach, room_for_prompts
 from oncurve.trainer import Checkpoints
@@ -132,6 +132,22 @@ def give_own_model(rewards: RewardSet, config: RunConfig, trained: Path) -> None
     if settings is not None:
         path = str(trained) if trained.is_dir() else settings.path
         rewards.score_with(settings.model_copy(update={"path": path}).load(masters=False))
+
+
+def prompts_from(run: Run, rows: Any) -> Prompts:
+    """Return rows in memory as prompts to evaluate a run of rows in memory on.
+
+    Raises DataError, with the row's place, as of the run's held-out rows.
+    """
+    settings = run.config.data
+    given = {name: getattr(settings, name) for name in type(settings).model_fields}
+    settings = type(settings)(**{**given, "eval_rows": rows})
+    held_out, loaded = load_eval_rows(settings), run.loaded
+    check_columns(run.rewards, settings, held_out)
+    room = room_for_prompts(loaded, run.config)
+    prompts = open_prompts(held_out, settings, loaded.tokenizer, room, loaded.vocabulary)
+    fix_reach(loaded.model, run.config, run.prompts, run.eval_prompts, prompts)
+    return prompts
 
 
 def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> TargetEvaluation:

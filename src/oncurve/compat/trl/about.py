@@ -31,6 +31,16 @@ run. The functions of `trl.rewards` are in `oncurve.compat.trl` under their name
   `train(resume_from_checkpoint=True)` continues the newest of these, exactly. Checkpoints are not folders of models:
   `oncurve export DIR --step 100` writes one. The model is in `model/` of the folder; `save_model()` writes it into the
   folder itself, too.
+* A subclass of `GRPOTrainer` that replaces a method of TRL's loop (`compute_loss`, `log`, `get_train_dataloader`) is
+  refused by name: oncurve's loop would not call it. Methods of its own are its own.
+* TRL's entropy bonus is a mean over tokens with every loss. Here it is weighed as the loss is, so `entropy_coef` takes
+  `loss_type` `dapo`, `bnpo` or `cispo`, and `top_entropy_quantile` 1.
+* TRL adds the load-balancing loss of a mixture of experts by default. It is not available: write
+  `router_aux_loss_coef=0.0`.
+* Over an adapter `trainer.model` is a `PeftModel`, and of a `PeftModel` that is given the adapter must be new. Its
+  factors A begin by `seed`.
+* With several data sets `evaluate()` and `on_evaluate` give one table, whose names begin with `eval_NAME_`;
+  `eval_runtime` is of all sets together.
 * With a warm-up the first update already moves the weights; in transformers its learning rate is 0.
 * `evaluate()` has TRL's metrics of rewards and lengths, and none of a loss (`eval_loss`, `eval_entropy`,
   `eval_clip_ratio/...`): an evaluation makes no loss. `clip_ratio/low_min` and `high_max` are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,18 +23,22 @@ from oncurve.config import RunConfig
 from oncurve.errors import ConfigError, shown
 from oncurve.models import LoadedModel
 from oncurve.models.loading import eos_ids_of, loaded_from, quiet
+from oncurve.run import Run
 
 PLACE = "GRPOTrainer"
 OBJECTS = ("processing_class", "reward_processing_classes", "callbacks")
 """Arguments that a recipe names by their type."""
 
 
-def said_by(arguments: Mapping[str, Any], args: GRPOConfig, state: Callable[[], Any]) -> dict[str, Said]:
-    """The dialect's keys for the given arguments; `state` gives reward functions their `trainer_state`.
+def said_by(
+    arguments: Mapping[str, Any], args: GRPOConfig, state: Callable[[], Any], tokenizers: Sequence[Any]
+) -> dict[str, Said]:
+    """The dialect's keys for the given arguments; `state` gives reward functions their `trainer_state`, and
+    `tokenizers` are those of the rewards.
 
     Raises ConfigError: an argument that cannot be.
     """
-    rewards = reward_settings(arguments["reward_funcs"], args.reward_weights, state)
+    rewards = reward_settings(arguments["reward_funcs"], args.reward_weights, state, tokenizers)
     told: dict[str, Any] = {
         "model": policy_told(arguments["model"]),
         "reward_funcs": Told("reward_funcs", {"rewards": rewards}),
@@ -57,11 +61,6 @@ def policy_told(model: Any) -> Told:
         return Told(str(model), {"model.path": str(model)})
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: expected a folder, a hub id or a torch module, got {shown(model)}")
-    if hasattr(model, "peft_config"):
-        raise ConfigError(
-            "model: a PeftModel is not available; give its base model with peft_config=LoraConfig(...), or merge the "
-            "adapter: model.merge_and_unload()"
-        )
     return Told(type(model).__name__, {"model.path": ""})
 
 
@@ -80,10 +79,12 @@ def _data(train: Any, held_out: Any, args: GRPOConfig) -> dict[str, Told]:
     told = {"train_dataset": Told(type(train).__name__, settings)}
     if held_out is None:
         return told
-    if isinstance(held_out, Mapping):
-        names = ", ".join(map(repr, held_out))
-        raise ConfigError(f"eval_dataset: several data sets ({names}) are not available; give one of them")
-    return {**told, "eval_dataset": Told(type(held_out).__name__, {"data.eval_rows": held_out})}
+    return {**told, "eval_dataset": Told(type(held_out).__name__, {"data.eval_rows": all_rows(held_out)})}
+
+
+def all_rows(held_out: Any) -> Any:
+    """Return the rows of one data set as they are, and those of a dict of several one set after the other."""
+    return [row for each in held_out.values() for row in each] if isinstance(held_out, Mapping) else held_out
 
 
 def loaded(model: Any, processing_class: Any, config: RunConfig, args: TableConfig) -> LoadedModel | None:
@@ -118,6 +119,19 @@ def _tokenizer_of(model: nn.Module) -> Any:
             return AutoTokenizer.from_pretrained(source)
     except Exception as error:  # of several libraries
         raise ConfigError(f"processing_class: {source} has no tokenizer ({error}); give one") from error
+
+
+def check_router(run: Run, args: GRPOConfig) -> None:
+    """Raises ConfigError: TRL would add the load-balancing loss of a mixture of experts, which is not available."""
+    config: Any = getattr(run.loaded.model.module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    coef = getattr(text, "router_aux_loss_coef", 0.0) if args.router_aux_loss_coef is None else 0.0
+    if hasattr(text, "output_router_logits") and coef:
+        run.close()
+        raise ConfigError(
+            f"model: TRL adds {coef:g} times the load-balancing loss to that of a mixture of experts; it is not "
+            "available: write router_aux_loss_coef=0.0 to train without it"
+        )
 
 
 def check_one_process() -> None:

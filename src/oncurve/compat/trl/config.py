@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values
 from oncurve.compat.trl.dialect import CONFIG_KEYS, DIALECT, OLDER_KEYS
-from oncurve.compat.trl.fields import Computed, changed, of_keys
+from oncurve.compat.trl.fields import Computed, changed, default_of, of_keys
 from oncurve.compat.trl.sizes import sizes
 from oncurve.errors import ConfigError
 
@@ -27,7 +27,8 @@ class TableConfig:
     """The arguments of a trainer as TRL's dataclass of them, by a table; a class of its own per trainer.
 
     A dataclass whose fields are the table's keys (`oncurve.compat.trl.fields`), so that `dataclasses.replace`,
-    `dataclasses.asdict` and `HfArgumentParser` take it. A field that was not given has TRL's default. Raises
+    `dataclasses.asdict` and `HfArgumentParser` take it. A subclass that is a dataclass may add fields, change defaults
+    and have a `__post_init__`. A field that was not given has TRL's default. Raises
     ConfigError, with a line for each: a name that TRL does not have, a value of a wrong type, one that is refused, or
     that contradicts another.
     """
@@ -38,23 +39,47 @@ class TableConfig:
     keys: ClassVar[Mapping[str, Key]]
     """Its fields, by name."""
 
+    of_table: ClassVar[Mapping[str, dataclasses.Field[Any]]]
+    """The table's fields, without those of a subclass."""
+
     if TYPE_CHECKING:
         said: dict[str, Any]
+
+    def __init_subclass__(cls) -> None:
+        """Keep the constructor and the text of a subclass that is a dataclass."""
+        for name in ("__init__", "__repr__"):
+            setattr(cls, name, getattr(cls, name))
 
     def __init__(self, output_dir: Any = None, **given: Any) -> None:
         object.__setattr__(self, "said", {})
         named = given if output_dir is None else {"output_dir": output_dir, **given}
-        if all(each.name in named for each in dataclasses.fields(self)[1:]):  # type: ignore[arg-type]
-            # of a parser, or dataclasses.replace
+        for each in dataclasses.fields(self):  # type: ignore[arg-type]
+            if each is not self.of_table.get(each.name):  # of a subclass
+                value = named[each.name] if each.name in named else default_of(each)
+                named[each.name] = value
+                if each.name not in self.keys:
+                    object.__setattr__(self, each.name, named.pop(each.name))
+        if named.keys() >= self.of_table.keys() - {"output_dir"}:  # of a parser, or dataclasses.replace
             named = changed(named, {name: key.default for name, key in self.keys.items()}, USUAL)
         self.said.update({name: plain(name, value, self.keys) for name, value in named.items()})
         self._check()
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Do nothing; for subclasses."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in object.__getattribute__(self, "keys"):
+            return self.value_of(name)
+        return object.__getattribute__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if name in PROCESS:
             return PROCESS[name]
-        if name not in self.keys:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+    def value_of(self, name: str) -> Any:
+        """Return the value of a field: the given one, the default, or the computed one in place of None."""
         value = self.said.get(name, self.keys[name].default)
         return self.computed(name) if value is None else value
 
@@ -67,6 +92,8 @@ class TableConfig:
         return "trainer_output" if name == "output_dir" else None
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.keys and name in {each.name for each in dataclasses.fields(self)}:  # type: ignore[arg-type]
+            return object.__setattr__(self, name, value)
         before = dict(self.said)
         self.said[name] = plain(name, value, self.keys)
         try:
@@ -111,8 +138,9 @@ class GRPOConfig(TableConfig):
     dialect = DIALECT
     keys = FIELDS
 
-    def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
+    def value_of(self, name: str) -> Any:
+        """Return the value of a field, as TRL has it."""
+        value = super().value_of(name)
         return {True: "group", False: "none"}.get(value, value) if name == "scale_rewards" else value
 
     def computed(self, name: str) -> Any:

@@ -69,7 +69,12 @@ TRAINER_KEYS = (
         "a Dataset or an IterableDataset, or rows in any form that oncurve.train takes",
         as_given,
     ),
-    Key("GRPOTrainer.eval_dataset", ("data.eval_path", "data.eval_split", "data.eval_rows"), "one data set", as_given),
+    Key(
+        "GRPOTrainer.eval_dataset",
+        ("data.eval_path", "data.eval_split", "data.eval_rows"),
+        "one data set, or a dict of several",
+        as_given,
+    ),
     Key("GRPOTrainer.processing_class", (), "the tokenizer; a processor of images is refused"),
     Key("GRPOTrainer.reward_processing_classes", (), "a reward model brings its own tokenizer"),
     Key("GRPOTrainer.callbacks", (), "the hooks from on_train_begin to on_train_end; oncurve has on_step="),

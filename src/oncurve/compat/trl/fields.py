@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from oncurve.compat.dialect import Key
 
@@ -28,7 +28,7 @@ class Computed(int):
 def of_keys(keys: Iterable[Key]) -> Callable[[type[C]], type[C]]:
     """A class decorator: the class becomes a dataclass with a field for each key, with its own constructor.
 
-    The instance's `__getattr__` gives the values.
+    The instance's `__getattribute__` gives the values, and the class has the fields as `of_table`.
     """
     table = {key.theirs: key for key in keys}
 
@@ -37,8 +37,7 @@ def of_keys(keys: Iterable[Key]) -> Callable[[type[C]], type[C]]:
         for name, key in table.items():
             setattr(made, name, _field(key))
         dataclasses.dataclass(init=False, repr=False)(made)
-        for name in table:
-            setattr(made, name, property(_reader(name)))
+        cast(Any, made).of_table = {each.name: each for each in dataclasses.fields(cast(Any, made))}
         return made
 
     return decorate
@@ -61,6 +60,15 @@ def type_of(key: Key) -> Any:
     return found | None if optional else found
 
 
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return a field's default. Raises TypeError: it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    if field.default is dataclasses.MISSING:
+        raise TypeError(f"missing the argument {field.name!r}, which has no default")
+    return field.default
+
+
 def changed(named: Mapping[str, Any], *usual: Mapping[str, Any]) -> dict[str, Any]:
     """Of a value for every field those that a user gave: they are not computed, and not what a field usually is."""
     return {
@@ -81,7 +89,3 @@ def _field(key: Key) -> Any:
         default = key.default
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=key.default, metadata=metadata)
-
-
-def _reader(name: str) -> Callable[[Any], Any]:
-    return lambda config: config.__getattr__(name)

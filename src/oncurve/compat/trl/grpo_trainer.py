@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.compat.trl.arguments import check_one_process, loaded, said_by
+from oncurve.compat.trl.arguments import check_one_process, check_router, loaded, said_by
 from oncurve.compat.trl.config import GRPOConfig
 from oncurve.compat.trl.dialect import check_argument
 from oncurve.compat.trl.logs import step_logs
+from oncurve.compat.trl.overrides import NOT_CALLED, refuse_overrides
+from oncurve.compat.trl.peft_keys import without_adapter
 from oncurve.compat.trl.run_trainer import RunTrainer
 from oncurve.compat.trl.sizes import sizes
 from oncurve.errors import ConfigError
@@ -22,11 +24,11 @@ from oncurve.errors import ConfigError
 class GRPOTrainer(RunTrainer):
     """TRL's `GRPOTrainer`, with its arguments; `docs/coming-from.md` says what becomes of each.
 
-    model               a folder or hub id, or a module, which is trained in place
+    model               a folder or hub id, or a module, which is trained in place; of a PeftModel its new adapter
     reward_funcs        a function of TRL's signature, a reward model's folder or hub id, or a list of them
     args                a `GRPOConfig` of this package
     train_dataset       rows with a column `prompt`: a Dataset, an IterableDataset, a list of mappings
-    eval_dataset        one data set of held-out rows
+    eval_dataset        held-out rows, or a dict of several sets
     processing_class    the tokenizer; None: the model's own
     callbacks           objects or classes of transformers' `TrainerCallback`
     peft_config         a `LoraConfig`
@@ -52,20 +54,43 @@ class GRPOTrainer(RunTrainer):
         environment_factory: Any = None,
         **unknown: Any,
     ) -> None:
+        refuse_overrides(type(self))
+        model, peft_config = without_adapter(model, peft_config)
+        self.reward_processing_classes = _one_for_each(reward_processing_classes, reward_funcs)
         given = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}
         for name in unknown:
             check_argument(name)
         check_one_process()
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         args = _checked_args(args, model)
         super().__init__(
             args,
-            args.translated(**said_by(given, args, lambda: self._hooks.state)),
+            args.translated(**said_by(given, args, lambda: self._hooks.state, self.reward_processing_classes)),
             lambda config: loaded(model, processing_class, config, args),
-            lambda result, config: step_logs(result.metrics, result.groups, config.kl.coef > 0),
+            lambda result, config: step_logs(
+                result.metrics, result.groups, config, self.run.trainer.state.entropy_coef
+            ),
             sizes(args.values()).updates,
             args.num_generations_eval or args.num_generations,
         )
+        check_router(self.run, args)
         self._begin_callbacks(callbacks)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in NOT_CALLED:
+            refuse_overrides(type(self), name)
+        super().__setattr__(name, value)
+
+
+def _one_for_each(classes: Any, reward_funcs: Any) -> list[Any]:
+    """Return the tokenizers of the rewards, None where a reward brings its own. Raises ConfigError: another number."""
+    count = len(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else 1
+    listed = classes if isinstance(classes, list) else [None] * count if classes is None else [classes]
+    if len(listed) != count:
+        raise ConfigError(
+            f"reward_processing_classes: their number ({len(listed)}) must match that of reward_funcs ({count})"
+        )
+    return listed
 
 
 def _checked_args(args: Any, model: Any) -> GRPOConfig:

@@ -32,6 +32,7 @@ PER_LOG = ("loss", "grad_norm", "learning_rate")
 class Hooks:
     """The state that callbacks read, what they ask for, and the log that is kept of the steps.
 
+    model     the policy, as callbacks get it
     updates   updates per step
     evaluate  evaluates the policy, logs it, and returns the metrics
     logs      the trainer's metrics of a step
@@ -40,6 +41,7 @@ class Hooks:
 
     args: TableConfig
     run: Run
+    model: Any
     updates: int
     evaluate: Callable[[], Logs]
     logs: Callable[[StepResult, RunConfig], LogLine]
@@ -67,7 +69,7 @@ class Hooks:
                 self.args,
                 self.state,
                 self.control,
-                model=self.run.loaded.model.module,
+                model=self.model,
                 processing_class=self.run.loaded.tokenizer,
                 optimizer=None,
                 lr_scheduler=None,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from oncurve.config import RunConfig
 from oncurve.metrics import METRICS
 from oncurve.types import Completion, Group, Score
 
@@ -22,15 +23,21 @@ CLIPS = ("policy/clip_low", "policy/clip_high")
 CLOSE = 1e-8
 
 
-def step_logs(metrics: Mapping[str, float], groups: Sequence[Group], kl: bool) -> dict[str, float | None]:
-    """TRL's metrics of one step. `kl`: whether the loss has a KL term."""
-    wanted = (*FROM_METRICS, *(("policy/kl",) if kl else ()), "policy/weight_clip", *CLIPS)
+def step_logs(
+    metrics: Mapping[str, float], groups: Sequence[Group], config: RunConfig, steered: float | None = None
+) -> dict[str, float | None]:
+    """Return TRL's metrics of one step; `steered`: the coefficient of an adapted entropy bonus after it."""
+    wanted = (*FROM_METRICS, *(("policy/kl",) if config.kl.coef else ()), "policy/weight_clip", *CLIPS)
     logs: dict[str, float | None] = {NAMES[key]: metrics[key] for key in wanted if key in metrics}
     if all(key in metrics for key in CLIPS):
         low, high = (metrics[key] for key in CLIPS)
         logs["clip_ratio/region_mean"] = low + high
         logs |= {"clip_ratio/low_min": 0.0} if not low else {}
         logs |= {"clip_ratio/high_max": 0.0} if not high else {}
+    if config.regularizer.rewards_entropy and "policy/entropy" in metrics:
+        bonus = metrics.get("policy/entropy_coef", config.entropy.coef) * metrics["policy/entropy"]
+        logs["policy_loss"] = metrics["policy/loss"] + bonus
+        logs["entropy_coef"] = config.entropy.coef if steered is None else steered
     return {**logs, **group_logs(groups)}
 
 

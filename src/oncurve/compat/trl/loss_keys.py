@@ -8,12 +8,13 @@ from oncurve.compat.dialect import Key, Values
 from oncurve.compat.trl.sizes import in_steps, updates_per_step
 from oncurve.errors import ConfigError, shown, suggest
 
+MEAN = "token-mean"
 AGGREGATIONS = {
     "grpo": "seq-mean-token-mean",
-    "bnpo": "token-mean",
+    "bnpo": MEAN,
     "dr_grpo": "seq-mean-token-sum-norm",
-    "dapo": "token-mean",
-    "cispo": "token-mean",
+    "dapo": MEAN,
+    "cispo": MEAN,
     "sapo": "seq-mean-token-mean",
 }
 """The aggregation of each `loss_type`."""
@@ -119,9 +120,28 @@ def _of_reference(value: Any, values: Values) -> dict[str, Any]:
     return _reference(values["sync_ref_model"], values)
 
 
+def _check_bonus(values: Values) -> None:
+    """Raises ConfigError: the bonus would be weighed otherwise than TRL's, the mean over tokens of every loss."""
+    if AGGREGATIONS.get(values["loss_type"], MEAN) != MEAN:
+        same = ", ".join(repr(loss) for loss, kind in AGGREGATIONS.items() if kind == MEAN)
+        raise ConfigError(
+            "TRL's entropy bonus is a mean over tokens with every loss, and here it is weighed as the loss is; choose "
+            f"loss_type {same}, where both are the same, or leave the bonus out; got {values['loss_type']!r}"
+        )
+    if values["top_entropy_quantile"] < 1:
+        raise ConfigError("with top_entropy_quantile below 1 TRL's bonus leaves tokens out, and the one here does not")
+
+
+def _bonus(value: Any, values: Values) -> dict[str, Any]:
+    if value:
+        _check_bonus(values)
+    return {"entropy.coef": value}
+
+
 def _adaptive(value: Any, values: Values) -> dict[str, Any]:
     if not value:
         return {}
+    _check_bonus(values)
     return {"entropy.target": values["entropy_target"], "entropy.step": values["entropy_coef_delta"]}
 
 
@@ -133,6 +153,7 @@ def _off_policy(value: Any, values: Values) -> dict[str, Any]:
     return {} if value is None or updates_per_step(values) == 1 else {"filter.off_policy_threshold": value}
 
 
+BONUS = "with loss_type 'dapo', 'bnpo' and 'cispo', whose mean over tokens TRL's bonus has with every loss"
 ENTROPY = "only with use_adaptive_entropy; here the entropy of a step counts from the next one on"
 TAU = "only with loss_type='sapo'"
 REFERENCE = "only with sync_ref_model; every step here has all updates of one generation"
@@ -157,7 +178,7 @@ LOSS_KEYS = (
     Key(
         "epsilon",
         ("objective.clip_low", "objective.clip_high"),
-        "the upper one too, without epsilon_high; no lower bound in cispo, none at all in sapo",
+        "the upper one too, without epsilon_high; no lower bound in cispo or from 1 on, none at all in sapo",
         _epsilon,
         default=0.2,
         applied=True,
@@ -244,7 +265,7 @@ LOSS_KEYS = (
         _off_policy,
         types=(float, type(None)),
     ),
-    Key("entropy_coef", ("entropy.coef",), "", default=0.0, types=(float,)),
+    Key("entropy_coef", ("entropy.coef",), BONUS, _bonus, default=0.0, types=(float,)),
     Key("use_adaptive_entropy", ("entropy.target", "entropy.step"), ENTROPY, _adaptive, default=False, types=(bool,)),
     Key("entropy_target", ("entropy.target",), ENTROPY, _of_entropy, default=0.2, types=(float,)),
     Key("entropy_coef_delta", ("entropy.step",), ENTROPY, _of_entropy, default=0.005, types=(float,)),

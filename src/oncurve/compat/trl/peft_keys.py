@@ -55,6 +55,23 @@ def lora_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def without_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
+    """Return the base of a `PeftModel` with its LoraConfig, and another model with `peft_config`.
+
+    Raises ConfigError: an adapter that is not new, and would begin again.
+    """
+    layered = hasattr(model, "modules") and any(hasattr(part, "base_layer") for part in model.modules())
+    if not layered and not hasattr(model, "get_base_model"):
+        return model, peft_config
+    trained = any(bool(value.any()) for name, value in model.named_parameters() if ".lora_B." in name)
+    if peft_config is not None or trained or list(model.peft_config) != ["default"] or not hasattr(model, "unload"):
+        raise ConfigError(
+            "model: of a PeftModel one new adapter is trained; merge what it has learnt, model.merge_and_unload(), and "
+            "give peft_config=LoraConfig(...), or go on with a saved adapter by lora.path in a recipe"
+        )
+    return model.unload(), model.peft_config["default"]
+
+
 def _texts(targets: Iterable[Any]) -> list[str]:
     found = list(targets)
     if not all(isinstance(each, str) for each in found):

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field, model_validator
+from transformers import AutoTokenizer
 
 from oncurve.compat.trl.rewards import BY_PATH
 from oncurve.errors import ConfigError, RewardError, shown
@@ -80,6 +82,32 @@ class Function(RewardSettings):
         return {"rewards": rewards, "metrics": metrics, "extras": extras}
 
 
+class LoadedClassifier:
+    """A reward model in memory as a reward function: its one logit at the end of prompt and completion."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, source = model.eval(), getattr(model.config, "_name_or_path", "")
+        self.__name__ = Path(source).name.replace("-", "_").replace(".", "_") or type(model).__name__
+        if tokenizer is None and not source:
+            raise ConfigError(f"reward_processing_classes: missing; give the tokenizer of the {type(model).__name__}")
+        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(source)
+        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
+        model.config.pad_token_id = self.tokenizer.pad_token_id  # the model reads the logit before the padding
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **others: Any) -> list[float]:
+        """Return the logits; of messages, those of their chat."""
+        texts = [
+            prompt + said
+            if isinstance(prompt, str)
+            else self.tokenizer.apply_chat_template([*prompt, *said], tokenize=False)
+            for prompt, said in zip(prompts, completions, strict=True)
+        ]
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
+        with torch.inference_mode():
+            logits = self.model(**batch.to(self.model.device)).logits[:, 0]
+        return [float(value) for value in logits]
+
+
 def _value(value: Any) -> Any:
     """A reward as TRL reads it: NaN is None, does not apply."""
     if hasattr(value, "tolist"):
@@ -104,9 +132,14 @@ def _awaited(value: Any) -> Any:
 
 
 def reward_settings(
-    reward_funcs: Any, weights: Sequence[float] | None, state: Callable[[], Any] | None = None
+    reward_funcs: Any,
+    weights: Sequence[float] | None,
+    state: Callable[[], Any] | None = None,
+    tokenizers: Sequence[Any] | None = None,
 ) -> list[dict[str, Any] | RewardSettings]:
     """`reward_funcs` with their `reward_weights` as the rewards of a run; functions get `state()` as `trainer_state`.
+
+    `tokenizers`: of the models in memory among them.
 
     Raises ConfigError: there is none, a form that TRL does not take, or another number of weights.
     """
@@ -118,23 +151,19 @@ def reward_settings(
         )
     if weights is not None and len(weights) != len(listed):
         raise ConfigError(f"reward_weights has {len(weights)} weights for {len(listed)} reward_funcs; give as many")
-    return [
-        _settings(each, 1.0 if weights is None else weight, state)
-        for each, weight in zip(listed, weights or [1.0] * len(listed), strict=True)
-    ]
+    given = zip(listed, weights or [1.0] * len(listed), tokenizers or [None] * len(listed), strict=True)
+    return [_settings(each, weight, state, tokenizer) for each, weight, tokenizer in given]
 
 
-def _settings(reward: Any, weight: float, state: Callable[[], Any] | None) -> dict[str, Any] | RewardSettings:
+def _settings(
+    reward: Any, weight: float, state: Callable[[], Any] | None, tokenizer: Any
+) -> dict[str, Any] | RewardSettings:
     if isinstance(reward, Path):
         reward = str(reward)
     if isinstance(reward, str):
         return {"kind": MODEL, "path": reward, "weight": weight, "name": Path(reward).name}
     if hasattr(reward, "forward") and hasattr(reward, "config"):  # a transformers model
-        path = getattr(reward.config, "_name_or_path", "")
-        raise ConfigError(
-            f"reward_funcs: a {type(reward).__name__} in memory is not available; give its folder or hub id"
-            + (f": {path!r}" if path else "")
-        )
+        reward = LoadedClassifier(reward, tokenizer)
     if inspect.isfunction(reward) and reward in BY_PATH:
         return {"kind": "python", "path": BY_PATH[reward], "weight": weight, "timeout_seconds": 600.0}
     if not callable(reward):

@@ -126,8 +126,8 @@ class CosineScaled:
     def __call__(
         self,
         completions: Completions,
-        completion_ids: Sequence[Sequence[int]],
         solution: Sequence[str],
+        completion_ids: Sequence[Sequence[int]],
         log_extra: LogExtra | None = None,
         **kwargs: Any,
     ) -> list[float | None]:

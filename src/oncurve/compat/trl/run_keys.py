@@ -314,6 +314,14 @@ RUN_KEYS = (
         types=(bool, NONE),
     ),
     Key(
+        "cast_lm_head_to_fp32",
+        ("model.dtype",),
+        "the whole model computes in float32; not with bf16=True",
+        lambda value, values: {"model.dtype": "float32"} if value else {},
+        default=False,
+        types=(bool,),
+    ),
+    Key(
         "use_cpu",
         ("model.device",),
         "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +20,14 @@ from oncurve.closing import Closing
 from oncurve.compat.dialect import Line, Translation
 from oncurve.compat.loading import config_of
 from oncurve.compat.recipe import recipe_of
+from oncurve.compat.trl.arguments import all_rows
 from oncurve.compat.trl.config import TableConfig
 from oncurve.compat.trl.hooks import Hooks, LogLine, Logs
 from oncurve.compat.trl.logs import group_logs
 from oncurve.compat.trl.unused_keys import HUB
 from oncurve.config import RunConfig, check_complete
 from oncurve.display import Screen, say
-from oncurve.errors import ConfigError, RunDirectoryError
+from oncurve.errors import ConfigError, RunDirectoryError, shown
 from oncurve.forecast import check_memory
 from oncurve.models import LoadedModel
 from oncurve.run import (
@@ -38,6 +39,7 @@ from oncurve.run import (
     continue_with,
     create_directory,
     finish,
+    prompts_from,
 )
 from oncurve.trainer import StepResult
 
@@ -88,8 +90,12 @@ class RunTrainer(Closing):
         config.data.check_keepable()
         self.run: Run = _assembled(config, override, self.translation)
         self._eval_n = eval_n
+        adapter = self.run.loaded.model.adapter
+        self.model: Any = self.run.loaded.model.module if adapter is None else adapter.as_peft()
+        """The policy, trained in place: a `PeftModel` over an adapter."""
+        self.eval_dataset = getattr(self, "eval_dataset", None)
         self._written: set[Path] = set()
-        self._hooks = Hooks(args, self.run, updates, self.evaluate, logs, every_step)
+        self._hooks = Hooks(args, self.run, self.model, updates, self.evaluate, logs, every_step)
         if config.eval.every > 0:
             self.run.trainer.evaluator = self._evaluator
         self.accelerator = SimpleNamespace(print=print, is_main_process=True, num_processes=1, process_index=0)
@@ -112,9 +118,11 @@ class RunTrainer(Closing):
         return recipe_of(replace(self.translation, lines=tuple(lines))) + "\n".join(rest)
 
     @property
-    def model(self) -> Any:
-        """The policy's module, trained in place."""
-        return self.run.loaded.model.module
+    def ref_model(self) -> Any:
+        """The module of the reference; None where there is none, or where it is the base under an adapter."""
+        reference = getattr(self.run.learner, "reference", None)
+        found = None if reference is None else reference.model.module
+        return None if found is self.run.loaded.model.module else found
 
     @property
     def processing_class(self) -> Any:
@@ -197,33 +205,52 @@ class RunTrainer(Closing):
             )
         return found[-1]
 
-    def evaluate(self, eval_dataset: Any = None) -> Logs:
-        """Evaluate the policy as it is on `eval_dataset` of the constructor; the metrics by TRL's names.
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Logs:
+        """Evaluate the policy as it is, and return the metrics by TRL's names.
 
-        Raises ConfigError: there is no such data set, or another one is given.
+        eval_dataset  rows, a dict of several sets, or the name of one; None: the constructor's. `ignore_keys` has no
+                      meaning: it is of a forward pass
+
+        Raises ConfigError: there is no such data set. DataError: a row that cannot be used.
         """
-        if eval_dataset is not None:
-            raise ConfigError(
-                f"eval_dataset: give it to {type(self).__name__}(eval_dataset=...), which checks its rows"
-            )
-        if not len(self.run.eval_prompts):
-            raise ConfigError(f"evaluate needs held-out prompts: {type(self).__name__}(eval_dataset=...)")
-        self._evaluator(0)
+        kept, opened = self.eval_dataset, self.run.eval_prompts
+        if isinstance(eval_dataset, str):
+            if not isinstance(kept, Mapping) or eval_dataset not in kept:
+                raise ConfigError(f"eval_dataset: the constructor was given no data set {shown(eval_dataset)}")
+            eval_dataset = kept[eval_dataset]
+        try:
+            if eval_dataset is not None:
+                self.eval_dataset = eval_dataset
+                self.run.eval_prompts = prompts_from(self.run, all_rows(eval_dataset))
+            if not len(self.run.eval_prompts):
+                raise ConfigError(f"evaluate needs held-out prompts: {type(self).__name__}(eval_dataset=...)")
+            self._evaluator(0, metric_key_prefix)
+        finally:
+            self.eval_dataset, self.run.eval_prompts = kept, opened
         metrics = dict(self._hooks.evaluated or {})
         self._hooks.evaluated = None
         return self._hooks.log_evaluation(metrics)
 
-    def _evaluator(self, step: int) -> dict[str, float]:
+    def _sets(self) -> list[tuple[str, Any]]:
+        """Return the held-out rows by what their metrics' names begin with, after `eval`."""
+        rows = self.eval_dataset
+        return [(f"_{name}", each) for name, each in rows.items()] if isinstance(rows, Mapping) else [("", rows)]
+
+    def _evaluator(self, step: int, prefix: str = "eval") -> dict[str, float]:
         """Evaluate within a step; the hooks log it after the step."""
         started = time.perf_counter()
         found = self.run.evaluate(self._eval_n)
         seconds = time.perf_counter() - started
-        logs = {f"eval_{name}": value for name, value in group_logs(found.sampled).items()}
+        logs, groups, sets = dict[str, Any](), list(found.sampled), self._sets()
+        for name, rows in sets:
+            count = len(groups) if len(sets) == 1 else len(prompts_from(self.run, rows))
+            logs |= {f"{prefix}{name}_{key}": value for key, value in group_logs(groups[:count]).items()}
+            groups = groups[count:]
         samples = sum(len(group.completions) for group in found.sampled)
         self._hooks.evaluated = logs | {
-            "eval_runtime": seconds,
-            "eval_samples_per_second": samples / seconds,
-            "eval_steps_per_second": len(found.sampled) / seconds,
+            f"{prefix}_runtime": seconds,
+            f"{prefix}_samples_per_second": samples / seconds,
+            f"{prefix}_steps_per_second": len(found.sampled) / seconds,
         }
         return found.to_metrics()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -117,6 +118,14 @@ class Adapter:
         finally:
             for path, layer in self._layers.items():
                 _replace(self._module, path, layer)
+
+    def as_peft(self) -> Any:
+        """Return a `PeftModel` of the module, whose adapted layers stay those of this adapter."""
+        import peft
+
+        with self.removed(), torch.random.fork_rng(devices=()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the configuration, which the module has already
+            return peft.PeftModelForCausalLM(self._module, self.config)
 
     def merged(self, masters: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
         """Every tensor of the base by its own name, with s B A added to the adapted weights; each is made when read.

@@ -1,0 +1,142 @@
+"""What TRL's users reach through the trainer: its model, evaluations, log and reward models are those of TRL."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from oncurve.compat.trl import GRPOConfig, GRPOTrainer
+from oncurve.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT reads it
+
+ROWS = [{"prompt": f"a {n}"} for n in range(4)]
+LORA = {"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+
+
+@pytest.fixture
+def folder(test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return str(test_data / "models" / "stories260k")
+
+
+def trainer(model: Any, settings: dict[str, Any] | None = None, **arguments: Any) -> GRPOTrainer:
+    args = GRPOConfig(
+        "out", max_completion_length=4, num_generations=4, bf16=False, gradient_checkpointing=False, logging_steps=1,
+        **{"max_steps": 2, "learning_rate": 1e-2, **(settings or {})},
+    )  # fmt: skip
+    given = {"reward_funcs": lambda completions, **_: [float(len(text)) for text in completions], **arguments}
+    return GRPOTrainer(model=model, args=args, train_dataset=ROWS, **given)
+
+
+@pytest.mark.parametrize("given", ["a folder", "a PeftModel"])
+def test_over_an_adapter_the_model_is_a_peft_model(folder: str, given: str) -> None:
+    if given == "a folder":
+        made = trainer(folder, peft_config=LoraConfig(**LORA))
+    else:
+        made = trainer(get_peft_model(AutoModelForCausalLM.from_pretrained(folder), LoraConfig(**LORA)))
+    before = {name: value.clone() for name, value in made.model.named_parameters()}
+    trained = made.model.get_nb_trainable_parameters()[0]
+    made.train()
+    moved = {name for name, value in before.items() if not torch.equal(value, made.model.get_parameter(name))}
+    assert moved == {name for name in before if ".lora_" in name}
+    assert trained == sum(before[name].numel() for name in moved)
+    made.model.save_pretrained("saved")
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    again, ids = PeftModel.from_pretrained(base, "saved"), torch.tensor([[1, 5, 9]])
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, made.model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_trained_adapter_does_not_begin_again(folder: str) -> None:
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), LoraConfig(**LORA))
+    with torch.no_grad():
+        next(value for name, value in model.named_parameters() if "lora_B" in name).fill_(1.0)
+    with pytest.raises(ConfigError, match="of a PeftModel one new adapter is trained"):
+        trainer(model)
+
+
+def test_several_sets_are_evaluated_each_under_its_name(folder: str) -> None:
+    made = trainer(folder, {"eval_strategy": "steps", "eval_steps": 2}, eval_dataset={"a": ROWS[:1], "b": ROWS[:3]})
+    made.train()
+    (line,) = (each for each in made.state.log_history if "eval_runtime" in each)
+    assert {"eval_a_reward", "eval_b_reward", "eval_b_completions/mean_length"} <= set(line)
+    assert "eval_reward" not in line
+    assert "test_reward" in made.evaluate("b", metric_key_prefix="test")
+    with pytest.raises(ConfigError, match="no data set 'c'"):
+        made.evaluate("c")
+
+
+def test_other_rows_are_evaluated_and_the_held_out_ones_stay(folder: str) -> None:
+    made = trainer(folder)
+    with pytest.raises(ConfigError, match="evaluate needs held-out prompts"):
+        made.evaluate()
+    found = made.evaluate(eval_dataset=[{"prompt": "once"}])
+    assert found["eval_reward"] > 0
+    assert {"eval_x_reward", "eval_y_reward"} <= set(made.evaluate({"x": ROWS[:1], "y": ROWS[1:2]}))
+    with pytest.raises(DataError, match="held-out row 0"):
+        made.evaluate(eval_dataset=[{"question": "once"}])
+    assert not len(made.run.eval_prompts)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_an_entropy_bonus_has_its_keys_in_the_log(folder: str, adapted: bool) -> None:
+    more = {"use_adaptive_entropy": True, "entropy_target": 100.0, "entropy_coef_delta": 0.01} if adapted else {}
+    made = trainer(folder, {"entropy_coef": 0.5, **more})
+    made.train()
+    first, second, _ = made.state.log_history
+    assert (first["entropy_coef"], second["entropy_coef"]) == pytest.approx((0.51, 0.52) if adapted else (0.5, 0.5))
+    in_force = 0.51 if adapted else 0.5
+    assert second["policy_loss"] == pytest.approx(second["loss"] + in_force * second["entropy"], rel=1e-6)
+
+
+def test_a_mixture_of_experts_is_refused_where_trl_would_balance_it(folder: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=8, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=1,
+        intermediate_size=16, head_dim=4, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8,
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    with pytest.raises(ConfigError, match=r"write router_aux_loss_coef=0\.0"):
+        trainer(model, processing_class=tokenizer)
+    trainer(model, {"router_aux_loss_coef": 0.0}, processing_class=tokenizer).close()
+
+
+def test_a_reward_model_in_memory_scores_prompt_and_completion(folder: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16,
+        num_labels=1,
+    )  # fmt: skip
+    model = LlamaForSequenceClassification(config)
+    with pytest.raises(ConfigError, match="reward_processing_classes: missing"):
+        trainer(folder, reward_funcs=model)
+    made = trainer(folder, reward_funcs=model, reward_processing_classes=tokenizer)
+    assert made.reward_processing_classes == [tokenizer]
+    (reward,) = made.run.config.rewards
+    texts = ["a 1 cat", "a 2 dogs ran"]
+    with torch.no_grad():
+        alone = [
+            float(model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits[0, 0])
+            for text in texts
+        ]
+    assert reward.function(prompts=["a 1", "a 2"], completions=[" cat", " dogs ran"]) == pytest.approx(alone, rel=1e-4)
+    made.train()
+    assert any("LlamaForSequenceClassification" in key for key in made.state.log_history[0])
+
+
+def test_the_reference_is_the_trainers_ref_model(folder: str) -> None:
+    assert trainer(folder).ref_model is None
+    made = trainer(folder, {"beta": 0.1})
+    assert made.ref_model is not made.model
+    assert trainer(folder, {"beta": 0.1}, peft_config=LoraConfig(**LORA)).ref_model is None

@@ -1,0 +1,127 @@
+"""Subclasses of TRL's classes: a dataclass of more arguments, and a trainer whose overrides are called or refused."""
+
+import dataclasses
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from transformers import HfArgumentParser, Trainer
+
+from oncurve.compat.trl import GRPOConfig, GRPOTrainer, rewards
+from oncurve.compat.trl.overrides import NOT_CALLED, OF_TRAINER
+from oncurve.errors import ConfigError
+
+
+@dataclass
+class Arguments(GRPOConfig):
+    benchmarks: list[str] = field(default_factory=list)
+    system_prompt: str | None = field(default=None, metadata={"help": "of the chat"})
+    learning_rate: float = 5e-6
+    num_completions_to_print: int = 0
+
+
+@dataclass
+class More(Arguments):
+    doubled: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.doubled *= 2
+        self.beta = 0.1
+
+
+def test_a_dataclass_adds_fields_and_changes_defaults() -> None:
+    args = Arguments("out", system_prompt="be brief", max_steps=3)
+    assert (args.benchmarks, args.system_prompt, args.learning_rate, args.max_steps) == ([], "be brief", 5e-6, 3)
+    assert args.translated().settings["learner"]["learning_rate"] == 5e-6
+    args.system_prompt, args.learning_rate = "be long", 1e-4
+    again = dataclasses.replace(args, benchmarks=["math"])
+    assert (again.system_prompt, again.learning_rate, again.benchmarks) == ("be long", 1e-4, ["math"])
+    assert again != args == dataclasses.replace(args)
+    more = More(output_dir="x")
+    assert (more.doubled, more.beta, more.learning_rate) == (6, 0.1, 5e-6)
+    with pytest.raises(ConfigError, match=r"sytem_prompt: TRL 1\.16 has no such setting"):
+        args.sytem_prompt = ""
+    with pytest.raises(ConfigError, match="top_p"):
+        Arguments("out", top_p=0.9)
+
+
+def test_a_parser_makes_a_subclass_of_words() -> None:
+    def parsed(*words: str) -> Any:
+        return HfArgumentParser(Arguments).parse_args_into_dataclasses(list(words), look_for_args_file=False)[0]
+
+    args = parsed("--benchmarks", "a", "b", "--system_prompt", "s")
+    assert (args.benchmarks, args.system_prompt, args.learning_rate) == (["a", "b"], "s", 5e-6)
+    assert parsed("--learning_rate", "1e-6").learning_rate == 1e-6  # the default of the table, said
+
+
+def test_a_setting_that_cannot_be_is_a_value_error_as_in_trl() -> None:
+    with pytest.raises(ValueError, match="no whole groups"):
+        GRPOConfig("out", num_generations=3)
+
+
+def refusal(trainer: type[GRPOTrainer]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        trainer("nowhere")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "_generate_and_score_completions", "_get_train_sampler", "log"])
+def test_an_override_that_would_not_be_called_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixin = type("Mixin", (), {name: lambda self: None})
+    for made in (type("Own", (GRPOTrainer,), {name: None}), type("Mixed", (mixin, GRPOTrainer), {})):
+        assert f"{made.__name__}: oncurve's loop does not call {name}, so" in refusal(made)
+    monkeypatch.setattr(GRPOTrainer, name, None, raising=False)
+    assert f"does not call {name}" in refusal(GRPOTrainer)
+    with pytest.raises(ConfigError, match=f"does not call {name}"):
+        setattr(GRPOTrainer.__new__(GRPOTrainer), name, None)
+
+
+def test_what_trls_loop_calls_and_the_user_may_call_is_refused_too() -> None:
+    assert "call evaluate, save_model" in refusal(
+        type("Own", (GRPOTrainer,), {"evaluate": None, "save_model": None, "train": None})
+    )
+
+
+def test_helpers_of_a_subclass_are_its_own() -> None:
+    made = type("Own", (GRPOTrainer,), {"score_again": None, "train": None, "_tag_names": ["mine"]})
+    assert "reward_funcs: a run needs a reward" in refusal(made)
+
+
+def test_the_table_has_every_method_of_transformers_trainer() -> None:
+    theirs = {name for name in dir(Trainer) if not name.startswith("__")}
+    assert theirs - NOT_CALLED == {
+        "add_callback", "end", "log_metrics", "push_to_hub", "remove_callback", "save_metrics", "save_state", "train",
+    }  # fmt: skip
+    assert all(hasattr(GRPOTrainer, name) for name in theirs - NOT_CALLED)
+    assert not [name for name in OF_TRAINER.split() if hasattr(GRPOTrainer, name)]
+
+
+POSITIONAL = {
+    "accuracy_reward": "completions solution log_extra",
+    "get_cosine_scaled_reward": "max_len min_value_wrong max_value_wrong min_value_correct max_value_correct",
+    "get_cosine_scaled_reward()": "completions solution completion_ids",
+    "get_repetition_penalty_reward": "ngram_size max_penalty",
+    "get_repetition_penalty_reward()": "completion_ids",
+    "get_soft_overlong_punishment": "max_completion_len soft_punish_cache",
+    "get_soft_overlong_punishment()": "completion_ids",
+    "reasoning_accuracy_reward": "completions solution reasoning_delimiters log_extra",
+    "think_format_reward": "completions",
+}
+"""The arguments of TRL 1.16's rewards in their order; with (), of the reward that a function returns."""
+
+
+@pytest.mark.parametrize("name", POSITIONAL)
+def test_a_reward_takes_its_arguments_in_trls_order(name: str) -> None:
+    function = getattr(rewards, name.removesuffix("()"))
+    made = function(*(() if "repetition" in name else (100, 20))) if name.endswith("()") else function
+    parameters = [each.name for each in inspect.signature(made).parameters.values() if each.kind.name != "VAR_KEYWORD"]
+    assert parameters[: len(POSITIONAL[name].split())] == POSITIONAL[name].split()
+
+
+def test_the_cosine_of_positional_arguments_is_trls() -> None:
+    pytest.importorskip("math_verify")
+    reward = rewards.get_cosine_scaled_reward(100)
+    completions = [[{"content": r"\boxed{\frac{1}{3}}"}], [{"content": r"\boxed{\frac{1}{2}}"}]]
+    assert reward(completions, [r"\frac{1}{3}"] * 2, [[1] * 50] * 2) == pytest.approx([0.75, -0.75])
