@@ -90,8 +90,9 @@ class Adapted:
             offered = tuple(n for n in TRL_NAMES if n in self._names)
             return self._trl, Accepts(batch=True, needs=needs, takes=columns + offered, everything=self._everything)
         needs = tuple((n,) for n in self._required if n != STEPS)
-        takes = (*(n for n in self._names if n not in (STEPS, "completion")), "completion")  # its text, for its steps
-        return self._columns, Accepts(needs=needs, takes=takes, everything=self._everything)
+        used = dict.fromkeys((*self._names, "completion"))  # whose text the steps are in
+        used.pop(STEPS, None)
+        return self._columns, Accepts(needs=needs, takes=tuple(used), everything=self._everything)
 
     def __call__(self, item: Mapping[str, Any]) -> Any:
         """The function's value, or for a batch `{"rewards", "metrics", "extras"}`."""

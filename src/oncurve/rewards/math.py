@@ -75,6 +75,7 @@ class Checker:
         self._parse: Callable[..., list[Any]] = parse
         self._verify: Callable[..., bool] = verify
         self._golds: dict[str, list[Any]] = {}
+        self.check("1", "2")  # the grammars are read in the time of a start
 
     def __call__(self, item: Mapping[str, Any]) -> float | None:
         """1.0, 0.0 or None for `{"completion": text, <answer>: text or number}`."""
