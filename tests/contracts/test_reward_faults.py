@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fakes.scoring import faults_of, group, rewards_of
+from fakes.scoring import faults_of, group, limit_beyond, rewards_of
 from oncurve.errors import RewardError, TrainingError
 from oncurve.rewards import RewardSet
 from oncurve.types import Group
@@ -103,9 +103,9 @@ def test_a_fault_is_masked_named_and_counted_and_its_siblings_are_scored(
     rewards: RewardSet, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (part,) = rewards.components
-    rewards.score([group("warm", "up")])
     if OUTCOMES[fault] == "timeout":
-        monkeypatch.setattr(part.runner, "timeout_seconds", 0.3)
+        limit = limit_beyond(lambda: rewards.score([group("warm", "up")]))
+        monkeypatch.setattr(part.runner, "timeout_seconds", limit)
     scored = rewards.score(with_one_fault(fault))
     whole_group = part.accepts.batch and fault in CALLED_AGAIN  # a batch function cannot say which completion it was
     expected = [None, None] if whole_group else [0.3, None]

@@ -1,6 +1,7 @@
 """Groups to be scored, made from plain texts."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oncurve.types import Completion, Group, Prompt
@@ -29,3 +30,14 @@ def rewards_of(groups: Sequence[Group]) -> list[float | None]:
 def faults_of(groups: Sequence[Group]) -> list[str | None]:
     """The kind of each completion's fault."""
     return [score.fault and score.fault.partition(":")[0] for scored in groups for score in scored.scores]
+
+
+def limit_beyond(call: Callable[[], Any]) -> float:
+    """Return a limit in seconds that ends a call which hangs soon, and that others keep on a busy machine, too.
+
+    It is 200 times what `call`, an ordinary one, takes now, after a first one that starts workers.
+    """
+    call()
+    begun = time.monotonic()
+    call()
+    return max(0.5, 200 * (time.monotonic() - begun))

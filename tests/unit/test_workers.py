@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fakes.scoring import limit_beyond
 from oncurve.errors import ConfigError
 from oncurve.workers import Reply, WorkerPool
 
@@ -262,12 +263,12 @@ def test_a_variable_that_is_passed_must_be_set(mischief: str) -> None:
 def test_an_item_that_takes_too_long_is_killed_and_the_others_are_answered(
     pool: WorkerPool, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool.run([1, 2])
-    monkeypatch.setattr(pool, "timeout_seconds", 0.3)
+    limit = limit_beyond(lambda: pool.run([1, 2]))
+    monkeypatch.setattr(pool, "timeout_seconds", limit)
     pids = pool.pids
     replies = pool.run([1, action, 2, 3, 4])
     assert [reply.fault for reply in replies] == [None, "timeout", None, None, None]
-    assert replies[1].message == "no answer within 0.3 seconds"
+    assert replies[1].message == f"no answer within {limit:g} seconds (timeout_seconds)"
     assert len(set(pids) & set(pool.pids)) == 1
 
 
@@ -275,6 +276,20 @@ def test_the_deadline_is_for_an_item_not_for_the_run(tmp_path: Path) -> None:
     (tmp_path / "naps.py").write_text("import time\ndef make():\n    return lambda s: time.sleep(s)\n")
     with WorkerPool(f"{tmp_path}/naps.py:make", {}, timeout_seconds=1.0) as pool:
         assert [reply.fault for reply in pool.run([0.12] * 10)] == [None] * 10
+
+
+def test_the_imports_of_a_call_have_the_time_of_a_start(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2.5)\n")
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "late.py").write_text(
+        f"import sys\nsys.path.append({str(tmp_path)!r})\n"
+        "def make():\n    def call(name):\n        __import__(name)\n        return name\n    return call\n"
+    )
+    with WorkerPool(f"{tmp_path}/late.py:make", {}, timeout_seconds=2, start_timeout_seconds=6) as pool:
+        replies = pool.run(["slow", "slow", "missing", "endless", "json"])
+    assert [reply.value for reply in replies] == ["slow", "slow", None, None, "json"]
+    assert "ModuleNotFoundError" in replies[2].message
+    assert replies[3] == Reply(None, "timeout", "its imports took longer than 6 seconds (start_timeout_seconds)")
 
 
 def test_printing_forking_and_nan_do_not_disturb_the_channel(capfd: pytest.CaptureFixture[str], mischief: str) -> None:
@@ -426,8 +441,7 @@ def test_two_jobs_in_one_pool_get_their_own_replies(pool: WorkerPool) -> None:
 def test_a_worker_that_hangs_is_killed_at_its_deadline_though_nobody_waits(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool.run([1, 2])
-    monkeypatch.setattr(pool, "timeout_seconds", 0.3)
+    monkeypatch.setattr(pool, "timeout_seconds", limit_beyond(lambda: pool.run([1, 2])))
     pids = pool.pids
     with pool.begin() as job:
         job.add(["sleep", 1])

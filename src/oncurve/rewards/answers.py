@@ -18,9 +18,14 @@ LONGEST_NUMBER = 200  # characters; a longer one is not an answer, and int() ref
 _BRACES = re.compile(
     r"(?P<box>\\(?:boxed|fbox)[ \t]*+\{)|\\(?:boxed|fbox)[ \t]++(?P<bare>[^\s$\\{}]++)|\\.|[{}]", re.DOTALL
 )
-_HASHES = re.compile(r"####[ \t]*+:?[ \t]*+(.*)")
+_HASHES = re.compile(r"#{4,}+[ \t]*+:?[ \t]*+")
 _SAID = re.compile(
-    r"(?:^[ \t*_]*+A:|\b(?:[Aa]nswer|ANSWER)(?:[*_ \t]*+[:=]|[ \t]++(?:is|IS)\b[ \t]*+:?))[ \t*_]*+(.*)", re.MULTILINE
+    r"(?:^[ \t*_]*+A:|\b(?:[Aa]nswer|ANSWER)(?:[*_ \t]*+[:=]|[ \t]++(?:is|IS)\b[ \t]*+:?))[ \t*_]*+", re.MULTILINE
+)
+_LINE = re.compile(r".*")
+_LINE_END = re.compile(r"$", re.MULTILINE)
+_VERDICT = re.compile(
+    r"(?:(?:not|also|indeed|thus)[ ])?(?:in)?(?:correct|right|wrong|valid|reasonable|consistent|unique|verified)\b"
 )
 _OPENING_TAG = re.compile(r"<([A-Za-z_][\w-]*)>")
 _NEXT_LINE = re.compile(r"\s*+([^\n]*)")
@@ -34,6 +39,25 @@ _MIXED = re.compile(r"(?<![0-9./,])([0-9]{1,9}+) ([0-9]{1,4}+)/([0-9]{1,4}+)(?![
 _NEGATIVE = re.compile(r"(?<![0-9)] )\b(?:[Mm]inus|[Nn]egative) (?=\\?[$€£]?[.0-9])")
 _SCALE = re.compile(r"(?<=[0-9])[ ]?(thousand|million|billion|trillion)\b")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+_EQUALS = re.compile(r"\b(?:equals|is equal to)\b")
+
+_ANGLES = re.compile(r"</?[A-Za-z][^<>\n]{0,60}+>|<{1,2}(?! )([^<>\n]{1,60}+)>{1,2}")  # tags; `<<3+4=7>>`
+_ARROW = re.compile(r"[-=]>")
+# Before a number: it is denied, or a bound. After it: it is a bound. Between two: alternatives, a range, a list, or a
+# term that is not worked out.
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|cannot)|n['’]t)(?:[ ](?:be|equal|equals|to|exactly|really|simply|just|a|an))*+[ {}]*+\Z"
+    r"|(?:[<>≤≥≠]=?|!=|\\(?:[lg]t|[lg]eq?q?(?:slant)?|neq?)|\b(?:more|less|greater|fewer|larger|smaller|other)[ ]than)"
+    r"[ {}$]*+\Z"
+)
+_BOUND = re.compile(r"[ $]*+(?:[<>≤≥≠]|!=|\\(?:[lg]t|[lg]eq?q?(?:slant)?|neq?)(?![A-Za-z]))")
+_JOINED = re.compile(
+    r"[ )$}]*+(?:,?[ ]?\b(?:or|and|to|plus|minus|times)\b(?:[ ](?:maybe|perhaps|possibly))?|[,;][ ]?(?:or|and)?"
+    r"|[-−–—~&|+*×·÷/±]|\\(?:times|cdot|div|pm|to|lor|quad)|\\text[ ]?\{[ ]?(?:or|and|to)[ ]?\})"
+    r"[ ($]*+(?:[A-Za-z]\w{0,9}+[ ]?=[ ]?)?[ ($]*+(?:\\?[$€£][ ]?)?"
+)
+_REACH = 40  # characters around a number in which these are looked for
 
 _TIMES_TEN = re.compile(r"(?<=[0-9])[ ]?(?:\\times|\\cdot|[×·*x])[ ]?10\^(?:\{(-?[0-9]{1,3})\}|(-?[0-9]{1,3}))")
 _POWER_OF_TEN = re.compile(r"(?<![\w.^])10\^(?:\{(-?[0-9]{1,3})\}|(-?[0-9]{1,3}))(?![0-9])")
@@ -135,29 +159,41 @@ def final_answer(text: str) -> str | None:
 
     The last of `#### ...` (to the end of the line) and `\boxed{...}`, whichever comes last; without those the last
     of `A: ...` at the beginning of a line, `Answer: ...`, `answer is ...`, where an empty rest of the line means the
-    next line that is not empty. A full stop at its end is not part of it.
+    next line that is not empty. So it is within a line, too: `The answer is 4. Wait, the answer is 5` is `5`. A mark
+    that only confirms another (`The answer is 5. This answer is correct`), or `####` at the end of a line, does not
+    count next to others. A full stop at its end is not part of it.
     """
     start, box = _last_box(text)
-    hashes = list(_HASHES.finditer(text))
-    if box is not None and (not hashes or hashes[-1].start() < start):
+    hashes = _preferred(_HASHES, text, _LINE_END)
+    if box is not None and (not hashes or hashes.start() < start):
         return box.strip()
-    said = hashes or list(_SAID.finditer(text))
+    said = hashes or _preferred(_SAID, text, _VERDICT)
     if not said:
         return None
-    answer = said[-1][1].strip()
+    answer = _LINE.match(text, said.end())[0].partition("####")[0].strip()  # type: ignore[index]
     if not answer and not hashes:
-        following = _NEXT_LINE.match(text, said[-1].end())
+        following = _NEXT_LINE.match(text, said.end())
         answer = following[1].strip().lstrip("*_ \t") if following else ""
     return (answer[:-1] if answer.endswith(".") else answer).rstrip("*_ \t")
+
+
+def _preferred(mark: re.Pattern[str], text: str, unless: re.Pattern[str]) -> re.Match[str] | None:
+    """The last `mark` in the text that `unless` does not follow; where it follows all of them, the last one."""
+    last = preferred = None
+    for last in mark.finditer(text):
+        if not unless.match(text, last.end()):
+            preferred = last
+    return preferred or last
 
 
 def plain(text: str) -> str:
     r"""The text with its numbers written one way, as LaTeX has them.
 
     `1 000`, `1\,000` and `1'000` are `1000` (digits grouped by three, by the same sign throughout), `5 million` is
-    `5 \times 10^{6}`, `2 1/2` and `2½` are `2\frac{1}{2}`, `minus 5` is `-5`. Blanks of all kinds become one blank.
+    `5 \times 10^{6}`, `2 1/2` and `2½` are `2\frac{1}{2}`, `minus 5` is `-5`, `x equals 5` is `x = 5`. Blanks of all
+    kinds become one blank.
     """
-    text = _SPACING.sub("", _BLANKS.sub(" ", digits_plain(text)))
+    text = _EQUALS.sub("=", _SPACING.sub("", _BLANKS.sub(" ", digits_plain(text))))
     text = _GROUPED.sub(lambda grouped: grouped[0].replace(grouped[1], ""), text)
     text = _MIXED.sub(_as_latex, _NEGATIVE.sub("-", text))
     return _SCALE.sub(lambda scale: rf" \times 10^{{{_SCALES[scale[1]]}}}", text)
@@ -169,24 +205,42 @@ def _as_latex(mixed: re.Match[str]) -> str:
 
 
 def number_in(text: str, last: bool = False) -> Number | None:
-    r"""The first (or `last`) number in a text, exactly; None when there is none.
+    r"""The first (or `last`) number that a text states, exactly; None when it states none.
 
     Read: sign, `$1,234.50`, `.5`, `3/4`, `2 1/2`, `\frac{3}{4}`, `1e3`, `3 \times 10^5`, `1 000`, `5 million`.
-    Currency, percent signs and units are no part of the value: `42%` is 42. A comma that does not group three digits
-    ends the number: the first one in `1,22` is 1. After an equals sign the right side counts: `3 + 4 = 7` is 7 (only
-    when the first number is asked for). Not read: versions, addresses, dates and hours (`1.2.3`, `15/01/2024`,
-    `10:30`), powers and roots, a zero denominator, more than 200 characters.
+    Currency, percent signs and units are no part of the value: `42%` is 42. After an equals sign the right side counts:
+    `3 + 4 = 7` is 7 (only when the first number is asked for).
+    Not stated: what is denied or a bound (`not 5`, `> 5`, `5 < x`), which is passed over; and a number that is joined
+    to another one (`5 or 6`, `5-6`, `5 to 6`, `5, 6`, `5 + 6`), unless the two are equal (`1/2 or 0.5`).
+    Not read: versions, addresses, dates and hours (`1.2.3`, `15/01/2024`, `10:30`), powers and roots, a zero
+    denominator, more than 200 characters.
     """
-    text = _numbers_plain(text)
-    if not last:
-        text = text.rpartition("=")[2]
-    found = None
-    for match in _NUMBER.finditer(text):
-        if match["no"] is None:
-            found = match
-            if not last:
-                break
-    return _value(found) if found else None
+    text = _ARROW.sub("=", _ANGLES.sub(r" \1 ", _numbers_plain(text)))
+    found = [match for match in _NUMBER.finditer(text) if match["no"] is None]
+    side = 0 if last else text.rfind("=") + 1
+    stated = [n for n, match in enumerate(found) if match.start() >= side and not _is_bound(text, match)]
+    if not stated:
+        return None
+    chosen = stated[-1 if last else 0]
+    value = _value(found[chosen])
+    for one, other in ((chosen - 1, chosen), (chosen, chosen + 1)):
+        if one >= 0 and other < len(found) and _are_joined(text, found[one], found[other]):
+            neighbour = _value(found[other if one == chosen else one])
+            if value is None or neighbour is None or not value.equals(neighbour):
+                return None
+    return value
+
+
+def _is_bound(text: str, number: re.Match[str]) -> bool:
+    """Whether a number in the text is denied, or a bound of an inequality."""
+    before = text[max(0, number.start() - _REACH) : number.start()]
+    return bool(_DENIED.search(before) or _BOUND.match(text, number.end()))
+
+
+def _are_joined(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
+    """Whether two numbers of the text are alternatives, the ends of a range, members of a list, or terms."""
+    between = text[one.end() : other.start()]
+    return len(between) <= _REACH and bool(_JOINED.fullmatch(between) or (other["sign"] and between == " "))
 
 
 def whole_number(text: str) -> Number | None:

@@ -90,19 +90,22 @@ class Adapted:
             offered = tuple(n for n in TRL_NAMES if n in self._names)
             return self._trl, Accepts(batch=True, needs=needs, takes=columns + offered, everything=self._everything)
         needs = tuple((n,) for n in self._required if n != STEPS)
-        takes = (*(n for n in self._names if n != STEPS), *(("completion",) if STEPS in self._names else ()))
-        return self._columns, Accepts(needs=needs, takes=takes, everything=self._everything)
+        used = dict.fromkeys((*self._names, "completion"))  # whose text the steps are in
+        used.pop(STEPS, None)
+        return self._columns, Accepts(needs=needs, takes=tuple(used), everything=self._everything)
 
     def __call__(self, item: Mapping[str, Any]) -> Any:
         """The function's value, or for a batch `{"rewards", "metrics", "extras"}`."""
         return self._call(item)
 
     def _columns(self, item: Mapping[str, Any]) -> Any:
-        text = item.get("completion", "")
-        if STEPS not in self._names:
-            return self._with_steps(_awaited(self._function(**item)), text)
+        text = item["completion"]
         given = {name: value for name, value in item.items() if self._everything or name in self._names}
-        value = _awaited(self._function(**given, **{STEPS: pieces(text, self._split(text))}))
+        if STEPS in self._names:
+            given[STEPS] = pieces(text, self._split(text))
+        value = _awaited(self._function(**given))
+        if STEPS not in self._names:
+            return self._with_steps(value, text)
         return self._with_steps({"steps": value} if isinstance(value, (list, tuple)) else value, text)
 
     def _with_steps(self, value: Any, text: str) -> Any:

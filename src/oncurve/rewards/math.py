@@ -22,6 +22,8 @@ _DELIMITED = re.compile(r"(?<!\\)\$(?![0-9])|\\[(\[]|\\boxed|\\fbox")
 _PROSE = re.compile(r"[A-Za-z']+(?:[ ,]+[A-Za-z']+){2,}[.!]?")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}[ ,:]+[A-Za-z]{2,}|\n")  # two words or two lines: no formula
 _GROUPED = re.compile(r"(?<==)[ ]?-?\\?[$€£]?[1-9][0-9]{0,2}(?:,[0-9]{3})++(?![0-9,])")  # no list: `x = 1,000`
+_EMPHASIS = re.compile(r"(?:\A- )?(?<![\w)\]}])(\*\*|__|`)(?=\S)([^*_`\n]++)\1(?![\w(])")
+_LABEL = re.compile(r"\A[A-Z]?[a-z]++:[ ]+(?=\S)")  # `Result: 5`
 _NAMED = re.compile(r"^ ?[A-Za-z]++ ?=(?!=)")
 _POWER = r"\^?[23²³]"
 _UNIT = re.compile(
@@ -73,6 +75,7 @@ class Checker:
         self._parse: Callable[..., list[Any]] = parse
         self._verify: Callable[..., bool] = verify
         self._golds: dict[str, list[Any]] = {}
+        self.check("1", "2")  # the grammars are read in the time of a start
 
     def __call__(self, item: Mapping[str, Any]) -> float | None:
         """1.0, 0.0 or None for `{"completion": text, <answer>: text or number}`."""
@@ -91,7 +94,7 @@ class Checker:
         if given_number is not None and gold_number is not None and given_number.equals(gold_number):
             return 1.0  # as `numeric` does; math-verify accepts more, but not every percentage
         given = self._parse(formula, parsing_timeout=None)
-        return float(self._verify(gold, given, timeout_seconds=None))
+        return float(self._verify(gold, given, allow_set_relation_comp=True, timeout_seconds=None))
 
     def _gold(self, answer: str) -> list[Any]:
         if answer not in self._golds:
@@ -108,11 +111,12 @@ def _to_parse(text: str) -> str:
     A text with boxes stays as it is (math-verify reads several). Of a marked answer the formula counts, without the
     words around it.
     """
-    text = _GROUPED.sub(lambda grouped: grouped[0].replace(",", ""), as_latex(plain(text)))
+    text = _EMPHASIS.sub(r"\2", as_latex(plain(text)).replace(r"\varnothing", r"\emptyset"))
+    text = _GROUPED.sub(lambda grouped: grouped[0].replace(",", ""), text)
     if boxed(text) is not None:
         return text
     marked = final_answer(text)
-    formula = (text if marked is None else marked).strip()
+    formula = _LABEL.sub("", text.strip(" \n*_`")) if marked is None else marked.strip()
     if _DELIMITED.search(formula) or (marked is None and _WORDS.search(_without_unit(formula))):
         return formula
     if marked is not None:

@@ -265,7 +265,7 @@ class EndpointRunner:
                 self.replies.release()
             return self.replies.add(key, answer.text, answer.tokens)
         except Unanswered as error:
-            return Reply(None, error.kind, str(error))
+            return Reply(None, error.kind, f"{error}{' (timeout_seconds)' * (error.kind == 'timeout')}")
         except RewardError as error:
             raise RewardError(f"reward {self.settings.name or self.settings.default_name}: {error}") from error
 

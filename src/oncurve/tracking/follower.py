@@ -69,7 +69,11 @@ class Follower:
         missing = self._recorded - max(self.shown, 0)
         if missing <= 0 and not self._thread.is_alive():
             return None
-        why = f"it failed {self.failures} times" if self.failures else "it gave no answer in the time it had"
+        why = (
+            f"it failed {self.failures} times"
+            if self.failures
+            else "it gave no answer in the time it had (tracking.timeout_seconds)"
+        )
         return f"{self.name} lacks {max(missing, 0)} of {self._recorded} steps: {why}"
 
     def _work(self) -> None:

@@ -155,7 +155,7 @@ class StopSignals:
         if self.requested is not None:
             self._end(signal.Signals(number))
         self.requested = signal.Signals(number)
-        grace = f"{self.grace_seconds:g} seconds at most"
+        grace = f"{self.grace_seconds:g} seconds at most (run.grace_seconds)"
         output.urgent(f"oncurve: {self.requested.name}: finishing this step, {grace}; again ends at once")
         if not self._saving:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace_seconds, 1e-3))

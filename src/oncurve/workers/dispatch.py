@@ -172,8 +172,12 @@ class Dispatcher:
                         f"a worker did not start within {self._start.timeout_seconds:g} seconds "
                         "(start_timeout_seconds): importing its file takes longer, or does not end"
                     )
-                seconds = worker.pending[0].work.timeout_seconds
-                self._fail_item(slot, Reply(None, "timeout", f"no answer within {seconds:g} seconds"))
+                late = f"no answer within {worker.pending[0].work.timeout_seconds:g} seconds (timeout_seconds)"
+                if worker.importing:
+                    late = (
+                        f"its imports took longer than {self._start.timeout_seconds:g} seconds (start_timeout_seconds)"
+                    )
+                self._fail_item(slot, Reply(None, "timeout", late))
 
     def _receive_from(self, slot: int, worker: Worker) -> None:
         alive = worker.receive()

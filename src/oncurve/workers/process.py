@@ -127,6 +127,8 @@ class Worker:
         self.answered = 0
         self.since = time.monotonic()  # when it began the first of `pending`
         self.deadline = self.since + start.timeout_seconds
+        self.importing = False
+        self._other_clock = start.timeout_seconds
         self.ready = False
         self.spent = False
         self.killed = False
@@ -186,6 +188,9 @@ class Worker:
                 return True
             self.failure = str(line_read.get("failed", ""))
             return line_read.keys() == {"failed"}
+        if line_read.keys() == {"importing"} and self.pending:
+            self._import(line_read["importing"] is True)
+            return True
         number, fault, message = line_read.get("number"), line_read.get("fault"), line_read.get("message", "")
         if type(number) is not int or number != self.answered or not self.pending:
             return False
@@ -205,8 +210,16 @@ class Worker:
 
     def _begin(self) -> None:
         self.since = time.monotonic()
+        self._import(False)
         if self.pending:
             self.deadline = self.since + self.pending[0].work.timeout_seconds
+
+    def _import(self, begins: bool) -> None:
+        """Stop the clock of the first pending item while it imports a module; all imports share the time of a start."""
+        now = time.monotonic()
+        if begins != self.importing:
+            self.importing = begins
+            self.deadline, self._other_clock = self._other_clock + now, self.deadline - now
 
     def how_it_ended(self) -> str:
         """How the process ended, in words. A worker that still runs has lost its channel, and is killed."""

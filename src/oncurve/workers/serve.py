@@ -12,6 +12,7 @@ same way as the worker.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import json
@@ -108,6 +109,7 @@ def _work(request: int, reply: int) -> NoReturn:
         _send(reply, json.dumps({"secret": secret, "failed": last_words(error)}))
         os._exit(1)
     _limit_memory(start["memory_limit_bytes"])
+    _announce_imports(reply, secret)
     process, number = os.getpid(), 0
     while True:
         for item in requests.get()["items"]:
@@ -147,6 +149,29 @@ def _load(start: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
 
     function = locate(start["factory"], None)(**start["settings"])
     return function, getattr(function, "about", None)
+
+
+def _announce_imports(reply: int, secret: str) -> None:
+    """Tell the parent when a call begins to import a module and when that has ended: it is no part of the call's time.
+
+    Other threads than this one, and processes that a call has forked, import without a word.
+    """
+    importing, process, thread = builtins.__import__, os.getpid(), threading.get_ident()
+    busy = False
+
+    def announced(name: str, *arguments: Any, **named: Any) -> Any:
+        nonlocal busy
+        if busy or name in sys.modules or (os.getpid(), threading.get_ident()) != (process, thread):
+            return importing(name, *arguments, **named)
+        busy = True
+        _send(reply, json.dumps({"secret": secret, "importing": True}))
+        try:
+            return importing(name, *arguments, **named)
+        finally:
+            busy = False
+            _send(reply, json.dumps({"secret": secret, "importing": False}))
+
+    builtins.__import__ = announced
 
 
 def _limit_memory(limit: int | None) -> None:

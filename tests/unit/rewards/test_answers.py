@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
+from oncurve.rewards import Numeric
 from oncurve.rewards.answers import LONGEST_NUMBER, Number, boxed, final_answer, marked_number, number_in, text_after
 
 
@@ -41,6 +42,14 @@ def value_in(text: str, unmarked: bool = True) -> Fraction | None:
         ("The final answer is: 5", "5"),
         ("Answer: 1\nAnswer: 2", "2"),
         ("Answer: 1\n#### 2\nAnswer: 3", "2"),
+        ("The answer is 4. Wait, that is wrong. So the answer is 5.", "5"),
+        ("Answer: 4, no: Answer: 5", "5"),
+        ("#### 4 no, #### 5", "5"),
+        ("#### 5 ####", "5"),
+        ("#### 5\n####", "5"),
+        ("The answer is (A). No, the answer is (B).", "(B)"),
+        ("The answer is 5. This answer is correct.", "5. This answer is correct"),
+        ("The answer is right.", "right"),
         ("EXTRA: 3", None),
         ("a number 42", None),
         ("", None),
@@ -78,12 +87,9 @@ def test_the_final_answer(text: str, expected: str | None) -> None:
         ("#### 2.5e-1", Fraction(1, 4)),
         ("#### 007", 7),
         ("−7", -7),
-        ("3-5", 5),
         ("(-5)", -5),
         ("first 1, then 22", 22),
-        ("#### 1,22", 1),
         ("1,234,567.", 1234567),
-        ("#### 12,3456", 12),
         ("5/0", None),
         ("#### five", None),
         ("", None),
@@ -103,9 +109,79 @@ def test_without_a_mark_the_last_number_counts_only_when_asked() -> None:
 
 
 def test_the_first_or_the_last_number() -> None:
-    assert number_in("1 and 2") == Number(Fraction(1))
-    assert number_in("1 and 2", last=True) == Number(Fraction(2))
+    assert number_in("1 in 2") == Number(Fraction(1))
+    assert number_in("1 in 2", last=True) == Number(Fraction(2))
     assert number_in("none") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "not 5",
+            "it is not 5",
+            "not equal to 5",
+            "isn't 5",
+            "≠ 5",
+            "x != 5",
+            r"x \neq 5",
+            "never 5",
+            r"\text{not } 5",
+        ),
+        *(
+            "> 5",
+            ">5",
+            "x > 5",
+            ">= 5",
+            "x ≤ 5",
+            r"x \geq 5",
+            r"$x \le 5$",
+            "5 < x",
+            "5 < x < 6",
+            "more than 5",
+            "5 ≤ x",
+        ),
+        *("5-6", "5 - 6", "5–6", "5 to 6", "between 5 and 6", "$5-$6", "5~6", "5 -6", r"5 \text{ to } 6"),
+        *(
+            "5 or 6",
+            "5, or 6",
+            "either 5 or 6",
+            "5 or maybe 6",
+            "x = 5 or x = 6",
+            "5 and 6",
+            "5/6 or 6",
+            r"5\text{ or }6",
+        ),
+        *("5, 6", "(5, 6)", "[5,6)", "5; 6", "x = 5, y = 6", "1,22", "12,3456", "5, 6, and 7", "5 & 6", "5 ± 1"),
+        *("5 + 6", "5*6", "5 × 6", r"5 \times 6", "5 times 6", "5 plus 6", "5 / 6", "not 5 or 6"),
+    ],
+)
+def test_a_text_that_states_no_single_number_has_none(text: str) -> None:
+    for number in ("5", "6", "-6"):
+        assert Numeric()(f"The answer is {text}.", number) == Numeric()(f"#### {text}", number) == 0.0
+        assert Numeric()(text, number) == 0.0
+    assert Numeric()("#### 5", text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("not 4 but 5", "5, not 6", "5, which is > 4", "5 or so", "0.5e1 or 5", "10/2 or 5", "500% or 5", "5 and 5"),
+        *(
+            "5 apples in 6 bags",
+            "5 of 6",
+            "<<2+3=5>>5",
+            "2+3 => 5",
+            "2 + 3 -> 5",
+            "<b>5</b>",
+            "<5>",
+            "2 plus 3 equals 5",
+        ),
+        *("2 to the third minus 3 = 5", "at least 5", "≈ 5", "~5", "5 apples and 6 pears", "5 (2 + 3)"),
+    ],
+)
+def test_a_text_that_states_one_number_has_it(text: str) -> None:
+    assert Numeric()(f"The answer is {text}.", "5") == Numeric()(f"#### {text}", "5") == 1.0
 
 
 def test_only_what_follows_the_marker_counts() -> None:

@@ -195,7 +195,33 @@ def test_what_holds_digits_and_is_no_number(text: str) -> None:
         ("Answer: 3·4", "12", 1.0),
         ("Answer: ∞", r"\infty", 1.0),
         ("Answer: 2½", "2", 0.0),
+        *((text, "5", 1.0) for text in ("**5**", "*5*", "`5`", "__5__", r"\boxed{**5**}", "- **5**", "**x = 5**")),
+        *(
+            (text, "5", 1.0)
+            for text in ("Result: 5", "**Result:** 5", "Result = 5", "So:\nResult: 5", "Total: 5 apples")
+        ),
+        *((text, "5", 1.0) for text in ("x equals 5", "Answer: x equals 5", "2+3 is equal to 5", "It equals 5.")),
+        ("**6**", "5", 0.0),
+        ("x equals 6", "5", 0.0),
+        *((r"\varnothing", empty, 1.0) for empty in (r"\emptyset", "∅", r"$\varnothing$", r"\{\}")),
+        (r"\boxed{\emptyset}", r"\varnothing", 1.0),
+        (r"\varnothing", "0", 0.0),
     ],
 )
 def test_math_finds_the_formula_among_words(text: str, answer: str, expected: float) -> None:
     assert checker().check(text, answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("interval", "inequality", "another"),
+    [
+        ("[0,5)", "0<=x<5", "0<x<5"),
+        ("[0, 5)", r"$0 \le x < 5$", "0<=x<=5"),
+        ("(3,5)", "3<x<5", "3<x<6"),
+        (r"[3,\infty)", r"x \geq 3", "x > 3"),
+        (r"(-\infty,5)", "x<5", "x>5"),
+    ],
+)
+def test_an_interval_equals_its_inequality(interval: str, inequality: str, another: str) -> None:
+    assert checker().check(interval, inequality) == checker().check(f"Answer: {inequality}", interval) == 1.0
+    assert checker().check(interval, another) == checker().check(another, interval) == 0.0

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from fakes.scoring import faults_of, group, rewards_of
+from fakes.scoring import faults_of, group, limit_beyond, rewards_of
 from fakes.scripted import TableModel
 from oncurve.errors import DataError, RewardError, TrainingError
 from oncurve.evaluate import evaluate
@@ -201,8 +201,8 @@ def test_a_reward_that_hangs_is_killed_while_the_engine_writes(
     built: Callable[..., RewardSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewards = built("faulty")
-    rewards.score([group("a", "b", "c")])
-    monkeypatch.setattr(rewards.components[0].runner, "timeout_seconds", 0.3)
+    limit = limit_beyond(lambda: rewards.score([group("a", "b", "c")]))
+    monkeypatch.setattr(rewards.components[0].runner, "timeout_seconds", limit)
     before = running(rewards)
     groups = [group("sleep", "a", number=0), group("bb", number=1)]
     with rewards.begin() as scoring:

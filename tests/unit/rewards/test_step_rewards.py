@@ -35,6 +35,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def trl(completions, **kwargs):
     return [{"steps": [1.0] * (c.count("\\n") + 1)} if c else None for c in completions]
 
+def by_ids(completion_ids):
+    return {"steps": [[4, 1.0], [len(completion_ids), 3.0]]}
+
+def by_answer(answer):
+    return {"steps": [0.0, float(answer == "two"), 0.0]}
+
 def words(text):
     return text.split()
 """
@@ -70,6 +76,8 @@ def steps_of(score: Score) -> list[tuple[int, float]]:
         ("given_all", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
         ("compute_score", 0.25, [(3, 0.0), (7, 1.0), (12, 0.0)]),
         ("trl", 1.0, [(3, 1.0), (7, 1.0), (12, 1.0)]),
+        ("by_ids", 2.0, [(3, 1.0), (12, 3.0)]),
+        ("by_answer", 1 / 3, [(3, 0.0), (7, 1.0), (12, 0.0)]),
     ],
 )
 def test_every_signature_may_score_steps(mine: Path, name: str, reward: float, steps: list[tuple[int, float]]) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fakes.scoring import faults_of, group, rewards_of
+from fakes.scoring import faults_of, group, limit_beyond, rewards_of
 from oncurve.errors import ConfigError
 from oncurve.rewards import Exact, Math, Numeric, Regex, RewardSet, Task
 from oncurve.tasks.arithmetic import problem, solution
@@ -87,9 +87,10 @@ def test_regex_searches_or_matches_the_whole() -> None:
     assert [score.parts["think"] for score in scored.scores] == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_catastrophic_backtracking_is_a_timeout_of_that_completion_alone() -> None:
-    table = {"kind": "regex", "pattern": "(a+)+$", "timeout_seconds": 0.3, "processes": 1}
-    with RewardSet.build([table]) as rewards:
+def test_catastrophic_backtracking_is_a_timeout_of_that_completion_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RewardSet.build([{"kind": "regex", "pattern": "(a+)+$", "processes": 1}]) as rewards:
+        limit = limit_beyond(lambda: rewards.score([group("a")]))
+        monkeypatch.setattr(rewards.components[0].runner, "timeout_seconds", limit)
         scored = rewards.score([group("a", "a" * 60 + "b", "b")])  # by itself it would take centuries
     assert rewards_of(scored) == [1.0, None, 0.0]
     assert faults_of(scored) == [None, "timeout", None]
@@ -132,8 +133,10 @@ def test_math_compares_mathematically(math: RewardSet, completion: str, answer: 
     assert rewards_of(scored) == [expected]
 
 
-def test_math_that_takes_for_ever_is_a_timeout_and_the_next_is_answered() -> None:
-    with RewardSet.build([Math(timeout_seconds=0.5, processes=1)]) as rewards:
+def test_math_that_takes_for_ever_is_a_timeout_and_the_next_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RewardSet.build([Math(processes=1)]) as rewards:
+        limit = limit_beyond(lambda: rewards.score([group(r"\boxed{4}")]))
+        monkeypatch.setattr(rewards.components[0].runner, "timeout_seconds", limit)
         text = r"\boxed{" + "+".join(f"x_{{{n}}}^{{{n}}}" for n in range(1500)) + "}"
         scored = rewards.score([group(text, r"\boxed{4}")])
     assert rewards_of(scored) == [None, 1.0]

@@ -155,7 +155,7 @@ def test_a_tracker_that_hangs_holds_neither_a_step_nor_the_end_up(tmp_path: Path
     while other.closed == 0:
         threading.Event().wait(0.001)
     lines = tracking.close()
-    assert "hangs lacks 2 of 2 steps: it gave no answer in the time it had" in lines
+    assert "hangs lacks 2 of 2 steps: it gave no answer in the time it had (tracking.timeout_seconds)" in lines
     assert other.steps == [1, 2]
     answers.set()
     assert tracking.close(30) == ["hangs: https://service/run"]

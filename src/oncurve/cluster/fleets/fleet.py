@@ -258,7 +258,10 @@ class Health:
             elif place.phase == "starting" and now - place.since > self._start:
                 found += self.condemn(place.process, f"it did not start within {self._start:g} seconds")
             elif place.phase == "up" and now - place.heard > self._silence:
-                found += self.condemn(place.process, f"it hangs or was stopped: silent for {self._silence:g} seconds")
+                found += self.condemn(
+                    place.process,
+                    f"it hangs or was stopped: silent for {self._silence:g} seconds (cluster.silence_seconds)",
+                )
         return found
 
     def _of(self, process: int, *phases: Phase) -> Sequence[_Place]:

@@ -282,7 +282,8 @@ class FleetLearner:
         while call not in self._answers:
             left = until - time.monotonic()
             if member in self._ended or left <= 0:
-                raise LostRankError(f"rank {member} {'has ended' if member in self._ended else 'does not answer'}")
+                late = f"does not answer within {until - began:.0f} seconds (cluster.wait_seconds)"
+                raise LostRankError(f"rank {member} {'has ended' if member in self._ended else late}")
             self._hear(min(left, 1.0))
         self._waited += time.monotonic() - began
         return self._answers.pop(call)

@@ -262,7 +262,7 @@ class ShardedLearner:
         began = time.monotonic()
         while call not in self._answers:
             if time.monotonic() > began + self._wait:
-                raise RuntimeError(f"a rank has not answered within {self._wait:g} seconds")
+                raise RuntimeError(f"a rank has not answered within {self._wait:g} seconds (cluster.wait_seconds)")
             if cause := self._hear():
                 raise RuntimeError(cause)
         self._waited += time.monotonic() - began

@@ -380,7 +380,10 @@ class FleetEngine(Closing):
         for worker, call in self._calls.items():
             if now > call.deadline:
                 call.deadline = float("inf")
-                fleet.kill(worker, f"it did not decode a shard within {now - call.began:.0f} seconds")
+                fleet.kill(
+                    worker,
+                    f"it did not decode a shard within {now - call.began:.0f} seconds (cluster.wait_seconds, or less)",
+                )
 
     def _decode_here(self, rollout: Rollout, index: int) -> None:
         refused = rollout.refused.get(index)
