@@ -238,7 +238,7 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
         stopped = training.train(tell)
     except BaseException as error:
         training.close()
-        say(console, "", _stopped_at(training, type(error).__name__))
+        error.add_note(_stopped_at(training, type(error).__name__))
         raise
     if stopped is not None:
         say(console, "", _stopped_at(training, stopped))
