@@ -32,7 +32,7 @@ from oncurve.cli_groups import (
     reward_model_app,
 )
 from oncurve.cli_help import CommandWithExamples
-from oncurve.errors import OncurveError, UserError, command
+from oncurve.errors import OncurveError, UserError, command, notes_of
 from oncurve.output import complain, installed, own_process, say
 from oncurve.paths import permitted
 
@@ -329,7 +329,7 @@ def main() -> None:
             with permitted():
                 app()
         except OncurveError as error:
-            complain(f"oncurve: {error}")
+            complain("\n".join([f"oncurve: {error}", *notes_of(error)]))
             sys.exit(2 if isinstance(error, UserError) else 1)
         except (_Interrupted, KeyboardInterrupt):
             complain("oncurve: stopped by SIGINT")

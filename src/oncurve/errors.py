@@ -21,7 +21,7 @@ class OncurveError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """IPython's hook for the lines that a cell shows: the message, as on the command line, without frames."""
-        return [f"{type(self).__name__}: {self}"]
+        return [f"{type(self).__name__}: {self}", *notes_of(self)]
 
 
 class UserError(OncurveError):
@@ -82,9 +82,14 @@ class LostStateError(TrainingError):
         self.cause = cause
 
 
+def notes_of(error: BaseException) -> list[str]:
+    """Return the lines of advice that stand below an error."""
+    return list(getattr(error, "__notes__", ()))
+
+
 def without_frames(error: Raised) -> Raised:
     """`error`, of which a notebook's cell shows the message alone, as of an `OncurveError`."""
-    vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {error}"]
+    vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {error}", *notes_of(error)]
     return error
 
 

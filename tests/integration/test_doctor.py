@@ -55,9 +55,13 @@ def not_a_number(completion, answer):
     return 1.0 if int(answer) % 2 else float("nan")
 
 
-def huge(completions, answer):
-    values = [1e39 if int(each) % 19 == 4 else 1.0 for each in answer]  # float32 ends at 3e38
+def huge(completions, answer, size=1e30):  # its square overflows in the norm of the gradient
+    values = [size if int(each) % 19 == 4 else 1.0 for each in answer]
     return [value * (index % 2) for index, value in enumerate(values)]
+
+
+def too_large(completions, answer):
+    return huge(completions, answer, 1e39)  # float32 ends at 3e38
 
 
 def nearly_all(completions, answer):
@@ -104,6 +108,7 @@ ILL = {
     "sampler-mismatch": ("hot", 4, ["engine.kind=hot.py:Hot", "rollout.temperature=0.7"]),
     "slow-rewards": ("slow", 4, [rewards("slow")]),
     "mostly-right": ("nearly", 6, [rewards("nearly_all"), "learner.learning_rate=1e-6"]),
+    "advantages-not-finite": ("too_large", 6, [rewards("too_large"), "advantage.scale=none"]),
     "updates-skipped": ("huge", 6, [rewards("huge"), "advantage.scale=none"]),
 }
 """An ill run for each rule: its name, its number of steps, the settings that make it ill."""
@@ -253,7 +258,7 @@ def test_a_torn_or_damaged_directory_is_read_as_far_as_it_goes(made, tmp_path: P
 
 def test_a_run_without_steps_is_no_illness_and_what_is_no_run_is_refused(made, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("")
-    assert run_doctor(str(tmp_path)) == (0, f"{tmp_path}: 0 steps; the rules need 3\n")
+    assert run_doctor(str(tmp_path)) == (0, f"{tmp_path}: 0 steps, too few to tell (the rules need 3)\n")
     for wrong in (tmp_path / "none", tmp_path / "config.toml"):
         done = CliRunner().invoke(app, ["doctor", str(wrong)])
         assert "is not a folder" in str(done.exception)

@@ -117,7 +117,7 @@ try:
     train("out", on_step)
     sys.exit("nothing was raised")
 except DiskError as error:
-    print("raised:", error)
+    print("raised:", error, *error.__notes__)
 print("code", command("resume", "out"))
 free()
 assert command("resume", "out") == 0
@@ -132,7 +132,7 @@ try:
     train("out", on_step)
     sys.exit("nothing was raised")
 except DiskError as error:
-    print("raised:", error)
+    print("raised:", error, *error.__notes__)
 assert Path("out/model-000008/model.safetensors").read_bytes() == Path("whole/model/model.safetensors").read_bytes()
 free()
 assert command("resume", "out") == 0
@@ -147,7 +147,7 @@ try:
     train("out", on_step)
     sys.exit("nothing was raised")
 except DiskError as error:
-    print("raised:", error)
+    print("raised:", error, *error.__notes__)
 free()
 assert command("resume", "out") == 0
 equals_whole("out")

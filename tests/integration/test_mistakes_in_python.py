@@ -153,3 +153,11 @@ def test_what_python_may_not_read_or_write(name: str, tmp_path: Path) -> None:
             refused(lambda: oncurve.train(**{**GIVEN, **arguments}), words)
     finally:
         os.chmod(name, mode)
+
+
+def test_a_run_that_is_there_is_gone_on_with_by_a_call_of_python() -> None:
+    Path("there").mkdir()
+    Path("there/config.toml").write_text("")
+    for given, call in (("exact", "oncurve.resume('there')"), (reward, "oncurve.resume('there', reward=reward)")):
+        refused(lambda: oncurve.train(**{**GIVEN, "out": "there", "reward": given}), f"Go on with it ({call})")  # noqa: B023
+    shutil.rmtree("there")

@@ -138,3 +138,31 @@ def test_the_named_one_says_it_whatever_the_others_are():
     assert verifier == "truth"
     assert result.pass_at_k[1].value == pytest.approx(2 / 3)
     assert result.to_json()["verifier"] == "truth"
+
+
+def test_a_prompt_to_which_the_verifier_does_not_apply_is_neither_right_nor_wrong():
+    chosen = rewards_of(exact(), own(HALF))
+    rows = [Prompt(0, "", (1,), {"answer": "7"}), Prompt(1, "", (1,), {"answer": ""})]
+    for rewards in (chosen, chosen[:1]):  # another reward applies to the second prompt, or none does
+        with RewardSet.build(rewards) as scorer:
+            wanted = {"correct": part_is_1("exact"), "verifier": "exact"}
+            three = {"greedy": Sampling(temperature=0, group_size=1), "sampled": Sampling(group_size=3)}
+            both, first = (evaluate(Answers(), scorer, given, **three, **wanted) for given in (rows, rows[:1]))
+            assert (both.unverified, first.unverified) == (1, 0)
+            for name in ("greedy_accuracy", "greedy_correct", "pass_at_k", "maj_at_k"):
+                assert getattr(both, name) == getattr(first, name)
+            assert "exact does not apply to 1 of the prompts" in both.text()
+            if len(rewards) == 2:
+                none = evaluate(Answers(), scorer, rows[1:], **three, **wanted)
+                assert (none.greedy_accuracy, none.pass_at_k, none.unverified) == (None, {}, 1)
+
+
+def test_what_is_one_quantity_has_one_interval_and_one_line():
+    _, result = found(exact())
+    assert result.greedy_accuracy == result.greedy_reward
+    assert result.mean_reward == result.pass_at_k[1]
+    assert result.text().count("mean reward") == 1
+    assert "mean reward = pass@1" in result.text()
+    _, other = found(own(HALF))
+    assert other.mean_reward != other.pass_at_k[1]
+    assert "  pass@1 = maj@1 " in other.text()

@@ -21,6 +21,7 @@ from oncurve.processors import NOTICE_WINDOWS, Reading, Watch
 from oncurve.run.evaluation import evaluate_target
 from oncurve.run.session import shown_by
 from oncurve.trainer import StepResult
+from oncurve.types import Completion, Group, Prompt, Score
 
 THREADS = 2
 SMALL: dict[str, Any] = {
@@ -72,6 +73,19 @@ def test_without_a_setting_the_threads_stay_as_they_are() -> None:
     torch.set_num_threads(2)
     prepare_process(None)
     assert torch.get_num_threads() == 2
+
+
+def test_the_first_fault_of_a_reward_is_quoted_once_and_on_one_line() -> None:
+    out = io.StringIO()
+    prompt = Prompt(0, "", (1,))
+    with Progress(3, Console(file=out, width=400)) as progress:
+        show = shown_by(progress, doctor.Watch({}))
+        for step, fault in enumerate((None, "exception: mine: no \x1b[31mfive", "timeout: mine: 3 s"), 1):
+            group = Group(prompt, (Completion((1,), "", (0.0,), "eos", 0, 0),), (Score(0.0, fault=fault),))
+            show(StepResult(step, {"step": float(step)}, (group,), ()))
+    assert [line for line in out.getvalue().splitlines() if "fault" in line] == [
+        "step 2: the first fault of a reward (1 here): exception: mine: no \\x1b[31mfive"
+    ]
 
 
 def test_a_neighbour_that_stays_is_told_once_above_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:

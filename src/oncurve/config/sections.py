@@ -97,9 +97,10 @@ class FilterSettings(Component):
     """Which groups, completions and tokens are trained on."""
 
     dynamic_sampling: bool = False
-    """Train only on groups that have right and wrong completions, by `eval.verifier` or the only checker of answers,
-    whatever the reward; where no reward is the verifier, on groups whose rewards differ. A step samples further prompts
-    until it has `data.prompts_per_step` such groups; those beyond that wait for the next step."""
+    """Train only on groups that have right and wrong completions, by `eval.verifier` or the only checker of
+    answers, whatever the reward; where there is no verifier, or it does not apply, on groups whose rewards differ.
+    A step samples further prompts until it has `data.prompts_per_step` such groups; those beyond that wait for the
+    next step."""
 
     max_rounds: int = Field(default=10, ge=1, le=10**4)
     """With `dynamic_sampling`, how many times a step may sample `data.prompts_per_step` prompts. After that it trains

@@ -149,10 +149,23 @@ class Case:
 
         With a critic or a teacher, constant groups have advantages all the same: such a run is not flat.
         """
-        share = self.mean("groups/constant")
+        return self._constant(self.span)
+
+    def _constant(self, steps: int) -> float | None:
+        share, known = (self.mean(key, steps) for key in ("groups/constant", "reward/mean"))
         elsewhere = any(line.get("groups/constant") == 1 and line.get("advantage/abs_mean") for line in self.lines)
-        known = self.mean("reward/mean") is not None
-        return share if share is not None and share >= MOST and known and not elsewhere else None
+        return share if share is not None and share >= MOST and known is not None and not elsewhere else None
+
+    @property
+    def early(self) -> str | None:
+        """A sentence on a run with fewer steps than the rules need; None for a longer one."""
+        if len(self.lines) >= self.span:
+            return None
+        share = self._constant(len(self.lines))
+        so_far = (
+            "" if share is None else f"; so far {share:.0%} of the groups are constant: nothing is learned from them"
+        )
+        return f"too few to tell (the rules need {self.span}){so_far}"
 
     @property
     def rising(self) -> bool:

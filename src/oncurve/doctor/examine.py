@@ -29,13 +29,11 @@ MOST_CASES = 2000
 def examine(case: Case) -> tuple[Finding, ...]:
     """What the rules find in a case, at most one finding per family. A rule whose metrics are missing does not hold.
 
-    Before `case.span` steps there is too little to see, and nothing is found.
+    Before `case.span` steps there is too little to see but for the rules that hold `at_once`.
     """
     found: list[Finding] = []
     taken: set[str] = set()
-    if len(case.lines) < case.span:
-        return ()
-    for rule in RULES:
+    for rule in RULES if case.early is None else [rule for rule in RULES if rule.at_once and case.lines]:
         if taken.isdisjoint(rule.families) and (finding := rule(case)) is not None:
             taken.update(rule.families)
             found.append(finding)
@@ -93,6 +91,7 @@ class Diagnosis:
     past       alarms that held earlier and hold no more, but for those that a present finding explains
     steps      the number of its last step; 0: it has none
     damage     a sentence for each damaged file, whose damaged part is left out
+    early      a sentence where it has fewer steps than the rules need; None where it has enough
     """
 
     directory: Path
@@ -100,6 +99,7 @@ class Diagnosis:
     present: tuple[Course, ...] = ()
     past: tuple[Course, ...] = ()
     damage: tuple[str, ...] = field(default=())
+    early: str | None = None
 
     @property
     def healthy(self) -> bool:
@@ -109,7 +109,7 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """`{"directory": ..., "steps": 40, "healthy": false, "present": [{"rule": "all-wrong", "level": "alarm",
         "evidence": ..., "reason": ..., "changes": [...], "first_step": 3, "last_step": 40}], "past": [],
-        "damage": []}`."""
+        "damage": [], "early": null}`."""
         return {
             "directory": str(self.directory),
             "steps": self.steps,
@@ -117,6 +117,7 @@ class Diagnosis:
             "present": [_course_json(course) for course in self.present],
             "past": [_course_json(course) for course in self.past],
             "damage": list(self.damage),
+            "early": self.early,
         }
 
 
@@ -133,7 +134,7 @@ def diagnose(directory: Path) -> Diagnosis:
     record = read_run(directory)
     lines = record.metrics
     if not lines:
-        return Diagnosis(directory, 0, damage=record.damage)
+        return Diagnosis(directory, 0, damage=record.damage, early=Case((), settings=record.config or {}).early)
     memory = memory_of(record.environment or {})
     settings = record.config or {}
     courses: dict[str, Course] = {}
@@ -156,7 +157,8 @@ def diagnose(directory: Path) -> Diagnosis:
         and course.finding.level == "alarm"
         and explained.isdisjoint(FAMILIES[course.finding.rule])
     )
-    return Diagnosis(directory, last, present, past, record.damage)
+    whole = Case(lines[-WINDOW:], settings=settings)
+    return Diagnosis(directory, last, present, past, record.damage, whole.early)
 
 
 def _since(course: Course, step: int) -> Course:

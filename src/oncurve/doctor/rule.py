@@ -46,6 +46,7 @@ class Rule:
     reason      why it is an illness, in whole sentences
     changes     what to change, settings by their key, in the order in which to try it
     families    of the rules that share a family, only the first that holds is reported: the others follow from it
+    at_once     it needs no more than one step: no chance is in its evidence
     """
 
     name: str
@@ -54,6 +55,7 @@ class Rule:
     reason: str
     changes: tuple[str, ...]
     families: tuple[str, ...] = ()
+    at_once: bool = False
 
     def __call__(self, case: Case) -> Finding | None:
         """What this rule finds; None: it does not hold, or the metrics that it reads are missing."""

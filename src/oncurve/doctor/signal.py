@@ -140,7 +140,7 @@ SIGNAL_RULES = (
             "If they have not reached it, raise rollout.max_new_tokens, or ask for shorter answers in data.template.",
             "Where some do end, filter.mask_truncated=true leaves the others out of the loss.",
         ),
-        ("signal",),
+        ("cut",),
     ),
     Rule(
         "answers-not-recognised",

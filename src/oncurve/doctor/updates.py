@@ -69,11 +69,11 @@ def _runaway(case: Case) -> str | None:
 
 
 def _rate_too_low(case: Case) -> str | None:
-    """The KL from a reference that does not move is negligible after the warm-up."""
+    """The KL from a reference that does not move is negligible after the warm-up, though there is a gradient."""
     kl, coefficient, rate = (case.last(key) for key in ("policy/kl", "policy/kl_coef", "optim/learning_rate"))
     warming = bool(rate) and rate[-1] > rate[0]
     moved = any("reference/moved" in line for line in case.lines)
-    if not kl or not coefficient or case.step < UNMOVED_STEP or warming or moved:
+    if not kl or not coefficient or case.step < UNMOVED_STEP or warming or moved or case.flat:
         return None
     negligible = max(UNMOVED * coefficient[-1], ROUNDING)
     if coefficient[-1] <= 0 or max(map(abs, kl)) >= negligible:
@@ -104,6 +104,14 @@ def _mismatch(case: Case) -> str | None:
     return f"Log-probs of learner and sampler differ by {value:.2g} nats per token in the last {case.span} steps"
 
 
+def _advantages(case: Case) -> str | None:
+    tokens = case.total("advantage/nonfinite")
+    if not tokens:
+        return None
+    steps = min(case.span, len(case.lines))
+    return f"{tokens:.0f} tokens of the last {steps} steps have an advantage that is not finite"
+
+
 def _skipped(case: Case) -> str | None:
     skipped, made = (case.total(key) for key in ("optim/updates_skipped", "optim/updates"))
     if not skipped:
@@ -112,6 +120,19 @@ def _skipped(case: Case) -> str | None:
 
 
 UPDATE_RULES = (
+    Rule(
+        "advantages-not-finite",
+        "alarm",
+        _advantages,
+        "An update with such an advantage is skipped. They are computed from the rewards before any update: no "
+        "learning rate changes them.",
+        (
+            "Read the rewards in rollouts/: values around 1e38 overflow; scale them to about 1.",
+            "If advantage.kind is your own, look there for a division by 0: the rewards of a group may be the same.",
+        ),
+        ("finite",),
+        at_once=True,
+    ),
     Rule(
         "rate-too-high",
         "alarm",
@@ -122,7 +143,7 @@ UPDATE_RULES = (
             "Raise kl.coef, lower learner.max_grad_norm, or make fewer updates per rollout (learner.ppo_epochs, "
             "learner.minibatches).",
         ),
-        ("signal", "kl", "length"),
+        ("signal", "cut", "kl", "length"),
     ),
     Rule(
         "entropy-collapse",
@@ -149,6 +170,19 @@ UPDATE_RULES = (
         ("kl",),
     ),
     Rule(
+        "updates-skipped",
+        "alarm",
+        _skipped,
+        "A skipped update trains nothing; three in a row stop the run.",
+        (
+            "Lower learner.learning_rate.",
+            "Compute in model.dtype=float32.",
+            "Look at the batch of a skipped update in incidents/.",
+        ),
+        ("finite",),
+        at_once=True,
+    ),
+    Rule(
         "rate-too-low",
         "alarm",
         _rate_too_low,
@@ -158,6 +192,7 @@ UPDATE_RULES = (
             "parameters, ten times that for LoRA, 1e-4 for a tiny model).",
             "Check learner.warmup_steps and learner.schedule.",
         ),
+        ("finite",),
     ),
     Rule(
         "sampler-mismatch",
@@ -169,17 +204,6 @@ UPDATE_RULES = (
             "without top-p or top-k.",
             "Compute in model.dtype=float32, to see whether it is rounding.",
             "If the engine has to lag, set a [correction].",
-        ),
-    ),
-    Rule(
-        "updates-skipped",
-        "alarm",
-        _skipped,
-        "A skipped update trains nothing; three in a row stop the run.",
-        (
-            "Lower learner.learning_rate.",
-            "Compute in model.dtype=float32.",
-            "Look at the batch of a skipped update in incidents/.",
         ),
     ),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 
-from oncurve.doctor.case import LEAST_STEPS
 from oncurve.doctor.examine import Course, Diagnosis
 
 WIDTH = 100
@@ -13,11 +12,10 @@ WIDTH = 100
 def in_words(diagnosis: Diagnosis) -> str:
     """The whole diagnosis: each present finding with evidence, reason and changes, and one line per past alarm."""
     lines = [*diagnosis.damage]
-    if diagnosis.steps < LEAST_STEPS:
-        return "\n".join([*lines, f"{diagnosis.directory}: {diagnosis.steps} steps; the rules need {LEAST_STEPS}"])
     count = len(diagnosis.present)
-    found = f"{count} finding{'s' if count != 1 else ''}" if count else "nothing found"
-    lines.append(f"{diagnosis.directory}: {diagnosis.steps} steps, {found}")
+    found = f"{count} finding{'s' if count != 1 else ''}" if count else diagnosis.early or "nothing found"
+    steps = f"{diagnosis.steps} step{'s' if diagnosis.steps != 1 else ''}"
+    lines.append(f"{diagnosis.directory}: {steps}, {found}")
     for course in diagnosis.present:
         lines += ["", *_paragraphs(course)]
     if diagnosis.past:

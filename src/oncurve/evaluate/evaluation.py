@@ -11,12 +11,12 @@ from oncurve.evaluate.estimators import maj_at_k, pass_at_k, powers_of_two
 from oncurve.evaluate.intervals import Interval, bootstrap, share, wilson
 from oncurve.rewards import Scorer, final_answer
 from oncurve.rollout import RolloutEngine, Sampling, sample
-from oncurve.types import Completion, Group, Prompt, Score
+from oncurve.types import Group, Prompt, Score
 
 EVALUATION_DRAW = -1  # training draws count up from 0, so no evaluation shares its random numbers with a step
 
-Correct = Callable[[Score], bool]
-"""Whether a score is that of a correct completion."""
+Correct = Callable[[Score], bool | None]
+"""Whether a score is that of a correct completion; None where the verifier does not apply to it."""
 
 
 NO_VERIFIER = (
@@ -34,6 +34,7 @@ class Evaluation:
     `mean_length` (tokens) and `truncated_fraction` are of the sampled completions, of the greedy ones where there are
     none. `greedy` holds the scored greedy groups, in the order of the prompts, and `greedy_correct` whether each is
     correct: what `paired_difference` compares. `verifier` is the reward that says what is correct, if it is one alone.
+    `unverified` counts the prompts to which it does not apply: accuracy, pass@k and maj@k are of the others.
     `held_out`: whether the prompts were kept out of training. `sampled` holds the scored groups of the samples.
     """
 
@@ -52,6 +53,7 @@ class Evaluation:
     verifier: str | None = None
     held_out: bool = True
     sampled: tuple[Group, ...] = ()
+    unverified: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
@@ -61,6 +63,7 @@ class Evaluation:
             "held_out": self.held_out,
             "completions": self.completions,
             "verifier": self.verifier,
+            "unverified": self.unverified,
             "invalid": self.invalid,
             "mean_length": self.mean_length,
             "truncated_fraction": self.truncated_fraction,
@@ -76,19 +79,33 @@ class Evaluation:
         lines = [f"{self.prompts} {kind}, {self.completions} sample{'s' * (self.completions != 1)} each"]
         if self.verifier is None:
             lines.append(f"  {NO_VERIFIER}")
-        rows: list[tuple[str, Interval | None]] = [("greedy accuracy", self.greedy_accuracy)]
-        rows += [("mean reward", self.mean_reward or self.greedy_reward)]
-        rows += [(f"pass@{k}", interval) for k, interval in self.pass_at_k.items()]
-        rows += [(f"maj@{k}", interval) for k, interval in self.maj_at_k.items()]
+        if self.unverified:
+            without = f"  {self.verifier} does not apply to {self.unverified} of the prompts: "
+            lines.append(without + "accuracy, pass@k and maj@k are of the others")
         lines += [
             f"  {label:<16} {interval.value:8.4f}   95 % interval {interval.low:.4f} to {interval.high:.4f}"
-            for label, interval in rows
-            if interval is not None
+            for label, interval in self._rows()
         ]
         lines.append(f"  {'mean length':<16} {self.mean_length:8.1f}   tokens; {self.truncated_fraction:.1%} cut off")
         if self.invalid:
-            lines.append(f"  {self.invalid} completions had no usable reward and count as wrong")
+            wrong = "; those to which it applies count as wrong" if self.unverified else " and count as wrong"
+            lines.append(f"  {self.invalid} completions had no usable reward{wrong}")
         return "\n".join(lines)
+
+    def _rows(self) -> list[tuple[str, Interval]]:
+        """Return the label and interval of each line; one line where mean reward, pass@1 and maj@1 are one quantity."""
+        rows = [("greedy accuracy", self.greedy_accuracy), ("mean reward", self.mean_reward or self.greedy_reward)]
+        rows += [(f"pass@{k}", interval) for k, interval in self.pass_at_k.items()]
+        rows += [(f"maj@{k}", interval) for k, interval in self.maj_at_k.items()]
+        ones = {"mean reward", *(("greedy accuracy",) if self.mean_reward is None else ("pass@1", "maj@1"))}
+        found: list[tuple[list[str], Interval]] = []
+        for label, interval in rows:
+            same = (names for names, known in found if known == interval and ones.issuperset([label, *names]))
+            if interval is not None and (names := next(same, None)) is not None:
+                names.append(label)
+            elif interval is not None:
+                found.append(([label], interval))
+        return [(" = ".join(names), interval) for names, interval in found]
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(self.text())
@@ -122,10 +139,12 @@ def reward_is_1(score: Score) -> bool:
 
 
 def part_is_1(name: str) -> Correct:
-    """Correct by one reward alone: its raw value is 1 or more, whatever its weight."""
+    """Correct by one reward alone: its raw value is 1 or more, whatever its weight. None: it does not apply."""
 
-    def correct(score: Score) -> bool:
+    def correct(score: Score) -> bool | None:
         value = score.parts.get(name)
+        if value is None and (score.fault is None or score.fault.startswith("none:")):  # it returned None
+            return None
         return score.valid and value is not None and value >= 1
 
     return correct
@@ -166,26 +185,26 @@ def evaluate(
     n = min((len(group.completions) for group in many), default=0)
     chosen = powers_of_two(n) if ks is None else tuple(ks)
     pairs = [pair for group in (many or one) for pair in zip(group.completions, group.scores, strict=True)]
-    verdicts = tuple(correct(group.scores[0]) for group in one) if correct is not None else ()
+    first, several = ([] if correct is None else [_verdicts(g, correct, answer_of) for g in gs] for gs in (one, many))
+    greedy_correct = tuple(right for rights, _ in first for right in rights[:1])
+    enough = {k: [found for found in several if len(found[0]) >= min(k, n)] for k in chosen}
+    by_k = {k: found for k, found in enough.items() if found}
     return Evaluation(
         prompts=len(prompts),
         completions=n,
         invalid=sum(not score.valid for group in (*one, *many) for score in group.scores),
         mean_length=math.fsum(len(completion.ids) for completion, _ in pairs) / len(pairs),
         truncated_fraction=sum(completion.ended == "length" for completion, _ in pairs) / len(pairs),
-        greedy_accuracy=wilson(sum(verdicts), len(verdicts)) if verdicts else None,
+        greedy_accuracy=wilson(sum(greedy_correct), len(greedy_correct)) if greedy_correct else None,
         greedy_reward=_reward(one, seed),
         mean_reward=_reward(many, seed),
-        pass_at_k={} if correct is None else {k: share([_pass(g, k, correct) for g in many], seed) for k in chosen},
-        maj_at_k=(
-            {}
-            if correct is None
-            else {k: share([_majority(g, k, correct, answer_of) for g in many], seed) for k in chosen}
-        ),
+        pass_at_k={k: share([pass_at_k(len(r), sum(r), k) for r, _ in found], seed) for k, found in by_k.items()},
+        maj_at_k={k: share([maj_at_k(votes, r, k) for r, votes in found], seed) for k, found in by_k.items()},
         greedy=tuple(one),
-        greedy_correct=verdicts,
+        greedy_correct=greedy_correct,
         verifier=verifier,
         sampled=tuple(many),
+        unverified=sum(not rights for rights, _ in several or first),
     )
 
 
@@ -195,20 +214,18 @@ def _scored(engine: RolloutEngine, scorer: Scorer, prompts: Sequence[Prompt], sa
         return scoring.finish(groups)
 
 
-def _pass(group: Group, k: int, correct: Correct) -> float:
-    return pass_at_k(len(group.scores), sum(correct(score) for score in group.scores), k)
-
-
-def _majority(group: Group, k: int, correct: Correct, answer_of: Callable[[str], Hashable | None]) -> float:
-    def vote(completion: Completion, score: Score) -> Hashable | None:
-        return answer_of(completion.text) if score.valid else None
-
-    votes = [vote(completion, score) for completion, score in zip(group.completions, group.scores, strict=True)]
-    return maj_at_k(votes, [correct(score) for score in group.scores], k)
+def _verdicts(
+    group: Group, correct: Correct, answer_of: Callable[[str], Hashable | None]
+) -> tuple[list[bool], list[Hashable | None]]:
+    """Return the verdicts and the votes of the completions to which the verifier applies."""
+    found = [(correct(score), c.text, score.valid) for c, score in zip(group.completions, group.scores, strict=True)]
+    votes = [answer_of(text) if valid else None for right, text, valid in found if right is not None]
+    return [right for right, _, _ in found if right is not None], votes
 
 
 def _reward(groups: Sequence[Group], seed: int) -> Interval | None:
     """The mean over prompts of the mean reward of their valid completions; None where no completion is valid."""
     rewards = [[score.reward for score in group.scores if score.valid] for group in groups]
     means = [math.fsum(valid) / len(valid) for valid in rewards if valid]
-    return bootstrap(means, seed) if means else None
+    shares = all(reward in (0.0, 1.0) for valid in rewards for reward in valid)  # a share of right ones: its interval
+    return (share if shares else bootstrap)(means, seed) if means else None

@@ -85,7 +85,7 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Interval
 
 
 def share(values: Sequence[float], seed: int = 0) -> Interval:
-    """The mean of values in [0, 1]: bootstrap, or Wilson's interval where all prompts came out 0, or all 1."""
-    if max(values) == min(values) and values[0] in (0.0, 1.0):
-        return wilson(round(values[0]) * len(values), len(values))
+    """Return the mean of values in [0, 1]: by bootstrap, or with Wilson's interval where each of them is 0 or 1."""
+    if all(value in (0.0, 1.0) for value in values):
+        return wilson(round(sum(values)), len(values))
     return bootstrap(values, seed)

@@ -141,6 +141,11 @@ ROLLOUT_METRICS: tuple[Metric, ...] = (
         "The strength of the learning signal; about 0.8 for groups with mixed rewards and std normalisation.",
         "Near 0: these groups teach nothing; see groups/constant.",
     ),
+    Metric("advantage/nonfinite", "sum", "tokens").described(
+        "trained tokens whose Â is not finite; absent where there are none",
+        "Tokens whose advantage is NaN or infinite. The update with them is skipped.",
+        "Above 0: rewards are too large, or an advantage of your own divides by 0. No learning rate changes it.",
+    ),
     Metric("tokens/sampled", "sum", "tokens").described(
         "Σ |o_i|",
         "Completion tokens sampled in this step.",

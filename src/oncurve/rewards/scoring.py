@@ -91,7 +91,7 @@ class Scoring(Closing):
         ]
         self.fault_counts = Counter(score.fault.partition(":")[0] for score in scores if score.fault is not None)
         if len(scores) > 1 and all(score.fault is not None for score in scores):
-            raise TrainingError(self._all_faulted(len(scores), replies))
+            raise TrainingError(self._all_faulted(scores, replies))
         remaining = iter(scores)
         return [replace(group, scores=tuple(next(remaining) for _ in group.completions)) for group in groups]
 
@@ -150,10 +150,13 @@ class Scoring(Closing):
             if values[index] is not None
         }
 
-    def _all_faulted(self, count: int, replies: Sequence[Sequence[Reply]]) -> str:
+    def _all_faulted(self, scores: Sequence[Score], replies: Sequence[Sequence[Reply]]) -> str:
+        count = len(scores)
         counted = ", ".join(f"{number} {kind}" for kind, number in self.fault_counts.most_common())
         named = zip(self._components, replies, strict=True)
         first = next(((s.component.name, r) for s, found in named for r in found if r.fault is not None), None)
+        if first is None and set(self.fault_counts) != {"none"}:
+            return f"all rewards of {count} completions have a fault ({counted}). The first: {scores[0].fault}"
         if first is None:
             return (
                 f"no reward applies to any of {count} completions: every component returned None "

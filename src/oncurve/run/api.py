@@ -24,7 +24,7 @@ from oncurve.run.common import KEY_OF, CommonSettings
 from oncurve.run.continuing import open_to_resume, restore, resumed_config
 from oncurve.run.directory import RunDirectory
 from oncurve.run.returning import Returns
-from oncurve.run.session import create_directory, finish
+from oncurve.run.session import call_to_go_on, create_directory, finish
 from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
 from oncurve.spec import Component
@@ -113,7 +113,7 @@ def train(
         loaded = loaded_from(model, tokenizer) if isinstance(model, nn.Module) else None
         check_complete(config, model_given=loaded is not None)
         given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
-        _check_out(config, out)
+        _check_out(config, out, given)
         if loaded is None:
             say(Screen(), *check_memory(config))
         trained = TrainedRun(assemble(config, base, given))
@@ -185,10 +185,10 @@ def _before_training() -> Iterator[None]:
         raise without_frames(KeyboardInterrupt("ended before the first step; nothing was trained")) from None
 
 
-def _check_out(config: RunConfig, out: str | Path | None) -> None:
+def _check_out(config: RunConfig, out: str | Path | None, given: Overrides) -> None:
     """Raises UserError: a run cannot be made at `out`, or its trackers cannot work."""
     if out is not None:
-        RunDirectory.check_free(Path(out))
+        RunDirectory.check_free(Path(out), call_to_go_on(Path(out), config, given)[0])
         config.data.check_keepable()
     check_tracking(config, kept=out is not None)
 

@@ -120,14 +120,17 @@ class RunDirectory(Closing):
         durable.sweep(self.path.resolve())
 
     @staticmethod
-    def check_free(path: Path) -> None:
-        """Raises RunDirectoryError unless a new run can be made at `path`. Cheap: called before any model is loaded."""
-        RunDirectory._check_place(path)
+    def check_free(path: Path, go_on: str | None = None) -> None:
+        """Raise RunDirectoryError unless a new run can be made at `path`. Cheap: called before any model is loaded.
+
+        `go_on` continues a run that is there; None: the command `oncurve resume`.
+        """
+        RunDirectory._check_place(path, go_on)
         if durable.is_held(path / LOCK):
             raise RunDirectoryError(f"{path} is in use by another oncurve run. Wait for it, or choose another --out.")
 
     @staticmethod
-    def _check_place(path: Path) -> None:
+    def _check_place(path: Path, go_on: str | None = None) -> None:
         usable_path(path, "--out")
         above = (path, *path.absolute().parents)
         existing = next(folder for folder in above if folder.exists() or folder.is_symlink())
@@ -140,7 +143,9 @@ class RunDirectory(Closing):
                 f"{existing} cannot be written to. Choose another --out, or change its permissions."
             )
         if path.is_dir() and any(path.iterdir()) and not _is_beginning(path):
-            fix = f"Go on with it ({command('resume', path)}), or choose another --out."
+            fix = (
+                f"Go on with it ({go_on or command('resume', path)}), or choose another {'out' if go_on else '--out'}."
+            )
             if not (path / CONFIG).is_file():
                 fix = "It is not a run of oncurve. Choose another --out."
             raise RunDirectoryError(f"{path} exists and is not empty; nothing in it is overwritten. {fix}")

@@ -238,9 +238,8 @@ def _finish(prepared: _Prepared, console: Console) -> str | None:
         stopped = training.train(tell)
     except BaseException as error:
         training.close()
-        if isinstance(error, LostFileError):
-            raise
-        say(console, "", _stopped_at(training, type(error).__name__))
+        if not isinstance(error, LostFileError):
+            error.add_note(_stopped_at(training, type(error).__name__))
         raise
     if stopped is not None:
         say(console, "", _stopped_at(training, stopped))

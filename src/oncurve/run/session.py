@@ -17,8 +17,9 @@ from oncurve.durable import DiskError, numbered
 from oncurve.errors import LostStateError, command
 from oncurve.forecast import check_memory
 from oncurve.models.loading import ADAPTER
+from oncurve.output import visible
 from oncurve.report import write_report
-from oncurve.run.assembly import Run, assemble
+from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.changes import resolved_as, worth_saying
 from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
 from oncurve.run.directory import CONFIG, ROWS, RunDirectory
@@ -155,8 +156,12 @@ def finish(
         goes_on = isinstance(error, LostStateError) and returns is not None and returns.allowed
         if path is not None and not goes_on:
             run.check_kept()  # else there is nothing to go on with
-            say(console, "", *_without_checkpoint(run, path, error), stopped_at(run, type(error).__name__))
-            say(console, *_reported(path))
+            for line in (
+                *_without_checkpoint(run, path, error),
+                stopped_at(run, type(error).__name__),
+                *_reported(path),
+            ):
+                error.add_note(line)  # what to do stands below the error
         raise
     tracking.end()
     if path is None:
@@ -166,10 +171,11 @@ def finish(
         try:
             run.save_model(path / "model")  # what the run was for comes first
             run.save_reward_model(path / "reward_model")
-        except DiskError:
+        except DiskError as error:
+            say(console, *tracking.close())
             how = f"once there is space, this writes it: {how_to_go_on(run)}"
-            say(console, *tracking.close(), "", f"all steps are in a checkpoint, but not the model; {how}")
-            say(console, *_reported(path))
+            for line in (f"all steps are in a checkpoint, but not the model; {how}", *_reported(path)):
+                error.add_note(line)
             raise
         finally:
             run.check_kept()
@@ -227,10 +233,20 @@ def watch_of(run: Run) -> Watch:
 
 
 def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
-    """An observer that shows each step, each new alarm of the doctor's rules, and once a notice of other processes."""
+    """An observer that shows each step, each new alarm of the doctor's rules, and once a notice of other processes.
+
+    The first fault of a reward is quoted.
+    """
+    quoted = False
 
     def show(result: StepResult) -> None:
+        nonlocal quoted
         progress.step(result.metrics)
+        faults = [score.fault for group in result.groups for score in group.scores if score.fault is not None]
+        if faults and not quoted:
+            quoted = True
+            where = f"step {result.metrics['step']:.0f}: the first fault of a reward ({len(faults)} here)"
+            progress.say(f"{where}: {visible(faults[0])}")
         for finding in watch.step(result.metrics, result.groups):
             progress.advise(finding.text())
         held_up = processors.notice()
@@ -253,16 +269,20 @@ def how_to_go_on(run: Run) -> str:
     """The command that resumes the run; for a run with objects, the Python call that takes them again."""
     assert run.directory is not None
     path = run.directory.path
-    functions = any(IN_MEMORY in str(table) for table in to_tables(run.config)["rewards"])
+    call, objects = call_to_go_on(path, run.config, run.given)
+    return f"{call}   (in Python)" if objects else command("resume", path)
+
+
+def call_to_go_on(path: Path, config: RunConfig, given: Overrides) -> tuple[str, list[str]]:
+    """Return the Python call that resumes the run in `path`, and the objects that it takes again."""
+    functions = any(IN_MEMORY in str(table) for table in to_tables(config)["rewards"])
     objects = [
-        *(["model"] if run.given.model is not None else []),
-        *(["tokenizer"] if run.given.model is not None and run.given.model.tokenizer is not None else []),
-        *(["reference"] if run.given.reference is not None else []),
+        *(["model"] if given.model is not None else []),
+        *(["tokenizer"] if given.model is not None and given.model.tokenizer is not None else []),
+        *(["reference"] if given.reference is not None else []),
         *(["reward"] if functions else []),
     ]
-    if not objects:
-        return command("resume", path)
-    return f"oncurve.resume({str(path)!r}, {', '.join(f'{name}={name}' for name in objects)})   (in Python)"
+    return f"oncurve.resume({', '.join([repr(str(path)), *(f'{name}={name}' for name in objects)])})", objects
 
 
 def _reported(path: Path) -> list[str]:

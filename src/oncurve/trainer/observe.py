@@ -90,6 +90,9 @@ def observe_batch(metrics: Metrics, batch: TrainBatch) -> None:
     """The size of the advantages that the learner is given, the distance from a teacher, and the peak memory so far."""
     assert batch.advantages is not None
     metrics.add("advantage/abs_mean", batch.advantages.abs(), mask=batch.loss_mask)
+    nonfinite = int((~batch.advantages.float().isfinite() & batch.loss_mask).sum())
+    if nonfinite:
+        metrics.add("advantage/nonfinite", float(nonfinite))
     sampled = batch.old_logprobs if batch.old_logprobs is not None else batch.rollout_logprobs
     if batch.teacher_logprobs is not None and sampled is not None:
         metrics.add("policy/teacher_kl", sampled - batch.teacher_logprobs, mask=batch.loss_mask)

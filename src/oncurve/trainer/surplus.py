@@ -5,6 +5,7 @@ Yu et al., DAPO, arXiv:2503.14476, section 3.2: prompts are sampled until the ba
     0 < |{o_i : o_i is right}| < G
 
 A group of which all or no completions are right has the same outcome for each: its advantages, and its gradient, are 0.
+A completion to which the verifier does not apply is neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ class DynamicSampling:
     """Which groups are kept, and how many rounds of sampling a step may take to find enough of them.
 
     max_rounds      each draws `data.prompts_per_step` prompts, until as many groups are kept
-    correct         whether a completion is right, whatever its reward; None: a group is kept where its rewards differ
+    correct         whether a completion is right, whatever its reward, None where that is not known; without it, and
+                    where it is not known of any completion, a group is kept where its rewards differ
     mask_truncated  truncated completions are not trained, so that a group without any other is not kept
     announced       a step that ended at `max_rounds` has been announced
     """
 
     max_rounds: int
-    correct: Callable[[Score], bool] | None
+    correct: Callable[[Score], bool | None] | None
     mask_truncated: bool = False
     announced: bool = False
 
     def keeps(self, group: Group) -> bool:
         """Whether a scored group has right and wrong valid completions, and one that is trained."""
         pairs = [(c, s) for c, s in zip(group.completions, group.scores, strict=True) if s.valid]
-        outcomes = {score.reward if self.correct is None else self.correct(score) for _, score in pairs}
-        return len(outcomes) > 1 and any(self._is_trained(completion) for completion, _ in pairs)
+        verdicts = {None if self.correct is None else self.correct(score) for _, score in pairs} - {None}
+        outcomes = len(verdicts) or len({score.reward for _, score in pairs})
+        return outcomes > 1 and any(self._is_trained(completion) for completion, _ in pairs)
 
     def _is_trained(self, completion: Completion) -> bool:
         masked = self.mask_truncated and completion.ended == "length"

@@ -54,7 +54,7 @@ class Updates:
                 kept = self.recorder.incident(self.step, self.count, batch, result.reason)
                 where = "not kept: the disk is full" if kept is None else str(kept)
             if self.skipped >= SKIPPED_IN_A_ROW_LIMIT:
-                raise skipped_in_a_row(self.skipped, self.step, result.reason, where)
+                raise skipped_in_a_row(self.skipped, self.step, result.reason, where, batch.advantages)
         self.count += 1
 
     def leave_out(self, planned: int) -> None:

@@ -1,11 +1,12 @@
 """The doctor's rules on made records: where each begins to hold, and what it is quiet about."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from oncurve.doctor import RULES, Case, Sample, SampledGroup, Watch, examine
+from oncurve.doctor import RULES, Case, Sample, SampledGroup, Watch, diagnose, examine, in_words
 from oncurve.types import Completion, Group, Prompt, Score
 
 KEYS = {
@@ -64,6 +65,7 @@ SETTINGS = {
         ("flat-reward", "rollout.group_size", {"reward": 0.3, "constant": 0.9}, {"constant": 0.89}),
         ("all-right", "filter.dynamic_sampling", {"reward": 0.95, "constant": 0.995}, {"constant": 0.8}),
         ("mostly-right", "filter.dynamic_sampling", {"reward": 0.95, "constant": 0.9}, {"constant": 0.89}),
+        ("advantages-not-finite", "advantage.kind", {"advantage/nonfinite": 7.0}, {"advantage/nonfinite": 0.0}),
         ("truncated", "rollout.max_new_tokens", {"truncated": 0.9}, {"truncated": 0.89}),
         ("entropy-collapse", "objective.clip_high", {"entropy": 0.009}, {"entropy": 0.011}),
         ("rate-too-low", "learner.learning_rate", {"kl": 1.9e-5}, {"kl": 2.1e-5}),  # as low as rounding
@@ -107,6 +109,35 @@ def test_constant_groups_with_an_advantage_all_the_same_are_no_trouble() -> None
     flat = course(5, reward=0.0, constant=1.0)
     assert names([line | {"advantage/abs_mean": 0.0} for line in flat]) == ["all-wrong"]
     assert names([line | {"advantage/abs_mean": 2.1} for line in flat]) == []
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.5, 1.0])
+def test_without_a_gradient_the_rate_is_not_too_low_and_the_reason_is_named(reward: float) -> None:
+    named = {0.0: "all-wrong", 0.5: "flat-reward", 1.0: "all-right"}[reward]
+    flat = {"kl": 0.0, "reward": reward, "constant": 1.0, "advantage/abs_mean": 0.0}
+    assert names(course(**flat)) == [named]
+    assert names(course(**flat, truncated=1.0)) == ["truncated", named]
+    assert names(course(**(flat | {"constant": 0.5}))) == ["rate-too-low"]
+
+
+def test_updates_that_are_not_made_are_the_reason_for_a_policy_that_stays() -> None:
+    skipped = course(kl=0.0, **{"optim/updates_skipped": 1.0})
+    assert names(skipped) == names(skipped[:1]) == ["updates-skipped"]
+    nan = [line | {"advantage/nonfinite": 9.0} for line in skipped]
+    assert names(nan) == names(nan[:1]) == ["advantages-not-finite"]
+
+
+def test_a_short_run_without_a_gradient_is_too_short_to_tell_and_is_not_called_well(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[data]\nprompts_per_step = 4\n")
+    log = tmp_path / "metrics.jsonl"
+    for lines, words in (
+        (course(5, reward=0.0, constant=1.0), "5 steps, too few to tell (the rules need 8); so far 100% of the groups"),
+        (course(1, constant=0.5), "1 step, too few to tell (the rules need 8)"),
+        (course(8, constant=0.5), "8 steps, nothing found"),
+    ):
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert words in in_words(diagnose(tmp_path))
+        assert ("groups" in in_words(diagnose(tmp_path))) == ("groups" in words)
 
 
 def test_a_run_that_has_solved_its_task_may_have_no_entropy() -> None:

@@ -113,6 +113,14 @@ def test_a_whole_step_of_faults_stops_the_run_and_shows_the_first(on_error: Any)
         rewards.score([group("x", "y")])
 
 
+def test_a_whole_step_of_sums_that_are_too_large_is_not_taken_for_one_without_a_reward() -> None:
+    with (
+        RewardSet.build([returning({"x": 1e299}, "a", weight=1e10)]) as rewards,
+        pytest.raises(TrainingError, match=r"2 not_finite.*The first: not_finite: "),
+    ):
+        rewards.score([group("x", "x")])
+
+
 def test_a_whole_step_to_which_nothing_applies_stops_the_run() -> None:
     with (
         RewardSet.build([{"kind": "numeric"}]) as rewards,

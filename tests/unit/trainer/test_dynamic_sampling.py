@@ -25,19 +25,23 @@ from oncurve.types import Completion, Group, Prompt, Score
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
 
-def right(score: Score) -> bool:
-    return score.parts["truth"] == 1
+def right(score: Score) -> bool | None:
+    return None if score.parts["truth"] is None else score.parts["truth"] == 1
 
 
 def group(*outcomes: str) -> Group:
-    """A completion per outcome: "right" or "wrong", with "cut" (truncated), "invalid", "read" (no token is trained)."""
+    """A completion per outcome: "right" or "wrong", with "cut" (truncated), "invalid", "read" (no token is trained).
+
+    "other": another reward than the verifier applies.
+    """
     completions, scores = [], []
     for index, words in enumerate(outcome.split() for outcome in outcomes):
         trained = (False, False) if "read" in words else None
         ended = "length" if "cut" in words else "eos"
         completions.append(Completion((4, 2), "", (-1.0, -1.0), ended, index, 0, trained))
         truth = float("right" in words)
-        scores.append(Score(truth - 0.1 * index, valid="invalid" not in words, parts={"truth": truth}))
+        parts = {"truth": None if "other" in words else truth}
+        scores.append(Score(truth - 0.1 * index, valid="invalid" not in words, parts=parts))
     return Group(Prompt(0, "", (1,)), tuple(completions), tuple(scores))
 
 
@@ -52,6 +56,10 @@ def group(*outcomes: str) -> Group:
         (("right cut", "wrong"), True),
         (("right cut", "wrong read"), True),
         (("right read", "wrong read"), False),
+        (("right", "other", "right"), False),
+        (("right", "other", "wrong"), True),
+        (("other", "other"), True),  # by their rewards, which differ
+        (("other",), False),
     ],
 )
 def test_groups_with_right_and_wrong_completions_are_kept(outcomes: tuple[str, ...], kept: bool) -> None:
