@@ -28,6 +28,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.closing import Closing
+from oncurve.config import SIGNATURES, is_own, signature
 from oncurve.errors import RunDirectoryError, command
 from oncurve.paths import usable_path
 
@@ -195,9 +196,19 @@ class RunDirectory(Closing):
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    def keep_identity(self, identity: Mapping[str, Any]) -> None:
-        """Write `run.json`."""
-        durable.write_file(self.path / IDENTITY, durable.to_json(dict(identity)))
+    def keep_identity(self, identity: Mapping[str, Any], *to_come: str) -> None:
+        """Write `run.json`, with this user's signatures under `config.toml` as it is, and as it is `to_come`."""
+        file = self.path / CONFIG
+        configs = [*([file.read_bytes()] if file.is_file() else []), *(text.encode() for text in to_come)]
+        signed = [one for config in configs if (one := signature(str(identity["id"]), config)) is not None]
+        content = {key: value for key, value in identity.items() if key != SIGNATURES}
+        durable.write_file(self.path / IDENTITY, durable.to_json(content | ({SIGNATURES: signed} if signed else {})))
+
+    def sign(self) -> None:
+        """Sign a run that this user resumes, so that it is asked about once."""
+        known = self.identity()
+        if known is not None and not is_own(self.path):
+            self.keep_identity(known)
 
     def identity(self) -> dict[str, Any] | None:
         """The identity in `run.json`; None where it is missing or damaged."""
@@ -218,6 +229,7 @@ class RunDirectory(Closing):
         if not kept.exists() or kept.read_bytes() != earlier:
             durable.write_file(_free(kept), earlier)
         self.note(step, changes)
+        self.keep_identity(self.identity() or identity, config_toml)
         self.keep_config(config_toml)
         self.keep_identity(identity)
 
