@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from hypothesis import settings
 # One thread per process, before torch is imported: tensors are small and several tests run at once, so that threads of
 # one process would only wait for each other where cores are busy. Tests of threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The key that signs runs is made at the first one, and the tests leave none in a home.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="oncurve-tests-")
 
 import oncurve  # noqa: F401 - before any test's first product: see MKL_CBWR there
 from fakes import shapes

@@ -25,6 +25,7 @@ from oncurve.cli_groups import (
     Overrides,
     Preset,
     Reward,
+    Trust,
     config_app,
     data_app,
     exit_with,
@@ -33,6 +34,7 @@ from oncurve.cli_groups import (
 )
 from oncurve.cli_help import CommandWithExamples
 from oncurve.errors import OncurveError, UserError, command, notes_of
+from oncurve.imports import only_looking, trusting
 from oncurve.output import complain, installed, own_process, say
 from oncurve.paths import permitted
 
@@ -99,6 +101,7 @@ def train(
     verl: Annotated[
         bool, typer.Option("--verl", help="The words are verl's: a script, a YAML file, or key=value.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Train a model, by a recipe or by data and a reward, into a new run directory."""
     from oncurve.errors import ConfigError
@@ -146,6 +149,7 @@ def resume(
     changed: Annotated[
         bool, typer.Option("--changed", help="Accept changed settings or data; the resume is then not exact.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Continue a stopped or killed run, exactly where it was: its newest checkpoint.
 
@@ -212,6 +216,7 @@ def evaluate_command(
     ] = None,
     n: Annotated[int, typer.Option("--n", help="Sampled completions per prompt, for pass@k and maj@k.", min=1)] = 8,
     limit: Annotated[int | None, typer.Option("--limit", help="Evaluate at most this many prompts.", min=1)] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Measure accuracy, pass@k, maj@k and mean reward.
@@ -285,17 +290,19 @@ def plan_command(
     words = list(overrides or [])
     if recipe is not None and "=" in recipe and not os.path.exists(recipe):  # a setting: there is no recipe
         words, recipe = [recipe, *words], None
-    config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
-    sizes = Sizes(prompts, group_size, prompt_tokens, completion_tokens)
-    named = (machine, memory, tflops, bandwidth)
-    title = recipe or "no recipe"
-    if machines is not None:
-        if any(value is not None for value in named):
-            raise ConfigError("--machines names the GPUs: leave out --machine, --memory, --tflops and --bandwidth")
-        found: Any = plan_machines(config, base, title, model, parameters, sizes, machines)
-    else:
-        known = (model, parameters, sizes, named)
-        found = forecast_command(config, base, title, *known, lambda line: complain(f"{line} ..."))
+    with only_looking():
+        config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
+        config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
+        sizes = Sizes(prompts, group_size, prompt_tokens, completion_tokens)
+        named = (machine, memory, tflops, bandwidth)
+        title = recipe or "no recipe"
+        if machines is not None:
+            if any(value is not None for value in named):
+                raise ConfigError("--machines names the GPUs: leave out --machine, --memory, --tflops and --bandwidth")
+            found: Any = plan_machines(config, base, title, model, parameters, sizes, machines)
+        else:
+            known = (model, parameters, sizes, named)
+            found = forecast_command(config, base, title, *known, lambda line: complain(f"{line} ..."))
     say(found.text())
     if as_json:
         say(json.dumps(found.to_json()))
@@ -326,7 +333,7 @@ def main() -> None:
     """Run the command. Errors of oncurve are printed as messages, without tracebacks."""
     with installed(), own_process():
         try:
-            with permitted():
+            with permitted(), trusting(asks=True):
                 app()
         except OncurveError as error:
             complain("\n".join([f"oncurve: {error}", *notes_of(error)]))

@@ -11,6 +11,7 @@ import typer
 
 from oncurve.cli_dialects import dialect_app
 from oncurve.cli_help import CommandWithExamples
+from oncurve.imports import only_looking, trust_all
 from oncurve.output import say
 
 config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configuration.")
@@ -35,6 +36,12 @@ Preset = Annotated[list[str] | None, typer.Option("--preset", help="The algorith
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings that override the recipe's.", metavar="SECTION.KEY=VALUE")
 ]
+
+
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", callback=trust_all, help="Run what a folder from elsewhere brings: docs/trust.md."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one last line of JSON.")]
 
 
@@ -46,7 +53,8 @@ def config_show(
     from oncurve.config import to_toml
     from oncurve.run import command_config
 
-    config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config show")
+    with only_looking():
+        config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config show")
     say(to_toml(config))
     here = config.model.precision_here()
     if config.model.dtype == "auto" and here is not None:
@@ -61,11 +69,12 @@ def config_explain(
     from oncurve.config import explain, plan
     from oncurve.run import command_config
 
-    config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config explain")
-    say(explain(config))
-    say()
-    for line in plan(config):
-        say(f"  {line}")
+    with only_looking():
+        config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config explain")
+        say(explain(config))
+        say()
+        for line in plan(config):
+            say(f"  {line}")
 
 
 @data_app.command("check", cls=CommandWithExamples)
@@ -75,6 +84,7 @@ def data_check(
     data: Data = None,
     reward: Reward = None,
     preset: Preset = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Show rows, columns and prompts of a recipe, and what rewards need of them.
@@ -110,6 +120,7 @@ def reward_check(
     n: Annotated[
         int | None, typer.Option("--n", help="Sampled completions per prompt (default: rollout.group_size).", min=1)
     ] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Show what the rewards give to completions, as a table.
@@ -132,6 +143,7 @@ def reward_model_train(
     ],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Train a reward model on pairs or labelled steps."""
     from oncurve.run import load_reward_recipe, train_reward_model
@@ -161,6 +173,7 @@ def reward_model_label(
             "--continuations", help="Continuations from each step's end; 0: the verifier scores steps.", min=0
         ),
     ] = 0,
+    trust: Trust = False,
 ) -> None:
     """Label a policy's samples, as training data (JSONL)."""
     from oncurve.errors import ConfigError

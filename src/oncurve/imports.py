@@ -9,6 +9,10 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,74 @@ FILE_MODULE = "oncurve_file_"
 """How the names of modules that are imported from files begin."""
 
 
+@dataclass
+class Trust:
+    """How this process treats what a configuration brings.
+
+    given   all is trusted
+    asks    a command: it asks on a terminal, and names what the user's own recipes bring
+    known   what is trusted besides, in the words of `oncurve.config.brought_by`
+    seen    the files that were asked about or named already
+    """
+
+    given: bool = False
+    asks: bool = False
+    known: frozenset[str] = frozenset()
+    seen: set[Path] = field(default_factory=set)
+
+
+_TRUST: ContextVar[Trust] = ContextVar("trust")
+
+
+def trust_now() -> Trust:
+    """Return the trust that holds here."""
+    return _TRUST.get(Trust())
+
+
+@contextmanager
+def trusting(given: bool = False, asks: bool = False, known: Sequence[str] = ()) -> Iterator[Trust]:
+    """Set the trust in what configurations bring; what was given outside stays given."""
+    outer = trust_now()
+    token = _TRUST.set(Trust(given or outer.given, asks or outer.asks, outer.known | frozenset(known), outer.seen))
+    try:
+        yield trust_now()
+    finally:
+        _TRUST.reset(token)
+
+
+def trust_all(given: bool) -> bool:
+    """Trust all that configurations bring, from now on, if it is `given`."""
+    if given:
+        trust_now().given = True
+    return given
+
+
+_LOOKING: ContextVar[bool] = ContextVar("looking", default=False)
+
+
+def looking() -> bool:
+    """Return whether this command only looks, so that it imports no code of a configuration."""
+    return _LOOKING.get()
+
+
+@contextmanager
+def only_looking() -> Iterator[None]:
+    """A context in which no code is imported by its path."""
+    token = _LOOKING.set(True)
+    try:
+        yield
+    finally:
+        _LOOKING.reset(token)
+
+
 def locate(path: str, base: Path | None = None) -> Any:
     """The object at `"package.module:Name"` or `"file.py:name"`. A relative file is found in `base` (else here).
 
     A file is imported once in a process, whatever the spelling of its path; its folder is importable while it
     loads. Raises ConfigError: no such module, file or attribute (with the nearest name), or the import failed.
     """
+    if looking():
+        raise ConfigError(f"{shown(path)} is code, and this command runs none")
     source, colon, name = path.rpartition(":")
     if not colon or not source or not name:
         raise ConfigError(f"{shown(path)} is not a path to code; write 'package.module:name' or 'file.py:name'")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from oncurve.capabilities import Equation, check_per_token
 from oncurve.errors import ConfigError, suggest
-from oncurve.imports import locate
+from oncurve.imports import locate, looking
 from oncurve.spec import misstated
 from oncurve.words import kind_for
 
@@ -170,6 +170,8 @@ KL_KINDS: dict[str, Estimator] = {
 
 def estimator_named(name: str) -> Estimator:
     """The estimator of `KL_KINDS`, or the one that a path such as `"my_kl.py:chi2"` names. Raises ConfigError."""
+    if looking() and ":" in name:
+        return Estimator(_on_samples(k3), f"{name}, not imported")
     found: object = locate(name) if ":" in name else KL_KINDS.get(name)
     if found is None:
         near = kind_for("kl", name) or suggest(name, KL_KINDS)

@@ -19,13 +19,15 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from oncurve.errors import ConfigError, shown, suggest
-from oncurve.imports import FILE_MODULE, locate
+from oncurve.imports import FILE_MODULE, locate, looking
 from oncurve.words import kind_for, word_for
 
 Settings = TypeVar("Settings", bound="Component")
@@ -40,6 +42,9 @@ class Component(BaseModel):
     """
 
     nested: ClassVar[tuple[str, ...]] = ()
+    unread: ClassVar[str | None] = None
+    """The path to the code in whose place this is, where a command only looks; `given` are its keys."""
+    given: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -138,6 +143,8 @@ def build(
         )
     values = dict(settings)
     kind = values.pop("kind", default_kind or (next(iter(kinds)) if len(kinds) == 1 else None))
+    if looking() and isinstance(kind, str) and ":" in kind:
+        return _unread(kind, values, kinds)
     cls = component_class(kind, kinds, where, base)
     for key in (key for key in cls.nested if values.get(key) is not None):
         inner = {"kind": values[key]} if isinstance(values[key], str) else values[key]
@@ -150,6 +157,18 @@ def build(
     if problems:
         raise ConfigError("\n".join(problems.values()))
     return component
+
+
+def _unread(kind: str, values: Mapping[str, Any], kinds: Mapping[str, type[Component]]) -> Component:
+    """Return the defaults of a built-in kind in the place of code that is not imported."""
+    for cls in kinds.values():
+        with suppress(ValidationError):  # it has keys without a default
+            cls()
+            stands_in: type[Component] = type(
+                "Unread", (cls,), {"unread": kind, "given": MappingProxyType(dict(values))}
+            )
+            return stands_in()
+    raise ConfigError(f"{kind} is code, and this command runs none")
 
 
 def _of_other_kinds(
@@ -216,6 +235,8 @@ def validated(cls: type[Settings], values: Mapping[str, Any], where: str) -> Set
 def kind_of(component: object, kinds: Mapping[str, type[Component]]) -> str:
     """The `kind` that `build` would need to make this component again: a name of `kinds`, or a path to its class."""
     cls = type(component)
+    if isinstance(component, Component) and component.unread is not None:
+        return component.unread
     for name, kind in kinds.items():
         if kind is cls:
             return name

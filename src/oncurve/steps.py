@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.errors import ConfigError
-from oncurve.imports import locate
+from oncurve.imports import locate, looking
 
 _CONTEXT_TOKENS = 6  # context that decides the text of the next token, as for a prompt and its completion
 
@@ -52,6 +52,8 @@ def splitter_of(split: str, base: Path | None = None) -> Splitter:
         except re.error as error:
             raise ConfigError(f"split: {split} holds no regular expression: {error}") from error
         return lambda text: _ends(text, [match.end() for match in pattern.finditer(text)])
+    if ":" in split and looking():
+        return lines
     if ":" in split:
         function = locate(split, base)
         if not callable(function):

@@ -269,7 +269,7 @@ def test_addresses_that_cannot_be_used_are_refused_before_anything_is_loaded(ord
         with pytest.raises((ConfigError, ValueError), match=words):
             HostCluster(rollout_workers=1, engine="vllm", vllm_addresses=addresses).check_machine(torch.device("cpu"))
 
-    refused(r"http://127.0.0.1:1/health did not answer \(ConnectionRefusedError", "http://127.0.0.1:1")
+    refused(r"http://127.0.0.1:1/health did not answer \(Connection refused", "http://127.0.0.1:1")
     refused("named twice", "http://here:80/", "http://here:80")
     refused("ports are 1 to 65535", "http://here:99999")
     refused("should match pattern", "http://user:word@here:80")

@@ -53,8 +53,9 @@ STREAMS = {
     "src/oncurve/output.py",
     "src/oncurve/models/decode/cuda_graphs.py",
     "src/oncurve/rewards/model_judge.py",
+    "src/oncurve/web.py",
 }
-"""The files in which a stream is CUDA's, an output's, or a key of OpenAI's requests."""
+"""The files in which a stream is CUDA's, an output's, a key of OpenAI's requests, or a method of httpx2."""
 NAMES = {
     r"\b_put_together\b": "_build_run",
     r"\bvalues_beyond\b": "bootstrap_values",

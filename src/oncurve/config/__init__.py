@@ -6,6 +6,7 @@ rules.py      what is impossible, missing, inert  in_words.py   the plan: senten
 equation.py   the objective as it is computed     arguments.py  arguments of Python functions as keys
 columns.py    the columns that rewards read       notes.py      notes of the plan on settings that look like a mistake
 starting.py   shipped recipes as files of one's own   yaml_text.py   YAML, bounded before it is built
+trust.py      what a folder from elsewhere brings
 adapter_words.py   the plan's sentences about an adapter
 
 Loaded lazily: importing this package imports none of them.
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
     from oncurve.config.layers import (
         CODE_PATH as CODE_PATH,
         FILE_KEYS as FILE_KEYS,
+        MODULE_PATH as MODULE_PATH,
         Layer as Layer,
         find_recipe as find_recipe,
         names_recipe as names_recipe,
         read_layers as read_layers,
     )
     from oncurve.config.loading import (
+        brought_by as brought_by,
         default_tables as default_tables,
         load as load,
         load_config as load_config,
@@ -52,6 +55,11 @@ if TYPE_CHECKING:
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
     from oncurve.config.starting import starters as starters, write_recipe as write_recipe
+    from oncurve.config.trust import (
+        SIGNATURES as SIGNATURES,
+        is_own as is_own,
+        signature as signature,
+    )
     from oncurve.config.yaml_text import read_yaml as read_yaml, yaml_node as yaml_node
 
 

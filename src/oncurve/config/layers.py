@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ CODE_LISTS = {("tracking", "to")}
 
 INDEX = re.compile(r"[0-9]{1,9}")
 CODE_PATH = re.compile(r"(.+\.py):([A-Za-z_][\w.]*)")
+MODULE_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
 Assignment = tuple[tuple[str | int, ...], Any]
 
@@ -38,12 +39,15 @@ Assignment = tuple[tuple[str | int, ...], Any]
 class Layer:
     """Assignments from one place. `name` is how messages call it.
 
-    `complete` marks a resolved configuration written by oncurve: every key stands in it, inert ones too.
+    `complete` marks a resolved configuration written by oncurve: every key stands in it, inert ones too. `file`: where
+    it was read; `of_run`: that is a run's folder.
     """
 
     name: str
     assignments: tuple[Assignment, ...]
     complete: bool = False
+    file: Path | None = None
+    of_run: bool = False
 
 
 def read_layers(recipe: str | Path | None, extends: Any = None) -> tuple[list[Layer], Path]:
@@ -64,6 +68,8 @@ def read_layers(recipe: str | Path | None, extends: Any = None) -> tuple[list[La
         return list(layers.values()), here
     file = _find(str(recipe), here)
     _add(file, None if extends is None else given, (), layers)
+    if (here / str(recipe)).is_dir():
+        layers[file] = replace(layers[file], of_run=True)
     return list(layers.values()), file.parent
 
 
@@ -94,7 +100,7 @@ def _add(file: Path, given: list[Path] | None, above: tuple[Path, ...], layers: 
     for found in files:
         _add(found, None, (*above, file), layers)
     complete = table.pop("resolved", False) is True
-    layers[file] = from_mapping(table, _called(file), file.parent, complete)
+    layers[file] = replace(from_mapping(table, _called(file), file.parent, complete), file=file)
 
 
 def _names(extends: Any, where: str) -> list[str]:

@@ -8,7 +8,7 @@ Covered: strict keys with near names; impossible combinations; keys that the sam
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ from oncurve.config.layers import Layer, from_mapping, from_overrides, read_laye
 from oncurve.config.rules import check_config
 from oncurve.config.schema import IN_MEMORY, Config, Schema, Section
 from oncurve.config.sections import RUN, RunConfig
+from oncurve.config.trust import brought, check_trust
 from oncurve.config.without_effect import check_inert
 from oncurve.data import REWARD_EXAMPLE_KINDS
 from oncurve.errors import ConfigError, command, shown
+from oncurve.imports import looking
+from oncurve.output import complain
 from oncurve.paths import working_directory
 from oncurve.rewards import REWARD_KINDS
-from oncurve.spec import Component, component_class, kind_of
+from oncurve.spec import Component, component_class, kind_of, nested_in
 
 EXAMPLE_NAMES = tuple(REWARD_EXAMPLE_KINDS)
 """Kinds of data that a reward model is trained on."""
@@ -49,8 +52,9 @@ def load_config(
     Raises ConfigError for everything else that is wrong.
     """
     config, folder, layers = load(RUN, recipe, overrides, settings)
-    check_config(config)
-    check_inert(config, layers)
+    if not any(True for _ in unread(config)):
+        check_config(config)
+        check_inert(config, layers)
     return config, folder
 
 
@@ -64,6 +68,8 @@ def load(
     here = working_directory()
     top, extends = from_overrides(overrides, here)
     layers, folder = read_layers(recipe, extends)
+    if not looking():
+        check_trust(layers)
     if settings:
         layers.append(from_mapping(settings, "the arguments", here))
     layers.append(top)
@@ -73,9 +79,26 @@ def load(
         raise ConfigError(f"{recipe}: a recipe for training a reward model, not a policy; it is taken by: {does}")
     tables = merge(layers, schema)
     try:
-        return schema.build(tables), folder, layers
+        config = schema.build(tables)
+        for line in unread(config):
+            complain(line)
+        return config, folder, layers
     except ConfigError as error:
         raise ConfigError("\n".join(_placed(line, layers) for line in str(error).split("\n"))) from None
+
+
+def unread(config: Component) -> Iterator[str]:
+    """Yield a line for each component whose code was not imported, because a command only looks."""
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        parts = value if isinstance(value, tuple) else (value,)
+        for part in (inner for each in parts for inner in (each, *nested_in(each))):
+            if part.unread is not None:
+                stands_in = type(part).__mro__[1].__name__
+                yield (
+                    f"{name}: {part.unread} was not imported, since this command runs no code: what is said of it "
+                    f"is said of {stands_in}"
+                )
 
 
 _PLACE = re.compile(r"[\w.-]+(?=: )")
@@ -189,6 +212,8 @@ def _kept(known: Section | None, section: str, table: Mapping[str, Any], kind: A
     """
     if known is None or known.default is None or known.kind_in(table) == kind:
         return dict(table)
+    if looking() and isinstance(kind, str) and ":" in kind:
+        return {}
     fields = component_class(kind, known.kinds, section).model_fields
     replaced = known.kinds.get(known.kind_in(table))
     before = replaced.model_fields if replaced is not None else {}
@@ -222,6 +247,11 @@ def to_tables(config: Component, schema: Schema[Any] = RUN, nones: bool = False)
     return tables
 
 
+def brought_by(config: Component) -> list[str]:
+    """Return what a loaded configuration brings, as `brought` has that of its file."""
+    return brought([((section,), table) for section, table in to_tables(config).items()])
+
+
 def default_tables(config: Component, schema: Schema[Any] = RUN) -> dict[str, Any]:
     """The tables, with nones, of a configuration that has components of the same kinds and all their keys at their
     defaults; a key without a default has its value."""
@@ -251,6 +281,8 @@ def component_table(
     None is `"none"` where it is not the default (TOML has no null), and else left out, or None with `nones`.
     """
     table: dict[str, Any] = {"kind": kind_of(component, kinds)}
+    if component.unread is not None:
+        return table | {key: plain(value) for key, value in component.given.items()}
     for key, field in type(component).model_fields.items():
         value = getattr(component, key)
         if value is not None and key in component.nested:

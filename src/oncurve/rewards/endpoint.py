@@ -1,27 +1,23 @@
 """One request to an OpenAI-compatible endpoint: under a deadline, tried again while that can help.
 
-Covered: slow and dripping answers, refused and broken connections, 429 and 5xx with `Retry-After`, answers that are no
-JSON, redirects (refused, because they would carry the key elsewhere), keys in messages (replaced).
+Covered: refused and broken connections, 429 and 5xx with `Retry-After`, answers that are no JSON, redirects (refused,
+because they would carry the key elsewhere), keys in messages (replaced); `oncurve.web` has the deadline.
 Not covered: streaming, several answers to one request.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.message import Message
 from threading import Event
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from oncurve.errors import RewardError
+from oncurve.web import WebAnswer, ask
 
 FIRST_WAIT_SECONDS = 0.5
-LARGEST_BYTES = 16 << 20
 HOPELESS = {401: "the key is missing or wrong", 403: "the key may not use it", 404: "the path or the model is unknown"}
 TEMPORARY = {408, 409, 425, 429}
 
@@ -50,15 +46,6 @@ class Answer:
     tokens: int | None
 
 
-class _NoRedirect(HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-def _opener() -> OpenerDirector:
-    return build_opener(_NoRedirect)
-
-
 @dataclass(frozen=True)
 class Endpoint:
     """An endpoint: the `url` that ends before `/chat/completions`, a `key` or None, tries in addition to the first."""
@@ -66,7 +53,6 @@ class Endpoint:
     url: str
     key: str | None = field(default=None, repr=False)
     retries: int = 4
-    _open: OpenerDirector = field(default_factory=_opener, repr=False, compare=False)
 
     def answer(self, body: Mapping[str, Any], seconds: float, stopped: Event) -> Answer:
         """The answer to a request, within `seconds`; waits between tries end when `stopped` is set.
@@ -90,68 +76,37 @@ class Endpoint:
     def check(self, seconds: float) -> str | None:
         """Why nothing can be asked here: no connection, a refused key; None: something answers."""
         try:
-            with self._open.open(self._request("/models"), timeout=seconds) as response:
-                response.read1(1)
-        except HTTPError as error:
-            error.close()
-            return f"{self.url} refuses: {error.code}, {HOPELESS[error.code]}" if error.code in (401, 403) else None
-        except (OSError, http.client.HTTPException) as error:
-            return f"nothing answers at {self.url} ({self._reason(error)})"
-        return None
+            answer = ask("GET", self.url + "/models", None, self._headers(), seconds=seconds, largest=0)
+        except OSError as error:
+            return f"nothing answers at {self.url} ({self._without_key(str(error))})"
+        refused = answer.status in (401, 403)
+        return f"{self.url} refuses: {answer.status}, {HOPELESS[answer.status]}" if refused else None
 
-    def _request(self, path: str, data: bytes | None = None) -> Request:
-        headers = {"Content-Type": "application/json", "User-Agent": "oncurve"}
-        request = Request(self.url + path, data, headers)
-        if self.key is not None:
-            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        return request
+    def _headers(self) -> dict[str, str]:
+        key = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        return {"Content-Type": "application/json", **key}
 
     def _once(self, data: bytes, deadline: float) -> Answer:
+        left = max(deadline - time.monotonic(), 0.001)
         try:
-            with self._open.open(self._request("/chat/completions", data), timeout=_left(deadline)) as response:
-                return _read(_body(response, deadline))
-        except HTTPError as error:
-            with error:
-                raise self._refused(error, deadline) from None
-        except (OSError, http.client.HTTPException, EOFError) as error:  # connection, name, TLS, time
-            raise Temporary(self._reason(error)) from None
+            answer = ask("POST", self.url + "/chat/completions", data, self._headers(), seconds=left)
+        except OSError as error:  # connection, name, TLS, time
+            raise Temporary(self._without_key(str(error))) from None
+        if not 200 <= answer.status < 300:
+            raise self._refused(answer)
+        return _read(answer.body)
 
-    def _refused(self, error: HTTPError, deadline: float) -> Exception:
-        try:
-            said = " ".join(_body(error, deadline).decode("utf-8", "replace").split())[:300]
-        except (OSError, http.client.HTTPException, Temporary):
-            said = ""
-        message = self._without_key(f"{error.code} {error.reason}{': ' * bool(said)}{said}")
-        if error.code in HOPELESS:
-            return RewardError(f"{self.url} refuses every request: {HOPELESS[error.code]} ({message})")
-        if error.code in TEMPORARY or error.code >= 500:
-            return Temporary(message, _retry_after(error.headers))
+    def _refused(self, answer: WebAnswer) -> Exception:
+        said = " ".join(answer.body.decode("utf-8", "replace").split())[:300]
+        message = self._without_key(f"{answer.status} {answer.reason}{': ' * bool(said)}{said}")
+        if answer.status in HOPELESS:
+            return RewardError(f"{self.url} refuses every request: {HOPELESS[answer.status]} ({message})")
+        if answer.status in TEMPORARY or answer.status >= 500:
+            return Temporary(message, _retry_after(answer.headers))
         return Unanswered("exception", message)
-
-    def _reason(self, error: BaseException) -> str:
-        reason = getattr(error, "reason", error)
-        return self._without_key(str(getattr(reason, "strerror", None) or reason) or type(error).__name__)
 
     def _without_key(self, text: str) -> str:
         return text.replace(self.key, "***") if self.key else text
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
-
-
-def _body(response: Any, deadline: float) -> bytes:
-    """The whole body. Raises Temporary: the deadline passes, however slowly bytes arrive, or it is too large."""
-    found = bytearray()
-    while piece := response.read1(1 << 16):
-        found += piece
-        if time.monotonic() >= deadline:
-            raise Temporary("the answer had begun and did not end")
-        if len(found) > LARGEST_BYTES:
-            raise Temporary(f"the answer has more than {LARGEST_BYTES >> 20} MiB")
-    if getattr(response, "length", None):  # read1 does not say that bytes are missing
-        raise Temporary("the connection ended before the answer")
-    return bytes(found)
 
 
 def _read(body: bytes) -> Answer:
@@ -168,7 +123,7 @@ def _read(body: bytes) -> Answer:
     return Answer(text or "", tokens if isinstance(tokens, int) and tokens >= 0 else None)
 
 
-def _retry_after(headers: Message) -> float:
+def _retry_after(headers: Mapping[str, str]) -> float:
     """The seconds of a `Retry-After` header; 0 where there is none, or a date."""
     said = headers.get("Retry-After", "")
     return float(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0.0

@@ -15,6 +15,7 @@ from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.errors import ConfigError, without_frames
 from oncurve.forecast import check_memory
+from oncurve.imports import trusting
 from oncurve.models.loading import loaded_from
 from oncurve.output import checkpoint_may_be_asked
 from oncurve.paths import permitted
@@ -132,6 +133,7 @@ def resume(
     settings: Mapping[str, Any] | None = None,
     on_step: Callable[[StepResult], None] | None = None,
     changed: bool = False,
+    trust: bool = False,
 ) -> TrainedRun:
     """Continue a run that was stopped or killed, exactly where it was; a finished one is only loaded.
 
@@ -141,13 +143,14 @@ def resume(
     weights come from the checkpoint, not from the module. `metrics` of the result are those of the whole run.
 
     `settings`: nested tables of settings that change from now on, `{"run": {"steps": 500}}`; the directory keeps them.
+    `trust`: go on with a folder that this user has not made on this machine, and run its code.
     `changed`: continue although other settings or data have changed since the run began, which is not exact.
 
     Raises RunDirectoryError: it is not a run, another run uses it, or it has changed. CheckpointError: no checkpoint
     verifies. ConfigError: an object is missing, or a setting cannot change.
     """
     path = Path(directory)
-    with _before_training():
+    with _before_training(), trusting(trust):
         before, config, base = resumed_config(
             path, (), tables_of([], settings), tables_of(reward_arguments(reward), None)
         )
@@ -218,7 +221,8 @@ def _finish(
     returns, functions = Returns(path), {"rewards": list(trained.run.config.rewards)}
 
     def made_again() -> Run:
-        config, _, base = resumed_config(path, given=functions)
+        with trusting(given=True):  # this process has had it
+            config, _, base = resumed_config(path, given=functions)
         resumption = open_to_resume(path, config, config, base)
         try:
             run = assemble(config, base)

@@ -9,9 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
-from oncurve.config import RUN, RunConfig, load_config, to_toml
+from oncurve.config import RUN, RunConfig, brought_by, load_config, to_toml
 from oncurve.display import say
 from oncurve.errors import CheckpointError, command
+from oncurve.imports import trusting
 from oncurve.run.assembly import Run
 from oncurve.run.changes import Change, changes_between, check_changes, resolved_as, worth_saying
 from oncurve.run.directory import CONFIG, ROWS, RunDirectory
@@ -43,11 +44,11 @@ def resumed_config(
     `given` are settings for objects that no file holds. Raises RunDirectoryError: it is no run. ConfigError.
     """
     RunDirectory.check_run(directory)
-    before, base = load_config(directory / CONFIG, settings=given)
+    before, base = load_config(directory, settings=given)
     words = list(overrides)
     if not words and not settings:
         return before, before, base
-    now, _ = load_config(directory / CONFIG, words, settings={**(given or {}), **(settings or {})})
+    now, _ = load_config(directory, words, settings={**(given or {}), **(settings or {})})
     return before, now, base
 
 
@@ -68,6 +69,7 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
             return Resumption(held, TakenUp(held.identity() or {}, []), tuple(changes), done, finished)
         wanted = {change.key for change in changes}
         taken_up = take_up(held, identity_of(now, base), changed, wanted, defaults_of(now, RUN))
+        held.sign()
         return Resumption(held, taken_up, changes, done, finished)
     except BaseException:
         held.close()
@@ -110,7 +112,8 @@ def continue_with(run: Run, directory: Path, console: Console) -> bool:
     holds it. ConfigError: a setting cannot change.
     """
     rewards = {"rewards": list(run.config.rewards)}  # functions are in no file
-    before, _, base = resumed_config(directory, given=rewards)
+    with trusting(known=brought_by(run.config)):
+        before, _, base = resumed_config(directory, given=rewards)
     now = resolved_as(before, run.config, (directory / ROWS).is_file())
     resumption = open_to_resume(directory, before, now, base)
     try:

@@ -28,6 +28,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.closing import Closing
+from oncurve.config import SIGNATURES, is_own, signature
 from oncurve.errors import LostFileError, RunDirectoryError, command
 from oncurve.paths import usable_path
 
@@ -167,8 +168,8 @@ class RunDirectory(Closing):
                 )
             for folder in (path.resolve(), *(path / name for name in FOLDERS[:5])):
                 durable.sweep(folder)
-            if run.identity() not in (None, _object(path / IDENTITY)):
-                run.keep_identity(run.identity() or {})  # a change is complete now, or was never made
+            if "after" in (_object(path / IDENTITY) or {}) and (known := run.identity()) and is_own(path):
+                run.keep_identity(known)  # a change is complete now, or was never made
         except BaseException:
             run.close()
             raise
@@ -202,9 +203,19 @@ class RunDirectory(Closing):
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    def keep_identity(self, identity: Mapping[str, Any]) -> None:
-        """Write `run.json`."""
-        durable.write_file(self.path / IDENTITY, durable.to_json(dict(identity)))
+    def keep_identity(self, identity: Mapping[str, Any], *to_come: str) -> None:
+        """Write `run.json`, with this user's signatures under `config.toml` as it is, and as it is `to_come`."""
+        file = self.path / CONFIG
+        configs = [*([file.read_bytes()] if file.is_file() else []), *(text.encode() for text in to_come)]
+        signed = [one for config in configs if (one := signature(str(identity["id"]), config)) is not None]
+        content = {key: value for key, value in identity.items() if key != SIGNATURES}
+        durable.write_file(self.path / IDENTITY, durable.to_json(content | ({SIGNATURES: signed} if signed else {})))
+
+    def sign(self) -> None:
+        """Sign a run that this user resumes, so that it is asked about once."""
+        known = self.identity()
+        if known is not None and not is_own(self.path):
+            self.keep_identity(known)
 
     def identity(self) -> dict[str, Any] | None:
         """Return the identity in `run.json` that `config.toml` belongs to; None where it is missing or damaged."""
@@ -228,8 +239,9 @@ class RunDirectory(Closing):
             durable.write_file(_free(kept), earlier)
         self.note(step, changes)
         after = durable.sha256(self.path / CONFIG)
-        self.keep_identity({**identity, "after": after, "before": self.identity()})
+        self.keep_identity({**identity, "after": after, "before": self.identity()}, config_toml)
         self.keep_config(config_toml)  # the change itself, before which `identity` returns the earlier one
+        self.keep_identity(identity)
 
     def check_kept(self) -> None:
         """Raises LostFileError: the directory was deleted, moved or replaced since it was opened."""

@@ -69,7 +69,7 @@ def evaluate_target(
             f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by settings: "
             + command("eval", target, "data.path=FILE.jsonl", "rewards=[{kind='math'}]")
         )
-    source = recipe or (folder / "config.toml" if is_run else "grpo")
+    source = recipe or (folder if is_run else "grpo")
     if is_run and not (folder / "model").is_dir():
         return _unfinished(folder, source, words, n)
     config, base = load_config(source, ["model.revision=null", *words, *_model_words(target, is_run, words)])

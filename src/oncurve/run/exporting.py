@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
-from oncurve.config import IN_MEMORY, RunConfig, load_config, measured
+from oncurve.config import IN_MEMORY, RunConfig, is_own, load_config, measured
 from oncurve.errors import CheckpointError, ConfigError, RunDirectoryError, command
-from oncurve.models.loading import ADAPTER
+from oncurve.imports import only_looking
+from oncurve.models.loading import ADAPTER, offline
 from oncurve.paths import usable_path
 from oncurve.process import prepare_process
 from oncurve.report import RunRecord, inspect_file, inspect_log, read_run, steps_in_words
@@ -53,7 +54,18 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     no adapter, or its model was an object in Python. CheckpointError: no checkpoint verifies.
     """
     RunDirectory.check_run(directory)
-    config, _ = load_config(directory / CONFIG, settings=_stand_ins(directory / CONFIG))
+    with only_looking():
+        config, _ = load_config(directory, settings=_stand_ins(directory / CONFIG))
+    own = is_own(directory)
+    if config.learner.unread is not None:
+        raise ConfigError(
+            f"learner.kind: {config.learner.unread} would read the checkpoint, and an export runs no code"
+        )
+    if config.model.trust_remote_code and not own:
+        raise ConfigError(
+            f"model.trust_remote_code: an export runs no code of a folder from elsewhere, and {directory} is one: "
+            "resume it once with --trust, or set it to false"
+        )
     if not config.model.path:
         raise ConfigError(
             f"{directory}: its model was an object in Python, which no file holds; give it again "
@@ -67,7 +79,8 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
         number = int(found.record["trainer"]["step"])
         target = _free(directory, out, found.path.name + ("-adapter" if adapter else ""))
         try:
-            return _export(config, found, number, target, adapter)
+            with only_looking(), offline(not own):
+                return _export(config, found, number, target, adapter)
         except OSError as error:
             raise RunDirectoryError(f"{target} cannot be written: {error.strerror}; choose another --out") from error
         except CheckpointError:

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from oncurve import durable
-from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, Schema, default_tables, to_tables
+from oncurve.config import CODE_PATH, FILE_KEYS, IN_MEMORY, MODULE_PATH, Schema, default_tables, to_tables
 from oncurve.errors import CheckpointError, DataError, RunDirectoryError, command
 from oncurve.run.directory import RunDirectory, is_identity
 from oncurve.spec import Component
@@ -74,7 +74,6 @@ SAME_NUMBERS = {"cluster.kind": frozenset({"host", "ray"})}
 
 SMALL_BYTES = 16 << 20
 MODEL_FILES = re.compile(r".*\.(json|safetensors|model|txt|jinja|py)")
-MODULE_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 LONGEST_SHOWN = 80
 
 

@@ -180,8 +180,9 @@ def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) 
     with RunDirectory.create(out, dict(prepared.training.environment or {})) as directory:
         try:
             prepared.training.identity = identify(config, REWARD_MODEL, base)
-            directory.keep_identity(prepared.training.identity)
-            directory.keep_config(to_toml(config, REWARD_MODEL))
+            content = to_toml(config, REWARD_MODEL)
+            directory.keep_identity(prepared.training.identity, content)
+            directory.keep_config(content)
         except BaseException:
             directory.abandon()
             raise
@@ -196,10 +197,11 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
     Raises RunDirectoryError: it is no run, in use by another, or has changed. CheckpointError: no checkpoint verifies.
     """
     RunDirectory.check_run(directory)
-    config, base = load_reward_recipe(directory / "config.toml")
+    config, base = load_reward_recipe(directory)
     console = Screen()
     with RunDirectory.open(directory) as held:
         taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed, (), defaults_of(config, REWARD_MODEL))
+        held.sign()
         say(console, *taken_up.lines)
         prepared = _prepare(config, base)
         training = prepared.training

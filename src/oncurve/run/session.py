@@ -10,12 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from oncurve import processors
-from oncurve.config import IN_MEMORY, RunConfig, check_complete, plan, to_tables, to_toml
+from oncurve.config import IN_MEMORY, RunConfig, brought_by, check_complete, plan, to_tables, to_toml
 from oncurve.display import Progress, Screen, say
 from oncurve.doctor import Watch
 from oncurve.durable import DiskError, numbered
 from oncurve.errors import LostStateError, command
 from oncurve.forecast import check_memory
+from oncurve.imports import trusting
 from oncurve.models.loading import ADAPTER
 from oncurve.output import visible
 from oncurve.report import write_report
@@ -61,7 +62,8 @@ def train_or_resume(config: RunConfig, base: Path, out: Path) -> str | None:
     if not (out / CONFIG).is_file():
         return train_recipe(config, base, out)
     check_complete(config)
-    before, _, folder = resumed_config(out)
+    with trusting(known=brought_by(config)):
+        before, _, folder = resumed_config(out)
     return go_on(out, before, resolved_as(before, config, (out / ROWS).is_file()), folder)
 
 
@@ -85,7 +87,8 @@ def go_on(directory: Path, before: RunConfig, now: RunConfig, base: Path, change
 
 def _again(directory: Path, returns: Returns) -> str | None:
     """Continue the run in `directory` as it is there."""
-    return _go_on(directory, *resumed_config(directory), False, returns)
+    with trusting(given=True):  # this process has had it
+        return _go_on(directory, *resumed_config(directory), False, returns)
 
 
 def _go_on(
@@ -118,8 +121,9 @@ def create_directory(run: Run, out: Path) -> None:
         data = run.config.data.kept_as(out / ROWS)  # a resumed run needs the rows, too
         config = run.config.model_copy(update={"data": data})
         identity = identity_of(config, out)
-        directory.keep_identity(identity)
-        directory.keep_config(to_toml(config))
+        content = to_toml(config)
+        directory.keep_identity(identity, content)
+        directory.keep_config(content)
     except BaseException:
         directory.abandon()
         raise

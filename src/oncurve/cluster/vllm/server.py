@@ -12,20 +12,21 @@ Not covered: TLS, passwords; a server of several machines.
 from __future__ import annotations
 
 import contextlib
-import http.client
+import http
 import json
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from oncurve.closing import Closing
 from oncurve.cluster.vllm.minder import Minder
 from oncurve.errors import ConfigError
+from oncurve.web import WebAnswer, begin
 
 ROUTE = "/inference/v1/generate"
 
@@ -41,6 +42,7 @@ sampling settings of its own."""
 
 _POLL_SECONDS, _SHORT_SECONDS, _MOMENT_SECONDS = 0.1, 10.0, 1.0
 _LONGEST_WORDS = 300
+_LARGEST_BYTES = 1 << 30
 
 
 class ServerFaultError(Exception):
@@ -52,10 +54,8 @@ class VllmServer(Closing):
 
     def __init__(self, address: str, minder: Minder | None = None) -> None:
         self.address, self._minder = address, minder
-        parts = urlsplit(address)
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._guard, self._closed = threading.Lock(), threading.Event()
-        self._open: set[socket.socket] = set()
+        self._open: set[Future[WebAnswer]] = set()
         self._fault: str | None = None
 
     def post(self, route: str, body: Any = None, seconds: float = _SHORT_SECONDS) -> Any:
@@ -127,9 +127,9 @@ class VllmServer(Closing):
             except ServerFaultError as fault:
                 with self._guard:
                     self._fault = str(fault)
-                    for end in self._open:
-                        with contextlib.suppress(OSError):  # the server has closed it
-                            end.shutdown(socket.SHUT_RDWR)
+                    for pending in self._open:
+                        with contextlib.suppress(InvalidStateError):  # it is answered
+                            pending.set_exception(ServerFaultError(self._fault))
                 return
 
     def _ask(self, method: str, route: str, body: Any, seconds: float) -> Any:
@@ -144,41 +144,27 @@ class VllmServer(Closing):
 
     def _answer(self, method: str, route: str, body: Any, seconds: float) -> tuple[int, bytes]:
         """Status and text of the answer. Raises ServerFaultError: none has come within `seconds`."""
-        content = None if body is None else json.dumps(body)
-        try:
-            with self._connection(seconds) as connection:
-                connection.request(method, route, content, {"Content-Type": "application/json"})
-                answer = connection.getresponse()
-                return answer.status, answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        with self._guard:
             if self._fault is not None:
-                raise ServerFaultError(self._fault) from error
-            if isinstance(error, TimeoutError):
-                raise ServerFaultError(f"{self.address}{route} did not answer within {seconds:g} seconds") from error
-            ending = "" if self._minder is None else self._minder.ending(_MOMENT_SECONDS)
-            why = f"{type(error).__name__}: {error}"
-            raise ServerFaultError(
-                f"{self.address}{route} did not answer ({why}){'; ' * bool(ending)}{ending}"
-            ) from error
-
-    @contextlib.contextmanager
-    def _connection(self, seconds: float) -> Iterator[http.client.HTTPConnection]:
-        """A connection whose every wait ends after `seconds`, and when `_watch` has found a fault."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+                raise ServerFaultError(self._fault)
+            url = self.address.rstrip("/") + route
+            pending = begin(method, url, content, headers, seconds, _LARGEST_BYTES, proxies=False)
+            self._open.add(pending)
         try:
-            end = connection.sock = socket.create_connection((self._host, self._port), seconds)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a request is written in two parts
-            with self._guard:
-                if self._fault is not None:
-                    raise ServerFaultError(self._fault)
-                self._open.add(end)
-            try:
-                yield connection
-            finally:
-                with self._guard:
-                    self._open.discard(end)
+            answer = pending.result(seconds)
+            return answer.status, answer.body
+        except TimeoutError as error:
+            raise ServerFaultError(f"{self.address}{route} did not answer within {seconds:g} seconds") from error
+        except OSError as error:
+            ending = "" if self._minder is None else self._minder.ending(_MOMENT_SECONDS)
+            raise ServerFaultError(
+                f"{self.address}{route} did not answer ({error}){'; ' * bool(ending)}{ending}"
+            ) from error
         finally:
-            connection.close()
+            with self._guard:
+                self._open.discard(pending)
 
 
 def vllm_program() -> str:

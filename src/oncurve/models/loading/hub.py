@@ -6,9 +6,10 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
-from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, getproxies, proxy_bypass, urlopen
+from urllib.request import getproxies, proxy_bypass
+
+from oncurve.web import ask
 
 SECONDS = 5.0
 ANSWER_SECONDS = 10.0
@@ -46,18 +47,13 @@ def answers(seconds: float = ANSWER_SECONDS) -> bool:
     """
     from huggingface_hub import constants
 
-    def request() -> bool:
-        try:
-            with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=seconds):
-                return True
-        except TimeoutError:
-            return False
-        except URLError as error:  # also a refusal, which is an answer; the client checks certificates
-            return not isinstance(error.reason, TimeoutError)
-        except (OSError, ValueError):
-            return True
-
-    return _within(seconds, request)
+    try:
+        ask("HEAD", constants.ENDPOINT, seconds=seconds)
+    except TimeoutError:
+        return False
+    except OSError:  # also a refusal, which is an answer; the client checks certificates
+        return True
+    return True
 
 
 def _within(seconds: float, check: Callable[[], bool]) -> bool:

@@ -1,0 +1,145 @@
+"""Folders from elsewhere: what a run folder brings that runs, is asked or is sent, and whether this user made it.
+
+A key of the user's own signs `run.json` and `config.toml` of each run that this user begins or resumes here. Any other
+folder must be trusted before its code is imported: by an answer, `--trust`, or `trust=True` in Python.
+Not covered: the content of code that a signed folder names by its path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from oncurve.config.layers import CODE_PATH, MODULE_PATH, Layer
+from oncurve.errors import ConfigError
+from oncurve.imports import trust_now
+from oncurve.output import complain, visible
+from oncurve.shipped import PRESETS, RECIPES
+
+SIGNATURES = "signatures"
+TEXTS = ("template", "system", "name", "model", "stop", "pattern")
+"""Keys of text, which may look like a path to code."""
+OF_A_RUN = ("run.json", "environment.json", ".lock", "metrics.jsonl", "checkpoints", "model")
+
+
+def signature(run_id: str, config: bytes) -> str | None:
+    """Return this user's signature of a run's id and `config.toml`; None where no key can be kept."""
+    try:
+        key = _key()
+    except OSError:
+        return None
+    return hmac.new(key, run_id.encode() + b"\n" + config, hashlib.sha256).hexdigest()
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether this user made the run in `folder`, or has resumed it, on this machine."""
+    try:
+        found, config = json.loads((folder / "run.json").read_bytes()), (folder / "config.toml").read_bytes()
+        expected = signature(str(found["id"]), config)
+        return expected is not None and any(hmac.compare_digest(expected, str(one)) for one in found[SIGNATURES])
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return False
+
+
+def check_trust(layers: Sequence[Layer]) -> None:
+    """Name or refuse what files of settings bring, before any of it is imported.
+
+    Raises ConfigError: a run folder from elsewhere brings something that is not trusted.
+    """
+    trust = trust_now()
+    for layer in layers:
+        file = layer.file
+        if file is None or file in trust.seen or file.is_relative_to(PRESETS) or file.is_relative_to(RECIPES):
+            continue
+        lines = [line for line in brought(layer.assignments) if line not in trust.known]
+        own = is_own(file.parent) if layer.of_run or _is_of_run(file) else _is_ours(file)
+        if lines and not own and not trust.given:
+            _ask(file, lines, trust.asks)
+        elif lines and trust.asks:
+            complain(visible(f"{file} brings {'; '.join(lines)}"))
+        trust.seen.add(file)
+
+
+def brought(assignments: Sequence[tuple[tuple[str | int, ...], Any]]) -> list[str]:
+    """Return a line for each path to code, address and environment variable in settings."""
+    return list(dict.fromkeys(line for path, value in assignments for line in _brought(path, value)))
+
+
+def _brought(path: tuple[str | int, ...], value: Any) -> Iterator[str]:
+    key, name = ".".join(map(str, path)), next((part for part in reversed(path) if isinstance(part, str)), "")
+    if isinstance(value, Mapping):
+        for inner, each in value.items():
+            yield from _brought((*path, str(inner)), each)
+    elif isinstance(value, list | tuple) and name != "vllm_arguments":
+        for number, each in enumerate(value):
+            yield from _brought((*path, number), each)
+    elif name in ("api_key_env", "env_pass") and value:
+        yield f"environment variable {value} ({key})"
+    elif name in ("trust_remote_code", "vllm_arguments") and value:
+        yield f"{key} = {json.dumps(value, default=str)}"
+    elif isinstance(value, str) and ("://" in value or path == ("cluster", "address") or _sends(path, value)):
+        yield f"address {value} ({key})"
+    elif isinstance(value, str) and name not in TEXTS and (CODE_PATH.fullmatch(value) or MODULE_PATH.fullmatch(value)):
+        yield f"code {value} ({key})"
+
+
+def _sends(path: tuple[str | int, ...], value: str) -> bool:
+    return path[:2] == ("tracking", "to") and value in ("wandb", "trackio")
+
+
+def _is_of_run(file: Path) -> bool:
+    return file.name == "config.toml" and any((file.parent / name).exists() for name in OF_A_RUN)
+
+
+def _is_ours(file: Path) -> bool:
+    return file.stat().st_uid == os.getuid()
+
+
+def _ask(file: Path, lines: Sequence[str], asks: bool) -> None:
+    listed = "\n".join(f"  {line}" for line in lines)
+    without = ""
+    try:
+        _key()
+    except OSError as error:
+        without = f" (no key of this user can be kept: {error.strerror or error})"
+    said = visible(f"{file}: this user has not made it on this machine{without}, and it brings:\n{listed}\n")
+    if asks and sys.stdin.isatty() and sys.stderr.isatty():
+        complain(f"{said}Its code runs with all your rights, and it sends these variables. Go on? [y/N]")
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise ConfigError(
+        f"{said}Nothing of it was imported and nothing was sent. If you trust all of it, give the command again with "
+        "--trust (in Python: trust=True); docs/trust.md says what can be done without"
+    )
+
+
+def _key() -> bytes:
+    """The user's key, 32 random bytes, made on first use. Raises OSError: it cannot be kept."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
+    if not base.is_absolute():
+        raise OSError("there is no home")
+    file = base / "oncurve" / "key"
+    if not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = file.with_name(f"key-{secrets.token_hex(8)}")
+        try:
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                opened.write(secrets.token_bytes(32))
+                opened.flush()
+                os.fsync(opened.fileno())
+            with suppress(FileExistsError):  # another process was first
+                os.link(fresh, file)
+        finally:
+            fresh.unlink(missing_ok=True)
+    key, about = file.read_bytes(), file.stat()
+    if len(key) != 32 or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise OSError(f"{file} is not this user's alone, or damaged: remove it")
+    return key

@@ -1,0 +1,151 @@
+"""One HTTP request under one deadline, which no byte of the answer renews.
+
+    answer = ask("POST", "https://host/v1/chat/completions", body, {"Authorization": "Bearer ..."}, seconds=60)
+
+Covered: names that are not found in time, proxies of the environment, TLS, interim answers, chunks and trailers that
+drip or never end; the size of an answer has a limit.
+Not covered: redirects (they are answers like others), cookies, compressed answers, HTTP/2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from functools import cache
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+LARGEST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class WebAnswer:
+    """The answer to a request, whatever its status."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def ask(
+    method: str,
+    url: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    seconds: float,
+    largest: int = LARGEST_BYTES,
+    proxies: bool = True,
+) -> WebAnswer:
+    """Return the whole answer to a request.
+
+    largest   the most bytes of its body; 0: the body is not read
+    proxies   whether the proxies that the environment names are used
+
+    Raises TimeoutError: it has not ended within `seconds`. ConnectionError: there is none, for the reason it says.
+    """
+    return begin(method, url, body, headers, seconds, largest, proxies).result(seconds)
+
+
+def begin(
+    method: str,
+    url: str,
+    body: bytes | None,
+    headers: Mapping[str, str] | None,
+    seconds: float,
+    largest: int,
+    proxies: bool,
+) -> Future[WebAnswer]:
+    """Send a request from a thread of its own, which ends after `seconds`, and return its answer to come.
+
+    The caller waits with the same limit, because looking up a name cannot be ended.
+    """
+    found: Future[WebAnswer] = Future()
+
+    def work() -> None:
+        with suppress(InvalidStateError):  # the caller has ended it
+            try:
+                found.set_result(asyncio.run(_exchange(method, url, body, headers or {}, seconds, largest, proxies)))
+            except Exception as error:  # what arrives decides which
+                causes = _causes(error)
+                expired = any(isinstance(each, TimeoutError) for each in causes)
+                found.set_exception(TimeoutError("timed out") if expired else ConnectionError(_reason(causes)))
+
+    Thread(target=work, name="web", daemon=True).start()
+    return found
+
+
+async def _exchange(
+    method: str,
+    url: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    seconds: float,
+    largest: int,
+    proxies: bool,
+) -> WebAnswer:
+    import httpx2  # here: most commands send no request
+
+    sent = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "oncurve", **headers}
+    proxy = _proxy(url) if proxies else None
+    found = bytearray()
+    async with AsyncExitStack() as connections:
+
+        async def opened(event: str, about: Mapping[str, Any]) -> None:
+            if event == "connection.connect_tcp.complete":  # a TLS handshake that is cancelled would leave it open
+                connections.push_async_callback(about["return_value"].aclose)
+
+        async with (
+            asyncio.timeout(seconds),
+            httpx2.AsyncClient(verify=_authorities(), proxy=proxy, trust_env=False, timeout=None) as client,
+            client.stream(method, url, content=body, headers=sent, extensions={"trace": opened}) as answer,
+        ):
+            if largest:
+                async for piece in answer.aiter_raw():
+                    found += piece
+                    if len(found) > largest:
+                        raise ConnectionError(f"the answer has more than {largest >> 20} MiB")
+            return WebAnswer(answer.status_code, answer.reason_phrase, answer.headers, bytes(found))
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """The certificates that this system trusts; reading them takes 20 ms."""
+    return ssl.create_default_context()
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for `url`, or None."""
+    address = urlsplit(url)
+    if proxy_bypass(address.hostname or ""):
+        return None
+    found = getproxies().get(address.scheme)
+    return found if not found or "//" in found else f"http://{found}"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return `error` and the errors that led to it, the last one first."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None:
+        found.append(cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause)
+    return found
+
+
+def _reason(causes: list[BaseException]) -> str:
+    """Return what ended a request, in the system's words where there are any."""
+    named = (ssl.SSLError, socket.gaierror)  # their numbers are not the system's
+    said = [
+        str(each.strerror) if isinstance(each, named) else os.strerror(each.errno)
+        for each in causes
+        if isinstance(each, OSError) and each.errno is not None
+    ]
+    return (said[-1] if said else str(causes[0])) or type(causes[0]).__name__
