@@ -41,7 +41,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=host", "cluster.offload=true"], ["cluster.offload", "divided", "fsdp"]),
         (["cluster.kind=host", "cluster.gradient_shards=6"], ["cluster.gradient_shards", "1, 2, 4, 8"]),
         (["cluster.kind=host", "cluster.learner_ranks=9"], ["cluster.learner_ranks", "gradient_shards"]),
-        (["cluster.kind=host", "advantage.kind=gae", "critic.kind=own"], ["critic.kind", "several ranks"]),
+        (["cluster.learner_ranks=2", "advantage.kind=gae", "critic.kind=own"], ["critic.kind", "several ranks"]),
+        (["cluster.sharding=fsdp", "advantage.kind=gae", "critic.kind=shared"], ["critic.kind", "in shards"]),
         (
             ["cluster.kind=none", "cluster.learner_ranks=2"],
             ["cluster.learner_ranks", "set cluster.kind to host or ray"],

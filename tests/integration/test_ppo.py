@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+import oncurve
 from oncurve import durable
 from oncurve.config.equation import explain
 from oncurve.config.in_words import plan
@@ -11,6 +13,7 @@ from oncurve.config.loading import load_config
 from oncurve.demo.show import RECIPES
 from oncurve.errors import ConfigError
 from oncurve.learner import ActorCritic
+from oncurve.models import tiny
 from oncurve.report import read_run
 from oncurve.run.assembly import assemble
 from oncurve.run.session import create_directory
@@ -86,3 +89,22 @@ def test_the_equation_and_the_plan_of_the_preset() -> None:
 def test_what_cannot_be_is_refused_before_anything_is_loaded(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config("grpo", words)
+
+
+def test_a_critic_does_with_workers_where_there_is_one_rank() -> None:
+    with assemble(*load_config(RECIPES["ppo"], [*SMALL, "cluster.rollout_workers=1"])) as run:
+        assert isinstance(run.learner, ActorCritic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "shared"])
+def test_a_critic_learns_the_same_while_workers_sample(kind: str) -> None:
+    sizes = {"data.kind": "task", "data.prompts_per_step": 2, "rollout.group_size": 2, "rollout.max_new_tokens": 8}
+    rest = {"run.threads": 1, "model.dtype": "float32", "kl.coef": 0, "eval.every": 0, "checkpoint.every": 0}
+    critic = {"advantage.kind": "gae", "critic.kind": kind, "learner.learning_rate": 1e-3}
+    found = []
+    for workers in ({}, {"cluster.rollout_workers": 1, "cluster.worker_threads": 1}):
+        given = {**sizes, **rest, **critic, **workers}
+        with oncurve.train(model=tiny.path(), reward=[{"kind": "task"}], steps=2, settings=given) as run:
+            found.append({name: value.clone() for name, value in run.model.state_dict().items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

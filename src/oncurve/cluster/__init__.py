@@ -14,7 +14,7 @@ at any time; a nursery that is killed; a run that is killed. None of them change
 A rank with a part of the model that is lost sends the run back to its last checkpoint, and on to the same bits.
 With vLLM servers no fault ends a run either, but the tokens are vLLM's, and so are not those of one process.
 Built and not run: GPUs (fleets/devices.py).
-Not covered: shards of a model on GPUs, critics, the training of reward models.
+Not covered: shards of a model on GPUs, ranks of a critic, the training of reward models.
 """
 
 from oncurve.cluster.fleets import (

@@ -61,7 +61,9 @@ class ProcessCluster(ProcessSettings):
             make_rank = partial(Rank, make_local, self.rank_threads, self.wait_seconds, *moved)
             fleet = self.fleet(make_rank, self.learner_ranks - 1, "ranks", gpus)
         try:
-            local = cast("LocalLearner", make())
+            local = make()
+            if not isinstance(local, LocalLearner):
+                return local  # with a critic, which has no other ranks
             return FleetLearner(local, fleet, self.gradient_shards, self.rank_threads, self.wait_seconds)
         except BaseException:
             if fleet is not None:
@@ -94,7 +96,8 @@ class ProcessCluster(ProcessSettings):
     def rest(self, learner: Learner, engine: RolloutEngine) -> None:
         """End ranks and workers: no step follows, and this process samples and exports by itself. Twice is allowed."""
         cast("FleetEngine", engine).rest()
-        cast("FleetLearner | ShardedLearner", learner).rest()
+        if self.divided or isinstance(learner, FleetLearner):  # and not one with a critic
+            cast("FleetLearner | ShardedLearner", learner).rest()
 
     def check_machine(self, device: torch.device) -> None:
         """Raises ConfigError: `weights_folder` cannot be written to, NCCL is asked for without GPUs, the workers are

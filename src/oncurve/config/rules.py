@@ -154,13 +154,14 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         "data.eval_fraction",
     ),
     Impossible(
-        lambda c: not c.cluster.alone and gives_values(c.critic),
-        'critic.kind: a critic is not trained on several ranks; set cluster.kind to "none", or critic.kind to "none" '
-        'with an advantage that needs no values, like advantage.kind = "grpo"',
+        lambda c: (c.cluster.processes > 1 or c.cluster.divided) and gives_values(c.critic),
+        "critic.kind: a critic is not trained on several ranks or in shards; set cluster.learner_ranks to 1 and "
+        'cluster.sharding to "replicate", or critic.kind to "none" with an advantage that needs no values, like '
+        'advantage.kind = "grpo"',
     ),
     Impossible(
         lambda c: not c.cluster.alone and c.iterative.steps > 0,
-        "iterative.steps: a reward model is not trained on several ranks; set cluster.kind to "
+        "iterative.steps: a reward model is not trained in a run of several processes; set cluster.kind to "
         '"none", or leave [iterative] out',
     ),
     Impossible(

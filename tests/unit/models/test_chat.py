@@ -108,6 +108,15 @@ def test_a_template_that_never_ends_is_refused_within_its_time(template, monkeyp
     assert render(tokenizer, [{"role": "user", "content": "2+2="}])
 
 
+def test_a_thread_that_is_ended_prints_nothing(capfd, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # not pytest's
+    thread = threading.Thread(target=lambda: all(True for _ in iter(int, 1)), daemon=True)
+    thread.start()
+    chat._end(thread)
+    assert not thread.is_alive()
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("power", ["{{ 10**(10**9) }}", "{% set x = 2 ** 10 %}{{ messages[0].content }}"])
 def test_a_template_whose_powers_no_thread_could_end_is_refused(power):
     tokenizer = AutoTokenizer.from_pretrained(tiny.path())

@@ -1,8 +1,10 @@
 """From a directory to a model and back; what cannot be loaded is refused with the mend."""
 
 import json
+import os
 import shutil
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakSet
 
 import pytest
@@ -104,6 +106,22 @@ def test_loading_is_silent_and_leaves_the_settings_of_transformers_as_they_were(
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (verbosity, bars)
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
+
+
+def test_loads_at_once_in_one_process_find_all_weights_and_leave_the_settings_of_transformers(folder):
+    from huggingface_hub import constants
+    from transformers.utils import logging
+
+    def said() -> tuple:
+        bars, conversion = logging.is_progress_bar_enabled(), os.environ.get("DISABLE_SAFETENSORS_CONVERSION")
+        return logging.get_verbosity(), bars, conversion, constants.HF_HUB_OFFLINE
+
+    before, config = said(), ModelConfig(path=str(folder), dtype="float32")
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(config.build, [False, True] * 4))
+    states = [each.model.module.state_dict() for each in loaded]
+    assert all(torch.equal(state[name], states[0][name]) for state in states for name in states[0])
+    assert said() == before
 
 
 def test_the_keys_are_strict():

@@ -121,14 +121,13 @@ def _lexed_power(text: str) -> bool:
         return False  # rendering says what is wrong with it
 
 
-class _TooSlow(BaseException):  # not an Exception, which could be taken for an error in the messages
-    pass
-
-
 def _end(thread: threading.Thread) -> None:
-    """End a thread that runs Python code; repeated, because an exception in an object's finaliser is lost."""
+    """End a thread that runs Python code, by the exception of which threads print nothing wherever it is raised.
+
+    It is repeated, because an exception in an object's finaliser is lost.
+    """
     identity = ctypes.c_ulong(thread.ident or 0)
     for _ in range(50):
         if thread.is_alive():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(_TooSlow))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
             thread.join(0.05)
