@@ -102,14 +102,20 @@ def train(
         bool, typer.Option("--verl", help="The words are verl's: a script, a YAML file, or key=value.")
     ] = False,
     trust: Trust = False,
+    config_name: Annotated[str | None, typer.Option("--config-name", hidden=True)] = None,
+    config_path: Annotated[str | None, typer.Option("--config-path", hidden=True)] = None,
 ) -> None:
     """Train a model, by a recipe or by data and a reward, into a new run directory."""
     from oncurve.errors import ConfigError
     from oncurve.run import command_config, train_or_resume, train_recipe
 
     words = [*([] if recipe is None else [recipe]), *(overrides or [])]
+    hydra = {"--config-name": config_name, "--config-path": config_path}
+    flags = [f"{name}={value}" for name, value in hydra.items() if value is not None]
+    if flags and not verl:
+        raise ConfigError(f"{flags[0]}: a flag of verl's; give --verl, too")
     if verl:
-        exit_with(train_by_verl(words, out, resume_if_there, [file, data, reward, preset]))
+        exit_with(train_by_verl([*words, *flags], out, resume_if_there, [file, data, reward, preset]))
         return
     if file is not None:
         config, base, name = config_of_file(file, words, data, reward or [], preset or [])

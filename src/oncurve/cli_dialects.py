@@ -91,7 +91,7 @@ def config_from_openrlhf(
     show_recipe(from_openrlhf(words), out)
 
 
-@dialect_app.command("from-verl", cls=CommandWithExamples)
+@dialect_app.command("from-verl", cls=CommandWithExamples, context_settings={"ignore_unknown_options": True})
 def config_from_verl(
     words: Annotated[
         list[str],

@@ -17,7 +17,6 @@ from oncurve.compat.verl.rows import (
     meaning,
     minibatches,
     optimizer,
-    refused,
     updates_per_step,
 )
 from oncurve.errors import ConfigError, shown
@@ -154,6 +153,11 @@ def _rows(rows: Any, values: Values) -> dict[str, Any]:
 
 def _tokens(tokens: Any, values: Values) -> dict[str, Any]:
     return {"learner.tokens_per_micro_batch": tokens} if values[f"{ACTOR}.use_dynamic_bsz"] else {}
+
+
+def _capped(cap: Any, values: Values) -> dict[str, Any]:
+    made = {"correction.kind": "truncated", "correction.level": "token", "correction.threshold": cap}
+    return made if cap > 0 else {}
 
 
 O = f"{ACTOR}.optim"  # noqa: E741 - the section's letter
@@ -377,5 +381,11 @@ KEYS: tuple[Key, ...] = (
     Key(f"{ACTOR}.calculate_sum_pi_squared", (), "only for optimal_token_baseline"),
     Key(f"{ACTOR}.shuffle", (), "minibatches are always shuffled, by run.seed"),
     Key(f"{ACTOR}.data_loader_seed", (), "minibatches are shuffled by run.seed"),
-    refused(f"{ACTOR}.tis_imp_ratio_cap", "of older versions; give algorithm.rollout_correction.rollout_is=token", -1),
+    Key(
+        f"{ACTOR}.tis_imp_ratio_cap",
+        ("correction.kind", "correction.level", "correction.threshold"),
+        "of older versions; the sampler is the model that is trained, so the weights are 1",
+        _capped,
+        types=NUMBER,
+    ),
 )

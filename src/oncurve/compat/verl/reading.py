@@ -40,9 +40,11 @@ def read(words: Sequence[str]) -> Reading:
     """
     if not words:
         raise ConfigError("--verl: name a script, a YAML file, or settings like algorithm.adv_estimator=grpo")
-    first, notes = words[0], list[str]()
-    found = list[Assignment]()
-    if not is_assignment(first) or Path(first).is_file():
+    notes = list[str]()
+    flags, others = _flags([Word(word, 0) for word in words])
+    found, words = _config_of(flags, Path(), notes), [word.text for word in others]
+    first = words[0] if words else ""
+    if first and (not is_assignment(first) or Path(first).is_file()):
         found += _in_file(Path(first), notes)
         words = words[1:]
     problems = list[str]()
@@ -75,20 +77,28 @@ def _of_call(path: Path, notes: list[str]) -> list[Assignment]:
         words = find_call(content(path), PROGRAM, os.environ, path=str(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
-    found, problems, flags = list[Assignment](), list[str](), dict[str, Word]()
-    arguments = iter(words)
-    for word in arguments:
-        name, equals, value = word.text.partition("=")
-        if name in CONFIG_FLAGS:
-            flags[name.lstrip("-")] = replace(word, text=value) if equals else next(arguments, Word("", word.line))
-            continue
+    found, problems = list[Assignment](), list[str]()
+    flags, words = _flags(words)
+    for word in words:
         try:
-            found.append(_known(word, name, f"{path} {word.place}"))
+            found.append(_known(word, word.text.partition("=")[0], f"{path} {word.place}"))
         except ConfigError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
     return [*_config_of(flags, path, notes), *found]
+
+
+def _flags(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word]]:
+    """Return the values of Hydra's flags that name a file, and the other words."""
+    flags, others, arguments = dict[str, Word](), list[Word](), iter(words)
+    for word in arguments:
+        name, equals, value = word.text.partition("=")
+        if name in CONFIG_FLAGS:
+            flags[name.lstrip("-")] = replace(word, text=value) if equals else next(arguments, Word("", word.line))
+        else:
+            others.append(word)
+    return flags, others
 
 
 def _known(word: Word, name: str, place: str) -> Assignment:
@@ -110,7 +120,7 @@ class _Unknown:
 
 
 def _config_of(flags: dict[str, Word], path: Path, notes: list[str]) -> list[Assignment]:
-    """The YAML file that a script names by Hydra's flags; verl's own has the defaults that the table knows."""
+    """The YAML file that Hydra's flags name, from `path` on; verl's own has the defaults that the table knows."""
     names = [flags[each] for each in ("config-name", "cn") if each in flags]
     folders = [flags[each] for each in ("config-path", "cp", "config-dir", "cd") if each in flags]
     if not names or OWN_CONFIG.fullmatch(names[0].text):
@@ -119,9 +129,13 @@ def _config_of(flags: dict[str, Word], path: Path, notes: list[str]) -> list[Ass
         if word.why:
             raise ConfigError(f"{path} {word.place}: {shown(word.text)}: {word.why}")
     name = names[0].text
-    file = path.parent / (folders[0].text if folders else "") / (name if name.endswith(YAML) else f"{name}.yaml")
+    file = (
+        (path.parent if path.name else path)
+        / (folders[0].text if folders else "")
+        / (name if name.endswith(YAML) else f"{name}.yaml")
+    )
     if not file.is_file():
-        raise ConfigError(f"{path}: --config-name={name}: there is no file {file}; give it in place of the script")
+        raise ConfigError(f"--config-name={name}: there is no file {file}; give its path as the first word instead")
     found, said = assignments_of(file)
     notes += said
     return found

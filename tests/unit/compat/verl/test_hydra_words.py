@@ -211,6 +211,20 @@ def test_a_yaml_file_that_cannot_be_is_said(text: str, why: str, tmp_path: Path)
     assert str(file) in str(caught.value)
 
 
+@pytest.mark.parametrize("own", ["ppo_trainer", "ppo_megatron_trainer.yaml"])
+def test_hydras_flags_for_verls_own_configuration_are_its_defaults(own: str) -> None:
+    assert said("--config-path=config", "--config-name", own, "data.seed=3") == {"data.seed": 3}
+    assert said("data.seed=3", f"--config-name={own}", "--config-path", "./config") == {"data.seed": 3}
+
+
+def test_hydras_flags_name_a_file_whose_settings_lose_to_words(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("data: {seed: 1, train_batch_size: 8}\n")
+    words = (f"--config-path={tmp_path}", "--config-name=mine", "data.seed=3")
+    assert said(*words) == {"data.seed": 3, "data.train_batch_size": 8}
+    with pytest.raises(ConfigError, match=r"there is no file .*other\.yaml"):
+        read(["--config-name=other", "data.seed=3"])
+
+
 @pytest.mark.parametrize("words", [[], ["no_such.sh"], ["no_such.yaml", "a=1"], ["."]])
 def test_a_file_that_is_not_there_is_said(words: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"--verl"):
