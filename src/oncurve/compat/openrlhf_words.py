@@ -51,11 +51,11 @@ def from_openrlhf(words: Sequence[str]) -> Translation:
 def _of_script(path: Path) -> list[Word]:
     try:
         return find_call(path.read_text(encoding="utf-8"), PROGRAM, os.environ, path=str(path))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise ConfigError(f"{shown(str(path))}: {reason}; name a shell script, or write the flags") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"{shown(str(path))}: {reason}; name a shell script, or write the flags") from error
 
 
 def _flags(words: Sequence[Word]) -> list[tuple[Word, list[Word]]]:

@@ -33,8 +33,9 @@ def assignments_of(path: Path) -> tuple[list[Assignment], list[str]]:
 
     Raises ConfigError, with the line: it is no YAML, no table, or has a key twice.
     """
+    text = content(path)
     try:
-        root = yaml_node(content(path))
+        root = yaml_node(text)
     except (yaml.YAMLError, ValueError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         place = "" if mark is None else f" (line {mark.line + 1})"
