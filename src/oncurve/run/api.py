@@ -158,7 +158,7 @@ def resume(
         console = Screen()
         try:
             say(console, *resumption.taken_up.lines)
-            trained = TrainedRun(assemble(config, base, given))
+            trained = TrainedRun(assemble(config, base, given, resumed=True))
         except BaseException:
             resumption.held.close()
             raise
