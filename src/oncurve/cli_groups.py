@@ -125,7 +125,8 @@ def reward_check(
 ) -> None:
     """Show what the rewards give to completions, as a table.
 
-    Completions are sampled, or given: in a column of the recipe's data, or in a file.
+    Completions are sampled, or given: in a column of the recipe's data, or in a file. Exit code 2: a reward fails, or
+    all completions and the reference answer have the reward 0.
     """
     from oncurve.run import check_rewards_of, command_config
 
@@ -134,6 +135,8 @@ def reward_check(
     say(found.text())
     if as_json:
         say(json.dumps(found.to_json()))
+    if found.worthless:
+        raise typer.Exit(2)
 
 
 @reward_model_app.command("train", cls=CommandWithExamples)

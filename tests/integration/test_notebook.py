@@ -18,7 +18,7 @@ BEGIN = """
 import os, time, oncurve
 os.environ["OMP_NUM_THREADS"] = "1"
 def reward(completion: str) -> float:
-    if os.path.exists("slow"):
+    if os.path.exists("slow") and os.path.isdir("two"):  # not where it is tried, before there is a folder
         open("sleeping", "w").close()
         time.sleep(120)
     return float(len(completion) % 7)

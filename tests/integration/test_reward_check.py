@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ from typer.testing import CliRunner
 
 from oncurve.cli import app
 from oncurve.config import load_config
-from oncurve.errors import ConfigError, DataError, TrainingError
-from oncurve.run import check_rewards_of
+from oncurve.errors import ConfigError, DataError, TrainingError, UserError
+from oncurve.run import check_data_of, check_rewards_of, train_recipe
 
 TINY = Path(__file__).parents[2] / "src" / "oncurve" / "models" / "tiny"
 ROWS = [
@@ -62,7 +64,7 @@ def test_given_completions_are_scored_one_group_per_row_and_faults_are_shown(tmp
 def test_a_part_of_a_table_and_a_file_without_prompts_hold_completions_too(tmp_path: Path):
     best = check_rewards_of(*load_config("grpo", words(tmp_path)), column="best.text", prompts=6)
     assert [one.reward for _, _, scored in best.groups for one in scored] == [1.0] * 6
-    assert "All completions have the reward 1." in best.text()
+    assert "all completions have the reward 1," in best.text()
     file = jsonl(tmp_path / "b.jsonl", [{"completion": "It is 5.", "answer": 5}, {"completion": "6", "answer": "5"}])
     given = check_rewards_of(*load_config("grpo", words(tmp_path)), file=file)
     assert [one.reward for _, _, scored in given.groups for one in scored] == [1.0, 0.0]
@@ -112,3 +114,88 @@ def test_the_command_prints_the_table_and_refuses_with_exit_code_2(tmp_path: Pat
     assert json.loads(lines[-1])["groups"][0]["completions"][0]["reward"] == 1.0
     refused = CliRunner().invoke(app, given)
     assert isinstance(refused.exception, DataError)  # which the command prints and exits with 2
+
+
+BROKEN = """
+import os, sys, time
+def none(completion, answer): return None
+def text(completion, answer): return "1"
+def a_list(completion, answer): return [1.0]
+def table(completion, answer): return {"points": 1}
+def nan(completion, answer): return float("nan")
+def raises(completion, answer): return 1 / 0
+def exits(completion, answer): sys.exit(3)
+def dies(completion, answer): os._exit(1)
+def slow(completion, answer): time.sleep(1000)
+def by_form(completion, answer): return float(answer.split("####")[1] in completion)
+def short(completions, **columns): return [1.0]
+def no_list(completions, **columns): return None
+def batch(completions, **columns): raise ValueError("bad")
+def compute_score(data_source, solution_str, ground_truth, extra_info=None): return {"acc": 1.0}
+def steps(completion, answer): return {"steps": [1.0] * 1000}
+"""
+FINE = """
+def fine(completion, answer): return float(answer in completion)
+def many(completions, answer, **columns): return [float(a in c) for a, c in zip(answer, completions)]
+def picky(completion, answer): return float(completion.split("####")[1].strip() == answer)
+def zero(completion, answer): return 0.0
+"""
+
+
+def recipe_words(folder: Path, code: str, name: str) -> list[str]:
+    (folder / "mine.py").write_text(code)
+    rewards = f"rewards=[{{path='{folder / 'mine.py'}:{name}', processes=1, timeout_seconds=1}}]"
+    return words(folder, rewards)
+
+
+@pytest.mark.parametrize("name", [line.split("(")[0][4:] for line in BROKEN.splitlines() if line.startswith("def ")])
+def test_a_broken_reward_is_found_before_the_model_loads(tmp_path: Path, name: str):
+    said = recipe_words(tmp_path, BROKEN, name)
+    no_model = [*said, f"model.path={tmp_path}"]
+    found = check_data_of(*load_config("grpo", said))
+    assert len(found.problems) == 1
+    for attempt in (
+        lambda: check_rewards_of(*load_config("grpo", no_model), sample=True),
+        lambda: train_recipe(*load_config("grpo", [*no_model, "eval.every=0"]), tmp_path / "out"),
+    ):
+        with pytest.raises(UserError, match=rf"(?s){name}.*{tmp_path / 'a.jsonl'} line 1|line 1.*{name}") as caught:
+            attempt()
+        assert "Traceback" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "warned", "mean"),
+    [
+        ("fine", "", 1.0),
+        ("many", "", 1.0),
+        ("picky", "reward picky failed for .*IndexError", 1.0),
+        ("zero", "reward zero gives the reference answer of .* 0 and a made-up text 0", 0.0),
+    ],
+)
+def test_a_reward_that_works_is_only_warned_of(tmp_path: Path, name: str, warned: str, mean: float):
+    found = check_data_of(*load_config("grpo", recipe_words(tmp_path, FINE, name)))
+    assert found.problems == ()
+    assert [bool(re.search(warned, line)) for line in found.warnings] == [True] * bool(warned)
+    assert ("A run would take this." in found.text()) == (not warned)
+    assert (found.rewards[0].tried, found.rewards[0].read, found.rewards[0].mean) == (6, 6, mean)
+
+
+def test_a_reward_check_where_right_answers_score_0_too_exits_with_2(tmp_path: Path):
+    said = recipe_words(tmp_path, FINE, "zero")
+    ended = CliRunner().invoke(app, ["reward", "check", "grpo", *said, "--column", "tries"])
+    assert ended.exit_code == 2
+    assert "Warning: all completions have the reward 0" in ended.output
+    ended = CliRunner().invoke(
+        app, ["reward", "check", "grpo", *recipe_words(tmp_path, FINE, "fine"), "--column", "tries"]
+    )
+    assert ended.exit_code == 0
+
+
+def test_the_reward_of_init_reads_plain_answers_and_worked_solutions(test_data: Path):
+    shipped = import_module("oncurve.recipes.rewards.own").reward
+    for line in (test_data / "gsm8k" / "test.jsonl").read_text().splitlines()[:200]:
+        solution = json.loads(line)["answer"]
+        number = solution.partition("#### ")[2]
+        assert shipped(f"So it is.\n#### {number}", solution) == shipped(f"#### {number}", number) == 1.0
+        assert shipped(f"#### {number}1", solution) == 0.0

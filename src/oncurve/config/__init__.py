@@ -29,7 +29,12 @@ if TYPE_CHECKING:
         tables_of as tables_of,
     )
     from oncurve.config.best import measured as measured
-    from oncurve.config.columns import check_columns as check_columns
+    from oncurve.config.columns import (
+        blind as blind,
+        check_columns as check_columns,
+        trials_on as trials_on,
+        try_rewards as try_rewards,
+    )
     from oncurve.config.completeness import check_complete as check_complete, missing as missing
     from oncurve.config.equation import explain as explain
     from oncurve.config.in_words import plan as plan

@@ -102,6 +102,11 @@ def prompt_columns(row: Mapping[str, Any], settings: DataSettings) -> dict[str, 
     return {name: value for name, value in row.items() if name != own or not left_out}
 
 
+def filled_prompt(row: Mapping[str, Any], settings: DataSettings) -> Any:
+    """The prompt of a row as its column holds it, or as the template makes it."""
+    return row[settings.prompt_column] if settings.template is None else fill(settings.template, row)
+
+
 @dataclass(frozen=True)
 class Prompts:
     """Rows as prompts: `prompts[i]` is made on access. `dropped` is the number of rows that were too long and left out.
@@ -125,8 +130,7 @@ class Prompts:
     def __getitem__(self, index: int) -> Prompt:
         """Row `index` as a prompt; its id is the row's number. Raises DataError, with the row's place."""
         row, number = self.rows.items[index], self.rows.numbers[index]
-        template, column = self.settings.template, self.settings.prompt_column
-        asked = row[column] if template is None else fill(template, row)
+        asked = filled_prompt(row, self.settings)
         try:
             prompt = self._asked(number, asked, self.columns(index))
             if self.longest is not None and len(prompt.ids) > self.longest:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         check_reward as check_reward,
         kind_meant as kind_meant,
     )
+    from oncurve.rewards.trial import Trial as Trial, can_be_tried as can_be_tried, tried as tried
     from oncurve.rewards.verify import (
         Exact as Exact,
         Numeric as Numeric,

@@ -35,6 +35,14 @@ OWN_KEYS = ("model", "messages", "temperature", "max_tokens", "n", "stream")
 _FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n\s*```\s*", re.DOTALL)
 
 
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError: a key is there twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key is there twice")
+    return table
+
+
 def _checked_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -191,11 +199,13 @@ class ModelJudge(RewardSettings):
                 raise ValueError(f"{found[0]!r:.40} is no number, in the answer") from None
         fenced = _FENCE.fullmatch(text)
         try:
-            said = json.loads(fenced[1] if fenced else text)
-        except (ValueError, RecursionError):
-            raise ValueError("the answer is no JSON") from None
+            said = json.loads(fenced[1] if fenced else text, object_pairs_hook=_table)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                "a key is twice in the answer" if "twice" in str(error) else "the answer is no JSON"
+            ) from None
         score = said.get(self.field) if isinstance(said, dict) else None
-        if not isinstance(score, (int, float)):
+        if not isinstance(score, (int, float)) or isinstance(score, bool):
             raise ValueError(f"no number under {self.field!r} in the answer")
         return float(score)
 
@@ -263,7 +273,8 @@ class EndpointRunner:
                 answer = self.endpoint.answer(body, self.settings.timeout_seconds, stopped)
             finally:
                 self.replies.release()
-            return self.replies.add(key, answer.text, answer.tokens)
+            text = answer.text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be stored
+            return self.replies.add(key, text, answer.tokens)
         except Unanswered as error:
             return Reply(None, error.kind, f"{error}{' (timeout_seconds)' * (error.kind == 'timeout')}")
         except RewardError as error:

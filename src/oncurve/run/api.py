@@ -161,7 +161,7 @@ def resume(
         console = Screen()
         try:
             say(console, *resumption.taken_up.lines)
-            trained = TrainedRun(assemble(config, base, given))
+            trained = TrainedRun(assemble(config, base, given, resumed=True))
         except BaseException:
             resumption.held.close()
             raise

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
-from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns
+from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import PromptOrder, Prompts, Rows, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
@@ -212,11 +212,12 @@ def _adapter_facts(adapter: Adapter, width: int) -> AdapterFacts:
     return AdapterFacts(adapter.rank, adapter.alpha, len(adapter.paths), count, width * count)
 
 
-def assemble(config: RunConfig, base: Path | None = None, given: Overrides | None = None) -> Run:
+def assemble(config: RunConfig, base: Path | None = None, given: Overrides | None = None, resumed: bool = False) -> Run:
     """A run from its settings, cheap checks first: data, rewards, model, then the parts around them.
 
     `base` is where relative paths in the settings start (the working directory if None); `given` stands in for what
-    `[model]` would load. Nothing is written: see `Run.open_directory`. Raises UserError for what the user can fix.
+    `[model]` would load. The rewards of a run that is `resumed` are not tried again. Nothing is written: see
+    `Run.open_directory`. Raises UserError for what the user can fix.
     """
     given = given or Overrides()
     if not config.cluster.alone:
@@ -232,6 +233,8 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
     rewards = RewardSet(()) if optional else RewardSet.build(config.fitted_rewards, base=base)
     try:
         check_columns(rewards, config.data, rows, eval_rows)
+        if not resumed:
+            rewards.announcements += try_rewards(rewards, config.data, rows)
         if given.model is None:
             loaded = config.model.build(masters=True, lora=config.lora, seed=config.run.seed)
         else:

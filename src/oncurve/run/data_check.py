@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.config import RunConfig
+from oncurve.config import RunConfig, trials_on, try_rewards
 from oncurve.data import Prompts, Rows, load_eval_rows, load_rows, open_prompts, prompt_columns
 from oncurve.errors import DataError, UserError
 from oncurve.output import visible
-from oncurve.rewards import RewardSet
+from oncurve.rewards import RewardSet, Trial
 from oncurve.run.row_lengths import read_tokenizer
 
 SHOWN = 3
 SHOWN_CHARACTERS = 1500
 GENERATED = 1000
 """Rows of a generated source that are looked at."""
+TRIED = 32
+"""Rows for which rewards are called with the reference answer."""
 PERCENTILES = (50, 90, 99)
 NO_MODEL = "model.path is not set, so prompts are not tokenised: add model.path=FOLDER_OR_ID"
 
@@ -36,13 +38,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one reward takes of the data: columns that it needs, others that it takes, and what is wrong with rows."""
+    """What one reward takes of the data: columns that it needs, others that it takes, and what is wrong with rows.
+
+    `tried`: how many rows it was called for; it gave a number in `read` of them, and `mean` to the reference answers.
+    """
 
     name: str
     needs: tuple[str, ...]
     takes: tuple[str, ...]
     lacking: int
     first: str | None
+    tried: int = 0
+    read: int = 0
+    mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ class DataCheck:
     lengths: Mapping[str, Lengths] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The findings as lines to read."""
@@ -93,12 +102,13 @@ class DataCheck:
         lines += ["", "Tokens per prompt" + ("" if self.limit is None else f", of which at most {self.limit:,} fit")]
         lines += [f"  {name:<9}{_of_lengths(found, self.overlong)}" for name, found in self.lengths.items()]
         lines += [f"  {note}" for note in self.notes]
-        lines += ["", "A run would refuse this:" if self.problems else "A run would take this."]
-        return visible("\n".join([*lines, *(f"  {problem}" for problem in self.problems)]))
+        would = "A run would take this." if not self.warnings else "A run would begin, but look at the rewards first:"
+        lines += ["", "A run would refuse this:" if self.problems else would]
+        return visible("\n".join([*lines, *(f"  {line}" for line in self.problems or self.warnings)]))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        keys = ("rows", "held_out", "looked_at", "limit", "overlong", "notes", "problems")
+        keys = ("rows", "held_out", "looked_at", "limit", "overlong", "notes", "problems", "warnings")
         return {
             **{key: getattr(self, key) for key in keys},
             "columns": [vars(column) for column in self.columns],
@@ -112,6 +122,10 @@ def _of_reward(reward: Needs) -> str:
     takes = f"; takes {', '.join(reward.takes)} where there" if reward.takes else ""
     needs = f"needs {', '.join(reward.needs)}" if reward.needs else "needs no column"
     found = f"; {reward.lacking:,} rows lack it" if reward.lacking else "; there in every row" if reward.needs else ""
+    if reward.tried:
+        found += f"; reads {reward.read:,} of the first {reward.tried:,} rows"
+    if reward.mean is not None:
+        found += f", whose reference answers score {reward.mean:.4g} on average"
     return f"{reward.name}: {needs}{takes}{found}"
 
 
@@ -128,8 +142,8 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     make no prompt, a reward cannot be loaded.
     """
     rows, held_out = load_rows(config.data, base), load_eval_rows(config.data, base)
-    problems = list[str]()
-    rewards = _rewards(config, base, rows, held_out, problems)
+    problems, warnings = list[str](), list[str]()
+    rewards = _rewards(config, base, rows, held_out, problems, warnings)
     tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
     notes = () if config.model.path else (NO_MODEL,)
     some = rows.first(GENERATED) if rows.generated else rows
@@ -154,11 +168,14 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
         lengths=lengths,
         notes=notes,
         problems=tuple(dict.fromkeys(problems)),
+        warnings=tuple(warnings),
     )
 
 
-def _rewards(config: RunConfig, base: Path, rows: Rows, held_out: Rows, problems: list[str]) -> tuple[Needs, ...]:
-    """What each reward takes of the rows; what is wrong with them goes to `problems`."""
+def _rewards(
+    config: RunConfig, base: Path, rows: Rows, held_out: Rows, problems: list[str], warnings: list[str]
+) -> tuple[Needs, ...]:
+    """What each reward takes of the rows and gives for them; what is wrong goes to `problems` and `warnings`."""
     if not config.rewards:
         return ()
     found = []
@@ -175,7 +192,21 @@ def _rewards(config: RunConfig, base: Path, rows: Rows, held_out: Rows, problems
                         first = first or f"{some.place(some.numbers[index])}: {wrong}"
             problems += [] if first is None else [first]
             found.append(Needs(component.name, needs, takes, lacking, first))
-    return tuple(found)
+        if problems:
+            return tuple(found)
+        try:
+            warnings += try_rewards(rewards, config.data, rows)
+        except UserError as error:
+            problems.append(str(error))
+            return tuple(found)
+        trials = [trials_on(rewards, config.data, rows, index) for index in range(min(TRIED, len(rows)))]
+    return tuple(_with_trials(needs, [of[needs.name] for of in trials if needs.name in of]) for needs in found)
+
+
+def _with_trials(needs: Needs, trials: Sequence[Trial]) -> Needs:
+    given = [trial.reference for trial in trials if trial.reference is not None]
+    read = sum(trial.reference is not None or trial.made_up is not None for trial in trials)
+    return replace(needs, tried=len(trials), read=read, mean=math.fsum(given) / len(given) if given else None)
 
 
 def _opened(rows: Rows, config: RunConfig, tokenizer: Any, room: int | None, problems: list[str]) -> Prompts:

@@ -11,13 +11,14 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.cluster import NoCluster
-from oncurve.config import RunConfig, check_columns, check_complete, load_config
+from oncurve.config import RunConfig, check_columns, check_complete, load_config, try_rewards
 from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError, command
 from oncurve.evaluate import Evaluation
 from oncurve.models import LocalWeights
 from oncurve.models.layers import reach_of
 from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
+from oncurve.output import urgent
 from oncurve.paths import usable_path
 from oncurve.process import prepare_process
 from oncurve.rewards import RewardSet
@@ -78,6 +79,8 @@ def evaluate_target(
     prepare_process(config.run.threads)
     with RewardSet.build(config.fitted_rewards, base=base) as rewards:
         check_columns(rewards, config.data, prompts_of)
+        for line in try_rewards(rewards, config.data, prompts_of):
+            urgent(f"oncurve: {line}")
         give_own_model(rewards, config, folder / "reward_model")
         loaded = config.model.build(lora=config.lora)
         fits = room_for_prompts(loaded, config)
@@ -153,7 +156,7 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
 def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> TargetEvaluation:
     """The evaluation of the newest checkpoint of a run that has not ended."""
     config, base = load_config(source, words)
-    with assemble(config.model_copy(update={"cluster": NoCluster()}), base) as run:  # nothing is trained
+    with assemble(config.model_copy(update={"cluster": NoCluster()}), base, resumed=True) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.config import RunConfig, check_columns, check_complete
+from oncurve.config import RunConfig, check_columns, check_complete, try_rewards
 from oncurve.data import (
     MISSING,
     Files,
@@ -55,11 +55,18 @@ class RewardCheck:
 
     source     where the completions come from, in words
     names      the rewards, in the order of the recipe
+    warnings   of the trial of the rewards on the first row
     """
 
     source: str
     names: tuple[str, ...]
     groups: tuple[tuple[str, str, tuple[Scored, ...]], ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def worthless(self) -> bool:
+        """Whether all completions and a reference answer have the reward 0: the rewards are wrong, not the model."""
+        return bool(self.warnings) and all(one.reward == 0 for one in self._all())
 
     def text(self) -> str:
         """The table, and for each reward its mean and range."""
@@ -82,6 +89,7 @@ class RewardCheck:
         return {
             "source": self.source,
             "rewards": list(self.names),
+            "warnings": list(self.warnings),
             "groups": [
                 {"place": place, "prompt": prompt, "completions": [vars(one) for one in scored]}
                 for place, prompt, scored in self.groups
@@ -110,7 +118,9 @@ class RewardCheck:
             )
         rewards = {one.reward for one in self._all()}
         if len(rewards) == 1 and len(self._all()) > 1 and not faults:
-            yield f"All completions have the reward {_number(rewards.pop())}."
+            same = _number(rewards.pop())
+            yield f"Warning: all completions have the reward {same}, so a run would learn nothing from them."
+        yield from (f"Warning: {line}" for line in self.warnings)
 
 
 def _both_ends(text: str) -> str:
@@ -153,6 +163,7 @@ def check_rewards_of(
     prepare_process(config.run.threads)
     with RewardSet.build(config.fitted_rewards, base=base) as rewards:
         check_columns(rewards, config.data, rows)
+        warnings = try_rewards(rewards, config.data, rows)
         give_own_model(rewards, config, Path("reward_model"))
         if given is None:
             groups = _sampled(rows, config, rewards, n or config.rollout.group_size)
@@ -162,7 +173,7 @@ def check_rewards_of(
             source = f"from the column {column!r} of " + ("the recipe's data" if file is None else str(file))
         scored = rewards.score(groups)
         names = tuple(component.name for component in rewards.components)
-    return RewardCheck(source, names, tuple(_table(rows, group) for group in scored))
+    return RewardCheck(source, names, tuple(_table(rows, group) for group in scored), tuple(warnings))
 
 
 SHARED = ("prompt_column", "columns", "template", "system", "chat", "chat_template_kwargs")

@@ -108,7 +108,7 @@ def _go_on(
                 say(console, f"eval.patience = {now.eval.patience} ended it early; to go on: {again}")
             return None
         say(console, *resumption.taken_up.lines)
-        with assemble(now, base) as run:
+        with assemble(now, base, resumed=True) as run:
             restore(run, resumption, console)
             return finish(run, console, returns=returns)
 

@@ -83,7 +83,9 @@ READ = {
     '{"score": 1}': 1.0,
     ' {"score": 0.25, "why": "..."} ': 0.25,
     '```json\n{"score": 0.5}\n```': 0.5,
-    '{"score": true}': 1.0,
+    '{"score": true}': "no number under 'score'",
+    '{"score": 0, "score": 1}': "a key is twice in the answer",
+    '{"score": 1, "why": {"a": 1, "a": 2}}': "a key is twice in the answer",
     '{"score": 1.5}': "the score 1.5 is not between 0 and 1",
     '{"score": -0.1}': "is not between 0 and 1",
     '{"score": NaN}': "is not between 0 and 1",
@@ -347,3 +349,22 @@ def test_it_is_a_table_of_a_recipe_and_stands_in_the_resolved_configuration(serv
     config, _ = load_config(None, [f"rewards=[{{{form}, url='{server.url}/'}}]"])
     assert isinstance(config.rewards[0], ModelJudge)
     assert config.rewards[0].url == server.url
+
+
+def test_half_a_character_in_an_answer_is_stored_and_read_again(
+    server: ChatServer, build: Build, tmp_path: Path
+) -> None:
+    half = json.dumps({"score": 0.5, "why": "\ud83d"})
+    answer = {"choices": [{"message": {"content": half}}, {"message": {"content": "\ud83d"}}]}
+    server.says = lambda message, number: Says(raw=json.dumps(answer).encode())
+    for _ in range(2):
+        with build() as rewards:
+            rewards.keep_in(tmp_path)
+            assert rewards_of(rewards.score([group("a")])) == [0.5]
+    raw = {"choices": [{"message": {"content": '{"score": 0.5, "why": "\ud83d"}'}}]}
+    server.says = lambda message, number: Says(raw=json.dumps(raw).encode())
+    for _ in range(2):
+        with build() as rewards:
+            rewards.keep_in(tmp_path)
+            assert rewards_of(rewards.score([group("b")])) == [0.5]
+    assert len(server.asked) == 2

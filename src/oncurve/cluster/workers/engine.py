@@ -380,10 +380,7 @@ class FleetEngine(Closing):
         for worker, call in self._calls.items():
             if now > call.deadline:
                 call.deadline = float("inf")
-                fleet.kill(
-                    worker,
-                    f"it did not decode a shard within {now - call.began:.0f} seconds (cluster.wait_seconds, or less)",
-                )
+                fleet.kill(worker, f"it did not decode a shard within {now - call.began:.0f} s (cluster.wait_seconds)")
 
     def _decode_here(self, rollout: Rollout, index: int) -> None:
         refused = rollout.refused.get(index)
