@@ -72,19 +72,7 @@ def evaluate_target(
     no_training = ("eval.every=0", "eval.patience=0", "checkpoint.best=null")
     whole = [] if data is None else [*nothing_held_out, *no_training]
     words = [*whole, *overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
-    if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
-        raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
-    if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
-        raise ConfigError(
-            f"{target} is a recipe; name the run or the model that is evaluated, and the recipe after it: "
-            + command("eval", "MODEL", "--recipe", target)
-        )
-    if not is_run and recipe is None and not (overrides or data or reward):
-        raise ConfigError(
-            f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
-            f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by options: "
-            + command("eval", target, "--data", "FILE.jsonl", "--reward", "math")
-        )
+    _check_target(target, folder, is_run or recipe is not None or bool(overrides or data or reward))
     source = recipe or (folder / "config.toml" if is_run else None)
     arguments = [*data_arguments(data), *reward_arguments(list(reward) or None)]
 
@@ -114,6 +102,23 @@ def evaluate_target(
             with answers_kept(rewards, folder if is_run else None):
                 found = evaluate_policy(engine, rewards, prompts, config, n)
             return TargetEvaluation(target, replace(found, held_out=held_out))
+
+
+def _check_target(target: str, folder: Path, told: bool) -> None:
+    """Raises UserError: there is no such folder, it is a recipe, or nothing tells its prompts and rewards."""
+    if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
+        raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
+    if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
+        raise ConfigError(
+            f"{target} is a recipe; name the run or the model that is evaluated, and the recipe after it: "
+            + command("eval", "MODEL", "--recipe", target)
+        )
+    if not told:
+        raise ConfigError(
+            f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
+            f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by options: "
+            + command("eval", target, "--data", "FILE.jsonl", "--reward", "math")
+        )
 
 
 @contextmanager
