@@ -218,11 +218,17 @@ def evaluate_command(
     target: Annotated[str, typer.Argument(help="A run's folder, or a model (folder or hub id).", metavar="DIR|MODEL")],
     overrides: Overrides = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Take prompts and rewards from this recipe (needed for a MODEL).")
+        str | None,
+        typer.Option(
+            "--recipe", help="Take prompts and rewards from this recipe (a MODEL needs it, or --data and --reward)."
+        ),
     ] = None,
     n: Annotated[int, typer.Option("--n", help="Sampled completions per prompt, for pass@k and maj@k.", min=1)] = 8,
     limit: Annotated[int | None, typer.Option("--limit", help="Evaluate at most this many prompts.", min=1)] = None,
     trust: Trust = False,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
     as_json: Json = False,
 ) -> None:
     """Measure accuracy, pass@k, maj@k and mean reward.
@@ -231,7 +237,16 @@ def evaluate_command(
     """
     from oncurve.run import evaluate_target
 
-    evaluation = evaluate_target(target, overrides or [], recipe=recipe, n=n, limit=limit)
+    evaluation = evaluate_target(
+        target,
+        overrides or [],
+        recipe=recipe,
+        n=n,
+        limit=limit,
+        data=data,
+        reward=reward or [],
+        presets=preset or [],
+    )
     say(evaluation.text())
     if as_json:
         say(json.dumps(evaluation.to_json()))

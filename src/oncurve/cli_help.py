@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from itertools import islice
 from typing import Any
 
 from typer.core import TyperCommand
+
+from oncurve.errors import ConfigError
+
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
 EXAMPLES = {
     "train": (
@@ -30,7 +37,7 @@ EXAMPLES = {
     ),
     "eval": (
         "oncurve eval runs/gsm8k --n 8",
-        "oncurve eval Qwen/Qwen2.5-0.5B-Instruct --recipe gsm8k.toml --limit 200",
+        "oncurve eval Qwen/Qwen2.5-0.5B-Instruct --data test.jsonl --reward math --limit 200",
     ),
     "demo": ("oncurve demo", "oncurve demo --ppo --out runs/demo"),
     "doctor": ("oncurve doctor runs/gsm8k", "oncurve doctor runs/gsm8k --json"),
@@ -80,7 +87,48 @@ def _lists(name: str) -> dict[str, list[str]]:
 
 
 class CommandWithExamples(TyperCommand):
-    """A command whose help ends with examples and the words that it takes."""
+    """A command whose help ends with examples and the words that it takes.
+
+    An option that is a setting, perhaps under another tool's name, is answered with the command to type.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words. Raises ConfigError with the same command in words that there are."""
+        if any(each.name == "overrides" for each in self.params) and "--verl" not in args:
+            self._check_options(ctx.command_path, args)
+        return list(super().parse_args(ctx, args))
+
+    def _check_options(self, path: str, args: list[str]) -> None:
+        known = {option: each for each in self.params for option in each.opts} | {"--help": None, "-h": None}
+        typed, unknown, notes, first = list[str](), list[str](), list[str](), True
+        rest = iter(args)
+        for word in rest:
+            option, equals, value = word.partition("=")
+            if option in known or not _OPTION.fullmatch(option):
+                typed.append(word)
+                takes = known.get(option)
+                if takes is not None and not equals and not getattr(takes, "is_flag", False):
+                    typed.extend(islice(rest, 1))
+                elif option not in known and not equals:
+                    first = False
+                continue
+            value = value if equals else next(rest, "VALUE")
+            from oncurve.run import words_for
+
+            words, note = words_for(option, value, known)
+            unknown.append(option)
+            notes += [f"{option}: {note}"] if note else []
+            if not words and not note:
+                return  # not like any: the parser's own error
+            if words == [f"model.path={value}"] and first:
+                typed.insert(0, value)
+                first = False
+            else:
+                typed.extend(words)
+        if unknown:
+            notes += ["a setting is a word section.key=value"]
+            line = f"; the same command in words of oncurve: {shlex.join([*path.split(), *typed])}"
+            raise ConfigError(f"no such option: {', '.join(unknown)} ({'; '.join(notes)}){line}")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Examples, then recipes, presets or machines by name."""

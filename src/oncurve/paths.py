@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ LONGEST_PATH, LONGEST_NAME = 4000, 255
 """Bytes of a path and of one name in it; file systems refuse longer ones."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _FILE_OF_ROWS = re.compile(r".*\.(jsonl?|parquet|csv|tsv|txt|gz|zst|zip|xlsx|arrow)", re.IGNORECASE)
 
 
@@ -40,6 +42,13 @@ def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
         found = Path(text).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{where}: {shown(text)}: there is no home directory of that user") from error
+    if ("\\" in text or _DRIVE.match(text)) and not os.path.lexists((base or Path()) / found):
+        drive = _DRIVE.match(text)
+        linux = (f"/mnt/{text[0].lower()}/" + text[2:].lstrip("\\/") if drive else text).replace("\\", "/")
+        raise ConfigError(
+            f"{where}: there is no {shown(text)}, and paths have slashes here, as in {shlex.quote(linux)}"
+            + (" (where WSL has the drive); a shell takes backslashes away unless they are quoted" if drive else "")
+        )
     if _closed((base or Path()) / found):
         raise ConfigError(
             f"{where}: {shown(str(found))} cannot be reached: this user has no permission to read it, or to search a "

@@ -313,7 +313,14 @@ def _as_list(given: Any, place: str) -> str:
     """How to write a value as a list: a shell takes the quotes of a list's strings unless all of it is quoted."""
     if isinstance(given, str) and given.startswith("["):
         return f'; in a shell write \'{place}=["…", "…"]\', with all of its quotes'
-    return f"; write [{json.dumps(given)}]" if isinstance(given, str | int | float) and len(str(given)) < 80 else ""
+    if not isinstance(given, str | int | float) or len(str(given)) >= 80:
+        return ""
+    word = shlex.quote(f"{place}=[{json.dumps(given)}]")
+    return (
+        f"; write [{json.dumps(given)}], in a shell {word}"
+        if isinstance(given, str | int | float) and len(str(given)) < 80
+        else ""
+    )
 
 
 def _other_tools_word(place: str, keys: list[str]) -> str:

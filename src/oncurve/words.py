@@ -214,6 +214,22 @@ KINDS = {
 """By section, another tool's name of a kind to the kind here; "": an example in docs/extending.md."""
 
 
+_ON_PAIRS = (
+    "it trains on pairs without sampling. Nearest is a reward model that is trained on the pairs, and a run with it: "
+    "oncurve reward-model train reward_models/sentiment data.path=PAIRS.jsonl reward_model.path=MODEL --out REWARD, "
+    "then oncurve train MODEL --data PROMPTS.jsonl --reward REWARD/model"
+)
+METHODS = {
+    **dict.fromkeys(("dpo", "kto", "ipo", "orpo", "simpo", "cpo"), _ON_PAIRS),
+    "sft": "it trains on given texts. Nearest is --preset distill with advantage.teacher=MODEL; or train with another "
+    "tool first, and go on with its model here",
+    "remax": "nearest is --preset rloo",
+    "vpg": "nearest is --preset rloo",
+    "reinforce": "nearest is --preset reinforce_pp_baseline, or rloo",
+}
+"""By the name of a method that has no preset: what is nearest."""
+
+
 def kind_for(where: str, written: str) -> str:
     """`"; did you mean 'x'?"` for another tool's name of a kind of the section that `where` begins with, or `""`."""
     kind = KINDS.get(where.split(".")[0], {}).get(written.lower())

@@ -95,7 +95,7 @@ DATA = {
     "nothing": (b"", "data.jsonl has no rows"),
     "broken JSON": (b'{"prompt": "w3"}\n' * 16 + b'{"prompt": "w3",', "data.jsonl line 17, column 17: not JSON"),
     "another encoding": (b'{"prompt": "caf\xe9"}\n', "data.jsonl line 1, byte 16: not UTF-8"),
-    "an array": (b'[{"prompt": "w3"}]\n', "data.jsonl line 1: expected an object"),
+    "an array": (b'[{"prompt": "w3"}, 4]\n', "data.jsonl row 2: expected an object"),
     "half a character": (b'{"prompt": "w3 \\ud800"}\n', "data.jsonl line 1: column 'prompt' holds half a character"),
     "an empty prompt": (b'{"prompt": ""}\n', "is an empty string"),
 }

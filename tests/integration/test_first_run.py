@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from oncurve.cli import app
 from oncurve.cli_groups import RECIPE
 from oncurve.cli_help import EXAMPLES
 from oncurve.config import load_config, starters, write_recipe
+from oncurve.data import load_eval_rows
 from oncurve.errors import ConfigError
 from oncurve.forecast import MACHINES
 from oncurve.run import command_config
@@ -98,7 +100,83 @@ def test_every_command_with_a_recipe_has_the_options_of_train() -> None:
         assert {"--data", "--reward", "--preset"} <= {word for param in each.params for word in param.opts}, each.name
 
 
+OPTIONS = {
+    "--steps 10": "run.steps=10",
+    "--lr=1e-5": "learner.learning_rate=1e-5",
+    "--learning-rate 1e-5": "learner.learning_rate=1e-5",
+    "--batch-size 8": "data.prompts_per_step=8",
+    "--num_generations 4": "rollout.group_size=4",
+    "--output-dir 'a b'": "--out 'a b'",
+    "--seed 3": "run.seed=3",
+    "--max_completion_length 99": "rollout.max_new_tokens=99",
+    "--tempreature 0.5": "rollout.temperature=0.5",
+    "--epsilon 0.1 --beta 0": "objective.clip_low=0.1 objective.clip_high=0.1 kl.coef=0",
+    "--dataset other.jsonl": "--data other.jsonl",
+    "--clip-low 0.1": "objective.clip_low=0.1",
+}
+
+
+@pytest.mark.parametrize("typed", OPTIONS)
+def test_an_option_that_is_a_setting_is_answered_with_the_command_to_type(command: Command, typed: str) -> None:
+    said = command("train", "model", "--reward", "exact", *shlex.split(typed))
+    refused(said, f"oncurve train model --reward exact {OPTIONS[typed]}\n")
+
+
+def test_a_model_as_an_option_becomes_the_first_word_and_what_is_like_nothing_stays_an_error(command: Command) -> None:
+    said = command("train", "--model", "m", "--data", "data.jsonl", "--reward", "exact", "--steps", "2")
+    refused(said, "oncurve train m --data data.jsonl --reward exact run.steps=2\n")
+    refused(command("resume", "run", "--steps", "5"), "oncurve resume run run.steps=5\n")
+    said = command("train", "model", "--zzzqqq")
+    assert said.code == 2
+    assert "No such option: --zzzqqq" in said.err
+
+
+def test_a_file_of_rows_is_data_as_a_word_and_for_an_evaluation(command: Command) -> None:
+    config, _, _ = command_config("model", ["data.jsonl", "run.steps=2"], rewards=["exact"])
+    assert config.data.model_dump()["path"] == os.path.abspath("data.jsonl")
+    one, two = (
+        command("eval", "model", *words, "--reward", "exact", "--n", "1", "rollout.max_new_tokens=3")
+        for words in (["--data", "data.jsonl"], ["data.jsonl"])
+    )
+    assert (one.code, one.out) == (0, two.out), one.err
+    refused(command("train", "model", "data.jsonl", "reward.py:length"), "--reward reward.py:length")
+    refused(
+        command("train", "model", "data.jsonl", "other.jsonl", "--reward", "exact"), "a command takes one file of rows"
+    )
+
+
+def test_a_run_is_evaluated_on_all_rows_of_other_data(command: Command) -> None:
+    held_out = ("data.eval_fraction=0.5", "eval.every=1", "checkpoint.best=eval/reward", "eval.patience=9")
+    words = ("model", "data.jsonl", "--reward", "exact", *QUICK, *held_out, "--out", "out")
+    assert command("train", *words).code == 0
+    said = command("eval", "out", "--data", "data.jsonl", "--n", "1")
+    assert said.code == 0, said.err
+    assert "6 prompts" in said.out
+
+
+def test_a_tenth_of_enough_rows_is_held_out_and_evaluated_unless_a_word_says_otherwise(command: Command) -> None:
+    def held_out(rows: int, *words: str, of: str = "model") -> tuple[int, int]:
+        line = '{"prompt": "w3", "answer": "w4"}\n'
+        Path("rows.jsonl").write_text(line * rows)
+        config, base, _ = command_config(of, words, data="rows.jsonl", rewards=["exact"])
+        return len(load_eval_rows(config.data, base)), config.eval.every
+
+    assert held_out(199) == (0, 0)
+    assert held_out(200) == (20, 50)
+    assert held_out(5000) == (100, 50)
+    assert held_out(200, "eval.every=0") == (0, 0)
+    assert held_out(200, "data.eval_fraction=0.5", "eval.every=7") == (100, 7)
+    assert held_out(200, "data.template=null", of="gsm8k") == (4, 50)
+    said = command("config", "explain", "model", "rows.jsonl", "--reward", "exact")
+    assert "Evaluation before step 1 and every 50 steps on" in said.out
+
+
 WRONG = {
+    "/mnt/c/x/y.jsonl": ("train", "model", "--data", "C:\\x\\y.jsonl", "--reward", "exact"),
+    "data/y.jsonl": ("data", "check", "model", "--data", "data\\y.jsonl", "--reward", "exact"),
+    "/mnt/d/m": ("train", "D:/m", "--data", "data.jsonl", "--reward", "exact"),
+    "'tracking.to=[\"tensorboard\"]'": ("train", "task", "tracking.to=tensorboard"),
+    "there is no dpo here": ("train", "model", "--data", "data.jsonl", "--reward", "exact", "--preset", "dpo"),
     "model": ("train", "model"),
     "some-lab/a-model": ("train", "some-lab/a-model"),
     "oncurve data check model --data train.jsonl --reward math": ("data", "check", "model"),

@@ -127,7 +127,7 @@ def test_a_setting(command: Command, setting: str) -> None:
 
 DATA = {
     "a table": ("prompt,answer\nw3,w4\n", "data.jsonl line 1, column 1: not JSON"),
-    "an array over lines": ('[\n{"prompt":"w3"}\n]\n', "got a JSON array"),
+    "an array over lines": ('[\n{"prompt":"w3"}\n{"prompt":"w4"}]\n', "line 3, column 1: not JSON"),
     "Python's quotes": ("{'prompt': 'w3'}\n", "line 1, column 2: not JSON"),
     "two objects in a line": ('{"prompt": "w3"}{"prompt":"w4"}\n', "line 1, column 17: not JSON"),
     "null": ('{"prompt": null}\n', "column 'prompt' is empty (null)"),
@@ -163,7 +163,7 @@ RECIPES = {
     "extends=3": "extends: expected a preset's name or a file",
     "extends='recipe.toml'": "extends itself",
     "extends=['grpo','nope']": "there is no recipe or preset 'nope'",
-    "[data]\npath='C:\\data.jsonl'\n": "model.path: missing",
+    "[data]\npath='C:\\data.jsonl'\n": "/mnt/c/data.jsonl",
     "[learner]\nlearning-rate=1e-6\n": "did you mean 'learning_rate'?",
 }
 
@@ -205,7 +205,7 @@ USAGE = [
     "resume",
     "eval model --n 0",
     "eval model --n x",
-    "train recipe.toml --learning-rate 1",
+    "train recipe.toml --zzzqq 1",
     "config diff",
 ]
 

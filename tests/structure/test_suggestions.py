@@ -102,7 +102,7 @@ def test_a_command_reaches_the_shell_word_for_word(name: str) -> None:
     assert said.stdout.split("\0")[:-1] == words
     with pytest.raises(ConfigError) as refused:
         evaluate_target(name)
-    suggestions = re.findall(r"oncurve eval .*?(?=, or by settings: |$)", str(refused.value))
+    suggestions = re.findall(r"oncurve eval .*?(?=, or by options: |$)", str(refused.value))
     assert [shlex.split(suggestion)[2] for suggestion in suggestions] == [name, name]
 
 

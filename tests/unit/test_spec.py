@@ -83,7 +83,10 @@ def test_a_missing_kind_lists_the_kinds():
         ({"clip_low": float("nan")}, "objective.clip_low: should be a finite number, got nan"),
         ({"where": "los"}, "objective.where: expected 'loss' or 'reward', got 'los'; did you mean 'loss'?"),
         ({"count": 1.5}, "objective.count: should be a valid integer, got a number with a fractional part, got 1.5"),
-        ({"words": "stop"}, "objective.words: expected a list, got 'stop'; write [\"stop\"]"),
+        (
+            {"words": "stop"},
+            "objective.words: expected a list, got 'stop'; write [\"stop\"], in a shell 'objective.words=[\"stop\"]'",
+        ),
         (
             {"words": "[stop]"},
             "objective.words: expected a list, got '[stop]'; in a shell write 'objective.words=[\"…\", \"…\"]', with "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from oncurve.config.yaml_text import read_yaml
 from oncurve.errors import ConfigError, command, shown, suggest
 from oncurve.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
 from oncurve.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
+from oncurve.words import METHODS
 
 DATA_KEYS = {("data", "path"), ("data", "eval_path")}
 FILE_KEYS = {*DATA_KEYS, ("iterative", "history")}
@@ -142,6 +144,9 @@ def _find(name: str, folder: Path, where: str = "") -> Path:
     if path.is_dir():
         raise ConfigError(f"{where}{path} is a folder, and no run: it has no config.toml; name a recipe; {known}")
     if path.suffix not in SUFFIXES:
+        elsewhere = METHODS.get(name.lower())
+        if elsewhere is not None:
+            raise ConfigError(f"{where}there is no {name} here: {elsewhere}")
         near = suggest(name, [*presets, *own, *recipes]) or suggest(path.name, [*presets, *recipes])
         raise ConfigError(f"{where}there is no recipe or preset {shown(name)}{near or ';'} {known}")
     near = suggest(path.name, recipes) or suggest(path.stem, [*presets, *own])
@@ -246,6 +251,13 @@ def _typed_as(word: str) -> str:
     """A hint on a word that a shell or an editor has changed."""
     if word[:1] in "–—−" and word:
         return f"; an option begins with two hyphens: --{word.lstrip('–—−-')}"
+    code = CODE_PATH.fullmatch(word)
+    if code is not None or word.endswith(".py"):
+        return f"; a reward goes after --reward: --reward {shlex.quote(word if code is not None else f'{word}:NAME')}"
+    if names_rows(word):
+        return '; a command takes one file of rows, or a list of them in quotes: \'data.path=["A", "B"]\''
+    if word.endswith(SUFFIXES):
+        return '; a command takes one recipe, its first word, which may say: extends = ["OTHER.toml"]'
     if word.translate(_PLAIN) != word:
         return "; it has typographic quotes or dashes: type plain ones"
     return ", without blanks around the =" if re.fullmatch(r"[a-z_]+\.[\w.]+|=.*", word) else ""

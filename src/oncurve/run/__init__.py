@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oncurve.run.directory import RunDirectory as RunDirectory
     from oncurve.run.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
     from oncurve.run.exporting import export_logs as export_logs, export_run as export_run
-    from oncurve.run.first_run import command_config as command_config
+    from oncurve.run.first_run import command_config as command_config, words_for as words_for
     from oncurve.run.listing import list_runs as list_runs, table_of as table_of
     from oncurve.run.loop import trainer_config as trainer_config
     from oncurve.run.naming import free_directory as free_directory, run_name as run_name

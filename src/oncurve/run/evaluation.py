@@ -11,7 +11,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.cluster import NoCluster
-from oncurve.config import RunConfig, check_columns, check_complete, load_config, try_rewards
+from oncurve.config import RunConfig, check_columns, check_complete, try_rewards
 from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, RunDirectoryError, command
 from oncurve.evaluate import Evaluation
@@ -22,8 +22,10 @@ from oncurve.output import urgent
 from oncurve.paths import usable_path
 from oncurve.process import prepare_process
 from oncurve.rewards import RewardSet
+from oncurve.run.arguments import configured, data_arguments, reward_arguments
 from oncurve.run.assembly import Run, assemble, build_engine, evaluate_policy
 from oncurve.run.directory import EVAL_REPLIES, LOCK, MARK
+from oncurve.run.first_run import data_among
 from oncurve.run.row_lengths import fix_reach, room_for_prompts
 from oncurve.trainer import Checkpoints
 
@@ -45,9 +47,19 @@ class TargetEvaluation:
 
 
 def evaluate_target(
-    target: str, overrides: Sequence[str] = (), *, recipe: str | None = None, n: int = 8, limit: int | None = None
+    target: str,
+    overrides: Sequence[str] = (),
+    *,
+    recipe: str | None = None,
+    n: int = 8,
+    limit: int | None = None,
+    data: str | None = None,
+    reward: Sequence[str] = (),
+    presets: Sequence[str] = (),
 ) -> TargetEvaluation:
     """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`.
+
+    `data`, all of whose rows are evaluated, `reward` and `presets` are those of `train`, in place of the recipe's.
 
     Of a run, `model/` is evaluated where it is finished, else its newest checkpoint that verifies. A folder with an
     adapter is evaluated over the base model that it names, or that `model.path` names.
@@ -56,24 +68,21 @@ def evaluate_target(
     folder = Path(target)
     usable_path(target, "DIR|MODEL")
     is_run = (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file()
-    words = [*overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
-    if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
-        raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
-    if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
-        raise ConfigError(
-            f"{target} is a recipe; name the run or the model that is evaluated, and the recipe after it: "
-            + command("eval", "MODEL", "--recipe", target)
-        )
-    if not is_run and recipe is None and not overrides:
-        raise ConfigError(
-            f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
-            f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by settings: "
-            + command("eval", target, "data.path=FILE.jsonl", "rewards=[{kind='math'}]")
-        )
-    source = recipe or (folder if is_run else "grpo")
+    overrides, data = data_among(overrides, data)
+    nothing_held_out = ("data.eval_fraction=0", "data.eval_path=null", "data.eval_split=null")
+    no_training = ("eval.every=0", "eval.patience=0", "checkpoint.best=null")
+    whole = [] if data is None else [*nothing_held_out, *no_training]
+    words = [*whole, *overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
+    _check_target(target, folder, is_run or recipe is not None or bool(overrides or data or reward))
+    source = recipe or (folder / "config.toml" if is_run else None)
+    arguments = [*data_arguments(data), *reward_arguments(list(reward) or None)]
+
+    def settings(words: Sequence[str]) -> tuple[RunConfig, Path]:
+        return configured(source, list(presets) or None, arguments, overrides=words, word="--preset")
+
     if is_run and not (folder / "model").is_dir():
-        return _unfinished(folder, source, words, n)
-    config, base = load_config(source, ["model.revision=null", *words, *_model_words(target, is_run, words)])
+        return _unfinished(folder, *settings(words), n)
+    config, base = settings(["model.revision=null", *words, *_model_words(target, is_run, words)])
     check_complete(config)
     prompts_of, held_out = _rows(config, base)
     prepare_process(config.run.threads)
@@ -96,6 +105,23 @@ def evaluate_target(
             with answers_kept(rewards, folder if is_run else None):
                 found = evaluate_policy(engine, rewards, prompts, config, n)
             return TargetEvaluation(target, replace(found, held_out=held_out))
+
+
+def _check_target(target: str, folder: Path, told: bool) -> None:
+    """Raises UserError: there is no such folder, it is a recipe, or nothing tells its prompts and rewards."""
+    if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
+        raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
+    if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
+        raise ConfigError(
+            f"{target} is a recipe; name the run or the model that is evaluated, and the recipe after it: "
+            + command("eval", "MODEL", "--recipe", target)
+        )
+    if not told:
+        raise ConfigError(
+            f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
+            f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by options: "
+            + command("eval", target, "--data", "FILE.jsonl", "--reward", "math")
+        )
 
 
 @contextmanager
@@ -153,9 +179,8 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
     return prompts
 
 
-def _unfinished(folder: Path, source: str | Path, words: list[str], n: int) -> TargetEvaluation:
+def _unfinished(folder: Path, config: RunConfig, base: Path, n: int) -> TargetEvaluation:
     """The evaluation of the newest checkpoint of a run that has not ended."""
-    config, base = load_config(source, words)
     with assemble(config.model_copy(update={"cluster": NoCluster()}), base, resumed=True) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:

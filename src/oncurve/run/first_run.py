@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from oncurve.config import Argument, RunConfig, names_recipe
-from oncurve.errors import ConfigError, command, shown, suggest
-from oncurve.paths import usable_path
+from oncurve.config import RUN, Argument, RunConfig, names_recipe
+from oncurve.data import read_rows
+from oncurve.errors import ConfigError, UserError, command, nearest, shown, suggest
+from oncurve.paths import names_rows, usable_path
 from oncurve.run.arguments import configured, data_arguments, reward_arguments
 from oncurve.shipped import PRESETS, RECIPES, SUFFIXES, shipped
+from oncurve.words import WORDS, word_for
+
+ENOUGH_ROWS, MOST_HELD_OUT, EVALUATED_EVERY = 200, 100, 50
+"""With `--data` and no word about evaluation: of so many rows a tenth is held out, this many at most, and evaluated
+before step 1, every so many steps, and at the end. An evaluation takes less than a step of the presets: 256
+completions."""
 
 
 def command_config(
@@ -34,6 +41,7 @@ def command_config(
     Raises ConfigError: a word that names nothing, a model without data and rewards, and whatever is wrong with the
     settings.
     """
+    overrides, data = data_among(overrides, data)
     is_model = target is not None and _names_model(target)
     if is_model and data is None and not rewards:
         example = command(*of.split(), target, "--data", "train.jsonl", "--reward", "math")
@@ -43,7 +51,62 @@ def command_config(
     chosen = list(presets) if len(presets) > 1 else presets[0] if presets else None
     recipe = None if is_model else target
     config, base = configured(recipe, chosen, arguments, overrides=overrides, word="--preset")
+    held_out = (
+        _held_out_by_default(config, base)
+        if data is not None and not any(word.startswith(("data.eval_", "eval.")) for word in overrides)
+        else []
+    )
+    if held_out:
+        config, base = configured(recipe, chosen, [*arguments, *held_out], overrides=overrides, word="--preset")
     return config, base, recipe or "-".join(presets or ["grpo"])
+
+
+def data_among(words: Sequence[str], data: str | None) -> tuple[list[str], str | None]:
+    """Return `words` without the file or folder of rows among them, and the data: that file where `data` is None."""
+    rows = [word for word in words if word.strip() and "=" not in word and (names_rows(word) or Path(word).is_dir())]
+    if data is not None or len(rows) != 1:
+        return list(words), data
+    return [word for word in words if word != rows[0]], rows[0]
+
+
+def _held_out_by_default(config: RunConfig, base: Path) -> list[Argument]:
+    """Return the settings that hold rows out, where there are enough and the run does not evaluate yet."""
+    if config.data.holds_out or config.eval.every or not config.rewards:
+        return []
+    try:
+        count = len(read_rows(config.data, base)[0])
+    except UserError:
+        return []  # the command itself reports it, or does not read the data
+    if count < ENOUGH_ROWS:
+        return []
+    fraction = min(0.1, MOST_HELD_OUT / count)
+    return [Argument("data", "data.eval_fraction", fraction), Argument("data", "eval.every", EVALUATED_EVERY)]
+
+
+def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[str], str]:
+    """Return the words to type for an option that a command does not have, and a note; no words: none are known.
+
+    `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `(["learner.learning_rate=1e-5"],
+    "")`.
+    """
+    from oncurve.run.api import ARGUMENT_OF, OTHER_NAMES
+
+    name = option.lstrip("-").replace("-", "_")
+    own = f"--{OTHER_NAMES.get(name)}"
+    if own in options:
+        return [own, value], ""
+    key_of = {argument: key for key, argument in reversed(ARGUMENT_OF.items())}
+    word = word_for(name)
+    keys = [key_of[name]] if name in key_of else list(word.keys) if word is not None else RUN.owners(name)
+    if not keys and word is None:
+        near = nearest(name, [*key_of, *WORDS, *OTHER_NAMES])
+        return words_for(near, value, options) if near is not None else ([], "")
+    own = f"--{ARGUMENT_OF.get(keys[0]) if keys else None}"
+    if own in options:
+        return [own, value], ""
+    if word is None and len(keys) > 1:
+        return [], f"one of {', '.join(keys)}"
+    return [f"{key}={value}" for key in keys], word.note if word is not None else ""
 
 
 def _names_model(target: str) -> bool:

@@ -29,6 +29,7 @@ class ListedRun:
                   continues it; damaged: its config.toml cannot be read
     step, steps   steps done, and of how many (None: its recipe counts otherwise)
     metric, best, best_step   the best evaluation, by `checkpoint.best` or accuracy or reward; None without any
+    best_kept     its checkpoint is there; None where it was before step 1, or there is none
     age_seconds   since it wrote a line
     """
 
@@ -40,10 +41,12 @@ class ListedRun:
     best: float | None = None
     best_step: int | None = None
     age_seconds: float = 0.0
+    best_kept: bool | None = None
 
     def cells(self) -> tuple[str, ...]:
         """The run as a row of a table."""
         best = "-" if self.best is None else f"{self.metric} {self.best:.4g} at {self.best_step}"
+        best += " (its checkpoint is gone)" if self.best_kept is False else ""
         steps = f"{self.step}" if self.steps is None else f"{self.step}/{self.steps}"
         return str(self.path), self.state, steps, best, _ago(self.age_seconds)
 
@@ -107,7 +110,9 @@ def _listed(path: Path) -> ListedRun:
     best = max((line for line in lines if metric in line), key=lambda line: float(line[str(metric)]), default=None)
     if best is None:
         return ListedRun(path, state, step, steps, age_seconds=age)
-    return ListedRun(path, state, step, steps, metric, float(best[str(metric)]), int(best.get("step", 0)), age)
+    at = int(best.get("step", 0))
+    kept = at in dict(durable.numbered(path / "checkpoints")) if at else None
+    return ListedRun(path, state, step, steps, metric, float(best[str(metric)]), at, age, kept)
 
 
 def _of(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:

@@ -43,10 +43,13 @@ def test_runs_are_listed_with_state_step_best_and_age_the_last_first(tmp_path: P
         ("stopped", "stopped", 9, 20),
         ("finished", "finished", 20, 20),
     ]
-    assert [run.cells()[3:] for run in found[1:]] == [("-", "1 min"), ("eval/reward 0.5 at 4", "2 h"), ("-", "2 d")]
+    best = "eval/reward 0.5 at 4 (its checkpoint is gone)"
+    assert [run.cells()[3:] for run in found[1:]] == [("-", "1 min"), (best, "2 h"), ("-", "2 d")]
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert table_of(found).splitlines()[3].split("  ")[-1] == "2 h"
     assert json.loads(json.dumps([run.to_json() for run in found]))[2]["best_step"] == 4
+    (tmp_path / "a/stopped/checkpoints/step-000004").mkdir(parents=True)
+    assert list_runs(tmp_path / "a")[0].cells()[3] == "eval/reward 0.5 at 4"
 
 
 def test_a_run_is_listed_by_itself_and_what_is_inside_of_one_is_not(tmp_path: Path) -> None:
