@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -149,7 +150,8 @@ def finish(
     try:
         with Progress(run.config.run.steps, console) as progress:
             run.trainer.on_start = started
-            stopped = run.train(*observers, shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
+            shown = (shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
+            stopped = run.train(*observers, *shown, _reports_of(run))
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
         goes_on = isinstance(error, LostStateError) and returns is not None and returns.allowed
@@ -279,6 +281,23 @@ def call_to_go_on(path: Path, config: RunConfig, given: Overrides) -> tuple[str,
         *(["reward"] if functions else []),
     ]
     return f"oncurve.resume({', '.join([repr(str(path)), *(f'{name}={name}' for name in objects)])})", objects
+
+
+def _reports_of(run: Run) -> Callable[[StepResult], None]:
+    """Return an observer that writes the report at checkpoints, for at most 2 % of the time.
+
+    A page that cannot be written is left to the end of the run.
+    """
+    due = 0.0
+
+    def write(result: StepResult) -> None:
+        nonlocal due
+        checkpoints, began = run.trainer.checkpoints, time.monotonic()
+        if checkpoints is not None and checkpoints.newest == result.step and began >= due:
+            _reported(checkpoints.directory.parent)
+            due = began + 50 * (time.monotonic() - began)
+
+    return write
 
 
 def _reported(path: Path) -> list[str]:
