@@ -12,9 +12,9 @@ from rich.console import Console
 
 from oncurve import processors
 from oncurve.config import IN_MEMORY, RunConfig, check_complete, plan, to_tables, to_toml
-from oncurve.display import Progress, Screen, say
+from oncurve.display import Progress, Screen, say, wrapped
 from oncurve.doctor import Watch
-from oncurve.durable import DiskError, numbered
+from oncurve.durable import DiskError, numbered, read_log
 from oncurve.errors import LostStateError, command
 from oncurve.forecast import check_memory
 from oncurve.models.loading import ADAPTER
@@ -139,7 +139,8 @@ def finish(
     path = run.directory.path if run.directory is not None else None
     tracking = track(run)
     if returns is None or not returns.count:
-        say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
+        lines = (*plan(run.config, run.facts()), *run.rewards.announcements, "")
+        say(console, *(wrapped(line, console.width) if console.is_terminal else line for line in lines))
     if returns is not None:
         run.trainer.config = replace(run.trainer.config, max_minutes=returns.share(run.config.run.max_minutes))
 
@@ -148,7 +149,9 @@ def finish(
         progress.start(metrics)
 
     try:
-        with Progress(run.config.run.steps, console) as progress:
+        earlier = [] if path is None else read_log(path / "metrics.jsonl", damaged=True)
+        rewards = [line["reward/mean"] for line in earlier if "reward/mean" in line]
+        with Progress(run.config.run.steps, console, rewards=rewards) as progress:
             run.trainer.on_start = started
             shown = (shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
             stopped = run.train(*observers, *shown, _reports_of(run))
