@@ -350,6 +350,14 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command(cls=CommandWithExamples)
+def report(directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")]) -> None:
+    """Write a run's page, DIR/report.html, from its files as they are now; the run may be going on."""
+    from oncurve.report import write_report
+
+    say(str(write_report(directory)))
+
+
 def main() -> None:
     """Run the command. Errors of oncurve are printed as messages, without tracebacks."""
     with installed(), own_process():

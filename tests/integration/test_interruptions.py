@@ -249,6 +249,19 @@ def test_what_a_callback_raises_costs_no_step(
     assert equals_whole(out)
 
 
+def test_a_checkpoint_leaves_the_page_of_the_run_and_a_command_writes_it(command: Command) -> None:
+    page, seen = Path("paged/report.html"), list[bool]()
+    train(Path("paged"), settings={"checkpoint.every": 1}, on_step=lambda _: seen.append(page.is_file())).close()
+    assert seen == [False] + [True] * (STEPS - 1)  # the observers of step 1 come before its page
+    before = {path: path.stat().st_mtime_ns for path in page.parent.rglob("*") if path.is_file() and path != page}
+    page.unlink()
+    said = command("report", "paged")
+    assert (said.code, said.out) == (0, "paged/report.html\n")
+    assert f"step {STEPS} of {STEPS}" in page.read_text()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert command("report", "nowhere").code == 2
+
+
 def test_a_failed_run_says_on_the_command_line_how_to_go_on(command: Command) -> None:
     Path("strict.py").write_text(
         "def length(completions, trainer_state, **columns):\n"

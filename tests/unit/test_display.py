@@ -297,3 +297,16 @@ def test_what_the_encoding_cannot_write_does_not_stop_the_run() -> None:
         progress.step(step(1))
     assert "na?ve" in printed(console)
     assert printed(console).isascii()
+
+
+def test_the_curve_of_a_resumed_run_begins_with_its_earlier_steps() -> None:
+    console = pipe()
+    with Progress(4, console, Clock(), rewards=[0.0, 0.1]) as progress:
+        progress.step({"step": 3.0, "reward/mean": 0.2})
+    assert "[_=#  " in console.file.getvalue()
+
+
+def test_no_word_of_a_wrapped_line_is_broken() -> None:
+    text = "a rate-too-low at " + "runs/" * 30 + " and a well-known end"
+    for width in range(10, 60):
+        assert wrapped(text, width).split() == text.split()

@@ -12,4 +12,4 @@ from oncurve.display.lesson import (
 from oncurve.display.notebook import in_notebook as in_notebook
 from oncurve.display.progress import Progress as Progress
 from oncurve.display.screen import Screen as Screen, say as say
-from oncurve.display.text import is_plain as is_plain, one_line as one_line, sparkline as sparkline
+from oncurve.display.text import is_plain as is_plain, one_line as one_line, sparkline as sparkline, wrapped as wrapped

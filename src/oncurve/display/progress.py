@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -37,12 +37,16 @@ class Progress:
 
     On a terminal with colours one line is redrawn; otherwise (a pipe, `NO_COLOR`, a terminal without UTF-8) plain
     ASCII lines are printed, all steps or, in a long run, some of them. In a notebook one output of the cell is updated.
-    Other output goes through `say` or the same `console`, and stands above the live line. `clock_seconds` is a
-    monotonic clock (for tests).
+    Other output goes through `say` or the same `console`, and stands above the live line. `rewards` are those of the
+    run's earlier steps. `clock_seconds` is a monotonic clock (for tests).
     """
 
     def __init__(
-        self, steps: int, console: Console | None = None, clock_seconds: Callable[[], float] = time.monotonic
+        self,
+        steps: int,
+        console: Console | None = None,
+        clock_seconds: Callable[[], float] = time.monotonic,
+        rewards: Sequence[float] = (),
     ) -> None:
         self.console = console or Screen()
         self.steps = steps
@@ -50,7 +54,7 @@ class Progress:
         self._now = clock_seconds
         self._ends: deque[tuple[int, float]] = deque(maxlen=_RECENT + 1)
         self._starting = True  # until the second step: the first also has what is done once, like starting processes
-        self._rewards: list[float] = []
+        self._rewards = list(rewards)
         self._history: deque[Mapping[str, float]] = deque(maxlen=_STILL)
         self._accuracy: float | None = None
         self._begun = False

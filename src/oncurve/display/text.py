@@ -35,7 +35,8 @@ def wrapped(text: str, width: int = 100, indent: str = "") -> str:
     for line in text.split("\n"):
         start = indent + line[: len(line) - len(line.lstrip())]
         hang = start + ("   " if re.match(r"\s*\d+\. ", line) else "")
-        folded.append(textwrap.fill(line.strip(), width, initial_indent=start, subsequent_indent=hang).rstrip())
+        wrapper = textwrap.TextWrapper(width, start, hang, break_long_words=False, break_on_hyphens=False)
+        folded.append(wrapper.fill(line.strip()).rstrip())
     return "\n".join(folded)
 
 

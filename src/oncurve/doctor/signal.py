@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from oncurve.doctor.case import MOST, Case, SampledGroup
 from oncurve.doctor.rule import Rule
+from oncurve.report import answer_column, answer_of_row
 
 NOTHING_LEFT = 0.99
 """The share of constant groups from which a solved task has nothing left to learn from."""
@@ -18,7 +18,6 @@ UNRECOGNISED, UNRECOGNISED_SHORT, LEAST_UNRECOGNISED = 0.05, 0.2, 5
 """The share of unrewarded completions that end in the right answer (and of answers of one character, which more end in
 by chance), and their least number."""
 
-_ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label")
 _MARKED = re.compile(r"(?:####|\\boxed\{)\s*([^\n}]+)")
 
 NO_SIGNAL = (
@@ -42,18 +41,9 @@ def _truncated(case: Case) -> str | None:
 
 def _right_answer(group: SampledGroup, named: str | None) -> str | None:
     """The right answer of a group's prompt, from the column that has it; None: no column that is known has it."""
-    for column in filter(None, (named, *_ANSWER_COLUMNS)):
-        value = group.columns.get(column)
-        if isinstance(value, (str, int, float)) and str(value).strip():
-            marked = _MARKED.findall(str(value))
-            return str(marked[-1] if marked else value).strip()
-    return None
-
-
-def _answer_column(settings: Any) -> str | None:
-    rewards = settings.get("rewards", ())
-    columns = [item.get("answer") for item in rewards if isinstance(item, dict)]
-    return next((column for column in columns if isinstance(column, str)), None)
+    value = answer_of_row(group.columns, named)
+    marked = _MARKED.findall(value or "")
+    return str(marked[-1]).strip() if marked else value and value.strip()
 
 
 def ends_with(text: str, answer: str) -> bool:
@@ -65,7 +55,7 @@ def ends_with(text: str, answer: str) -> bool:
 def _unrecognised(case: Case) -> str | None:
     if case.flat is None or not _lowest(case):
         return None
-    named = _answer_column(case.settings)
+    named = answer_column(case.settings)
     found = unrewarded = 0
     shortest = 2
     for group, scored in case.scored():

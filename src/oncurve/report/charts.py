@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oncurve.metrics import Metric, declared, short
+from oncurve.output import visible
 
 WIDTH, HEIGHT = 360, 168
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 12, 24
@@ -64,7 +65,7 @@ def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> Chart | None:
     series = [(step, value) for step, value in series if math.isfinite(value)]
     if not series:
         return None
-    about = _about(key)
+    about = _about(visible(key))
     values = [value for _, value in series]
     low, high = _range(values, about.unit)
     marks = nice_ticks(low, high, 4)
@@ -85,7 +86,7 @@ def chart_of(key: str, metrics: Sequence[Mapping[str, float]]) -> Chart | None:
     steps = [step for step in nice_ticks(first, last, 5) if first < step <= last and step == int(step)]
     steps = [first, *(step for step in steps if x(step) - x(first) > 40)]
     return Chart(
-        key=key,
+        key=visible(key),
         about=about,
         unit="" if about.unit in UNITLESS else about.unit,
         first=short(values[0]),

@@ -15,6 +15,7 @@ from oncurve.steps import pieces
 GROUPS_SHOWN = 2  # from the first step, and as many from the last
 COMPLETIONS_SHOWN = 8
 LONGEST_TEXT = 6000  # characters of a prompt or completion on the page; rollouts/ has all of it
+ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "target", "label")
 ENDINGS = {"eos": "end token", "stop": "stop string", "length": "cut off at the limit"}
 
 
@@ -50,10 +51,11 @@ class ShownCompletion:
 
 @dataclass(frozen=True)
 class ShownGroup:
-    """One group as the page shows it."""
+    """One group as the page shows it; `answer` is that of the prompt's row, or ""."""
 
     step: int | None
     prompt: str
+    answer: str
     summary: str
     completions: tuple[ShownCompletion, ...]
 
@@ -64,7 +66,8 @@ def shown_groups(run: RunRecord, steps: Sequence[int]) -> list[ShownGroup]:
     for step in steps:
         groups = run.groups(step)
         ranked = sorted(range(len(groups)), key=lambda index: (-_spread(groups[index]), index))
-        shown += [shown_group(step, groups[index]) for index in sorted(ranked[:GROUPS_SHOWN])]
+        named = answer_column(run.config or {})
+        shown += [shown_group(step, groups[index], named) for index in sorted(ranked[:GROUPS_SHOWN])]
     return shown
 
 
@@ -78,8 +81,21 @@ def _spread(group: Mapping[str, Any]) -> float:
     return math.hypot(*(reward - mean for reward in rewards))
 
 
-def shown_group(step: int | None, group: Mapping[str, Any]) -> ShownGroup:
-    """One group as the page shows it; `step` None: it is of no step."""
+def answer_column(settings: Mapping[str, Any]) -> str | None:
+    """Return the column that a reward names as that of the right answer; None where none does."""
+    rewards = settings.get("rewards", ())
+    columns = [item.get("answer") for item in rewards if isinstance(item, Mapping)]
+    return next((column for column in columns if isinstance(column, str)), None)
+
+
+def answer_of_row(columns: Mapping[str, Any], named: str | None) -> str | None:
+    """Return the text of the column `named`, or of the first that usually has the right answer; None without one."""
+    values = (columns.get(column) for column in filter(None, (named, *ANSWER_COLUMNS)))
+    return next((str(each) for each in values if isinstance(each, (str, int, float)) and str(each).strip()), None)
+
+
+def shown_group(step: int | None, group: Mapping[str, Any], named: str | None = None) -> ShownGroup:
+    """Return a group as the page shows it; without a `step` it is of none. `named`: the column of the right answer."""
     completions = sorted(group["completions"], key=lambda item: -(item.get("advantage") or 0.0))
     total = len(completions)
     if total > COMPLETIONS_SHOWN:  # evenly over the ranks, the best and the worst among them
@@ -95,6 +111,7 @@ def shown_group(step: int | None, group: Mapping[str, Any]) -> ShownGroup:
     return ShownGroup(
         step=step,
         prompt=visible(group["prompt"]["text"][:LONGEST_TEXT]),
+        answer=visible((answer_of_row(group["prompt"].get("columns") or {}, named) or "")[:LONGEST_TEXT]),
         summary=summary,
         completions=tuple(_shown_completion(item, largest) for item in completions),
     )

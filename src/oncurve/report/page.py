@@ -173,6 +173,12 @@ def _tiles(run: RunRecord) -> list[Tile]:
         value = f"{100 * before[0]:.1f} → {100 * after[0]:.1f}\xa0%" if before else f"{100 * after[0]:.1f}\xa0%"
         interval = f"95\xa0% interval {100 * after[1]:.1f} to {100 * after[2]:.1f}\xa0%"
         tiles.append(Tile("held-out accuracy, greedy", value, interval))
+    found = [(line["step"], line["eval/accuracy"]) for line in run.metrics if {"step", "eval/accuracy"} <= line.keys()]
+    if found and after is None:
+        (start, first), (end, last) = found[0], found[-1]
+        value = f"{100 * first:.1f} → {100 * last:.1f}\xa0%" if len(found) > 1 else f"{100 * last:.1f}\xa0%"
+        times = [f"after step {step:.0f}" if step else "before training" for step in dict.fromkeys((start, end))]
+        tiles.append(Tile("held-out accuracy, greedy", value, " → ".join(times)))
     ends = max(1, len(run.metrics) // 10)
     for key, label in (
         ("reward/mean", "reward"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,9 @@ from rich.console import Console
 
 from oncurve import processors
 from oncurve.config import IN_MEMORY, RunConfig, brought_by, check_complete, plan, to_tables, to_toml
-from oncurve.display import Progress, Screen, say
+from oncurve.display import Progress, Screen, say, wrapped
 from oncurve.doctor import Watch
-from oncurve.durable import DiskError, numbered
+from oncurve.durable import DiskError, numbered, read_log
 from oncurve.errors import LostStateError, command
 from oncurve.forecast import check_memory
 from oncurve.imports import trusting
@@ -142,7 +143,8 @@ def finish(
     path = run.directory.path if run.directory is not None else None
     tracking = track(run)
     if returns is None or not returns.count:
-        say(console, *plan(run.config, run.facts()), *run.rewards.announcements, "")
+        lines = (*plan(run.config, run.facts()), *run.rewards.announcements, "")
+        say(console, *(wrapped(line, console.width) if console.is_terminal else line for line in lines))
     if returns is not None:
         run.trainer.config = replace(run.trainer.config, max_minutes=returns.share(run.config.run.max_minutes))
 
@@ -151,9 +153,12 @@ def finish(
         progress.start(metrics)
 
     try:
-        with Progress(run.config.run.steps, console) as progress:
+        earlier = [] if path is None else read_log(path / "metrics.jsonl", damaged=True)
+        rewards = [line["reward/mean"] for line in earlier if "reward/mean" in line]
+        with Progress(run.config.run.steps, console, rewards=rewards) as progress:
             run.trainer.on_start = started
-            stopped = run.train(*observers, shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
+            shown = (shown_by(progress, watch_of(run)), shown_to(tracking, progress.say))
+            stopped = run.train(*observers, *shown, _reports_of(run))
             run.check_kept()
     except BaseException as error:
         say(console, *tracking.close(None if isinstance(error, Exception) else 0))
@@ -287,6 +292,23 @@ def call_to_go_on(path: Path, config: RunConfig, given: Overrides) -> tuple[str,
         *(["reward"] if functions else []),
     ]
     return f"oncurve.resume({', '.join([repr(str(path)), *(f'{name}={name}' for name in objects)])})", objects
+
+
+def _reports_of(run: Run) -> Callable[[StepResult], None]:
+    """Return an observer that writes the report at checkpoints, for at most 2 % of the time.
+
+    A page that cannot be written is left to the end of the run.
+    """
+    due = 0.0
+
+    def write(result: StepResult) -> None:
+        nonlocal due
+        checkpoints, began = run.trainer.checkpoints, time.monotonic()
+        if checkpoints is not None and checkpoints.newest == result.step and began >= due:
+            _reported(checkpoints.directory.parent)
+            due = began + 50 * (time.monotonic() - began)
+
+    return write
 
 
 def _reported(path: Path) -> list[str]:

@@ -116,6 +116,25 @@ def test_the_evaluations_are_shown_first_and_drawn(tmp_path) -> None:
     assert "eval/accuracy: from 0.3 to 0.81" in html
 
 
+def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answer(tmp_path) -> None:
+    make_run(tmp_path)
+    log = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = [{"step": 0.0, "eval/accuracy": 0.25}, *lines[:-1], lines[-1] | {"eval/accuracy": 0.5, EVIL: 1.0}]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    group = {"prompt": {"text": "6*7?", "columns": {"key": f"forty-two {EVIL}"}}, "completions": []}
+    files = RolloutFiles(tmp_path)
+    files.write(30, files.content([group]))
+    (tmp_path / "config.toml").write_text('rewards = [{ kind = "exact", answer = "key" }]')
+    page = render_report(read_run(tmp_path))
+    tile = re.search(r'<div class="tile">(.*)</div>', page).group(1)
+    assert "held-out accuracy" in tile
+    assert "25.0 → 50.0" in tile
+    assert "before training → after step 30" in tile
+    assert re.search(r"The row's answer: <span[^>]*>forty-two &lt;script&gt;", page)
+    assert not {"\u202e", "\x1b", "<script>"} & {mark for mark in ("\u202e", "\x1b", "<script>") if mark in page}
+
+
 def test_a_constant_group_says_that_it_teaches_nothing(tmp_path) -> None:
     make_run(tmp_path, rewards=(0.0, 0.0))
     assert "this group teaches nothing" in render_report(read_run(tmp_path))
