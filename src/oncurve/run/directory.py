@@ -28,7 +28,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.closing import Closing
-from oncurve.config import SIGNATURES, is_own, signature
+from oncurve.config import SIGNATURES, signatures
 from oncurve.errors import RunDirectoryError, command
 from oncurve.paths import usable_path
 
@@ -197,17 +197,19 @@ class RunDirectory(Closing):
         return self.path / "checkpoints"
 
     def keep_identity(self, identity: Mapping[str, Any], *to_come: str) -> None:
-        """Write `run.json`, with this user's signatures under `config.toml` as it is, and as it is `to_come`."""
+        """Write `run.json`, with signatures of what `config.toml` brings, as it is and as it is `to_come`."""
         file = self.path / CONFIG
         configs = [*([file.read_bytes()] if file.is_file() else []), *(text.encode() for text in to_come)]
-        signed = [one for config in configs if (one := signature(str(identity["id"]), config)) is not None]
-        content = {key: value for key, value in identity.items() if key != SIGNATURES}
-        durable.write_file(self.path / IDENTITY, durable.to_json(content | ({SIGNATURES: signed} if signed else {})))
+        signed = {SIGNATURES: signatures(str(identity["id"]), file.parent.absolute(), *configs)}
+        durable.write_file(self.path / IDENTITY, durable.to_json({**identity, **signed}))
 
     def sign(self) -> None:
-        """Sign a run that this user resumes, so that it is asked about once."""
+        """Sign what a run brings that this user resumes, so that it is asked about once."""
         known = self.identity()
-        if known is not None and not is_own(self.path):
+        config = (self.path / CONFIG).read_bytes()
+        if known is not None and {*signatures(known["id"], self.path.absolute(), config)} - {
+            *known.get(SIGNATURES, ())
+        }:
             self.keep_identity(known)
 
     def identity(self) -> dict[str, Any] | None:
