@@ -45,13 +45,18 @@ def signatures(run_id: str, folder: Path, *configs: bytes) -> list[str]:
 
 
 def unsigned(folder: Path, lines: Sequence[str]) -> list[str]:
-    """Return those of the `lines` that this user has not signed in `run.json` of the run in `folder`."""
-    try:
-        found, key = json.loads((folder / "run.json").read_bytes()), _key()
-        run_id, signed = str(found["id"]), set(found[SIGNATURES])
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return list(lines)
-    return [line for line in lines if _signature(key, run_id, line) not in signed]
+    """Return those of the `lines` that this user has not signed in `run.json` of the run in `folder`.
+
+    Where that is damaged, the records of checkpoints stand in for it.
+    """
+    records = sorted(folder.glob("checkpoints/step-*/state.json"), reverse=True)
+    for file in (folder / "run.json", *records):
+        with suppress(OSError, ValueError, RecursionError, LookupError, TypeError):
+            found, key = json.loads(file.read_bytes()), _key()
+            found = found["run"] if file in records else found
+            run_id, signed = str(found["id"]), set(found[SIGNATURES])
+            return [line for line in lines if _signature(key, run_id, line) not in signed]
+    return list(lines)
 
 
 def _signature(key: bytes, run_id: str, line: str) -> str:

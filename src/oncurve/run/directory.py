@@ -196,21 +196,18 @@ class RunDirectory(Closing):
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    def keep_identity(self, identity: Mapping[str, Any], *to_come: str) -> None:
+    def keep_identity(self, identity: Mapping[str, Any], *to_come: str) -> dict[str, Any]:
         """Write `run.json`, with signatures of what `config.toml` brings, as it is and as it is `to_come`."""
         file = self.path / CONFIG
         configs = [*([file.read_bytes()] if file.is_file() else []), *(text.encode() for text in to_come)]
-        signed = {SIGNATURES: signatures(str(identity["id"]), file.parent.absolute(), *configs)}
-        durable.write_file(self.path / IDENTITY, durable.to_json({**identity, **signed}))
+        signed = signatures(str(identity["id"]), file.parent.absolute(), *configs)
+        written = {**identity, SIGNATURES: signed}
+        durable.write_file(self.path / IDENTITY, durable.to_json(written))
+        return written
 
-    def sign(self) -> None:
-        """Sign what a run brings that this user resumes, so that it is asked about once."""
-        known = self.identity()
-        config = (self.path / CONFIG).read_bytes()
-        if known is not None and {*signatures(known["id"], self.path.absolute(), config)} - {
-            *known.get(SIGNATURES, ())
-        }:
-            self.keep_identity(known)
+    def sign(self, identity: dict[str, Any]) -> None:
+        """Sign what a run brings that this user resumes, so that it is asked about once, in its `identity` too."""
+        identity[SIGNATURES] = self.keep_identity(self.identity() or identity)[SIGNATURES]
 
     def identity(self) -> dict[str, Any] | None:
         """The identity in `run.json`; None where it is missing or damaged."""
