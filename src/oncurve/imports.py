@@ -29,7 +29,7 @@ class Trust:
 
     given   all is trusted
     asks    a command: it asks on a terminal, and names what the user's own recipes bring
-    known   what is trusted besides, in the words of `oncurve.config.brought_by`
+    known   what is trusted as well, in the words of `oncurve.config.brought_by`
     seen    the files that were asked about or named already
     """
 
@@ -65,12 +65,12 @@ def trust_all(given: bool) -> bool:
     return given
 
 
-_LOOKING: ContextVar[bool] = ContextVar("looking", default=False)
+_LOOKING: ContextVar[bool] = ContextVar("looking")
 
 
 def looking() -> bool:
     """Return whether this command only looks, so that it imports no code of a configuration."""
-    return _LOOKING.get()
+    return _LOOKING.get(False)
 
 
 @contextmanager

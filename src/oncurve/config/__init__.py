@@ -61,9 +61,11 @@ if TYPE_CHECKING:
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
     from oncurve.config.starting import starters as starters, write_recipe as write_recipe
     from oncurve.config.trust import (
+        MADE_HERE as MADE_HERE,
         SIGNATURES as SIGNATURES,
-        is_own as is_own,
-        signature as signature,
+        brought as brought,
+        signatures as signatures,
+        unsigned as unsigned,
     )
     from oncurve.config.yaml_text import read_yaml as read_yaml, yaml_node as yaml_node
 

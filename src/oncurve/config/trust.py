@@ -1,7 +1,7 @@
 """Folders from elsewhere: what a run folder brings that runs, is asked or is sent, and whether this user made it.
 
-A key of the user's own signs `run.json` and `config.toml` of each run that this user begins or resumes here. Any other
-folder must be trusted before its code is imported: by an answer, `--trust`, or `trust=True` in Python.
+A key of the user's own signs what each run brings that this user begins or resumes here, in `run.json`. What is not
+signed must be trusted before any code is imported: by an answer, `--trust`, or `trust=True` in Python.
 Not covered: the content of code that a signed folder names by its path.
 """
 
@@ -13,40 +13,54 @@ import json
 import os
 import secrets
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from oncurve.config.layers import CODE_PATH, MODULE_PATH, Layer
+from oncurve.config.layers import CODE_PATH, MODULE_PATH, Layer, from_mapping
 from oncurve.errors import ConfigError
 from oncurve.imports import trust_now
 from oncurve.output import complain, visible
 from oncurve.shipped import PRESETS, RECIPES
 
 SIGNATURES = "signatures"
+MADE_HERE = "made here"
+"""What is signed of every run, also of one that brings nothing."""
 TEXTS = ("template", "system", "name", "model", "stop", "pattern")
 """Keys of text, which may look like a path to code."""
 OF_A_RUN = ("run.json", "environment.json", ".lock", "metrics.jsonl", "checkpoints", "model")
 
 
-def signature(run_id: str, config: bytes) -> str | None:
-    """Return this user's signature of a run's id and `config.toml`; None where no key can be kept."""
+def signatures(run_id: str, folder: Path, *configs: bytes) -> list[str]:
+    """Return this user's signatures of all that a run's `config.toml` brings; none where no key can be kept."""
     try:
         key = _key()
-    except OSError:
-        return None
-    return hmac.new(key, run_id.encode() + b"\n" + config, hashlib.sha256).hexdigest()
+        tables = [tomllib.loads(config.decode()) for config in configs]
+    except (OSError, ValueError, RecursionError):
+        return []
+    lines = {MADE_HERE, *(line for table in tables for line in brought(from_mapping(table, "", folder).assignments))}
+    return sorted(_signature(key, run_id, line) for line in lines)
 
 
-def is_own(folder: Path) -> bool:
-    """Return whether this user made the run in `folder`, or has resumed it, on this machine."""
-    try:
-        found, config = json.loads((folder / "run.json").read_bytes()), (folder / "config.toml").read_bytes()
-        expected = signature(str(found["id"]), config)
-        return expected is not None and any(hmac.compare_digest(expected, str(one)) for one in found[SIGNATURES])
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return False
+def unsigned(folder: Path, lines: Sequence[str]) -> list[str]:
+    """Return those of the `lines` that this user has not signed in `run.json` of the run in `folder`.
+
+    Where that is damaged, the records of checkpoints stand in for it.
+    """
+    records = sorted(folder.glob("checkpoints/step-*/state.json"), reverse=True)
+    for file in (folder / "run.json", *records):
+        with suppress(OSError, ValueError, RecursionError, LookupError, TypeError):
+            found, key = json.loads(file.read_bytes()), _key()
+            found = found["run"] if file in records else found
+            run_id, signed = str(found["id"]), set(found[SIGNATURES])
+            return [line for line in lines if _signature(key, run_id, line) not in signed]
+    return list(lines)
+
+
+def _signature(key: bytes, run_id: str, line: str) -> str:
+    return hmac.new(key, f"{run_id}\n{line}".encode(), hashlib.sha256).hexdigest()
 
 
 def check_trust(layers: Sequence[Layer]) -> None:
@@ -60,8 +74,10 @@ def check_trust(layers: Sequence[Layer]) -> None:
         if file is None or file in trust.seen or file.is_relative_to(PRESETS) or file.is_relative_to(RECIPES):
             continue
         lines = [line for line in brought(layer.assignments) if line not in trust.known]
-        own = is_own(file.parent) if layer.of_run or _is_of_run(file) else _is_ours(file)
-        if lines and not own and not trust.given:
+        of_run = layer.of_run or _is_of_run(file)
+        if of_run:
+            lines = unsigned(file.parent, lines)
+        if lines and not trust.given and (of_run or file.stat().st_uid != os.getuid()):
             _ask(file, lines, trust.asks)
         elif lines and trust.asks:
             complain(visible(f"{file} brings {'; '.join(lines)}"))
@@ -99,10 +115,6 @@ def _is_of_run(file: Path) -> bool:
     return file.name == "config.toml" and any((file.parent / name).exists() for name in OF_A_RUN)
 
 
-def _is_ours(file: Path) -> bool:
-    return file.stat().st_uid == os.getuid()
-
-
 def _ask(file: Path, lines: Sequence[str], asks: bool) -> None:
     listed = "\n".join(f"  {line}" for line in lines)
     without = ""
@@ -111,7 +123,7 @@ def _ask(file: Path, lines: Sequence[str], asks: bool) -> None:
     except OSError as error:
         without = f" (no key of this user can be kept: {error.strerror or error})"
     said = visible(f"{file}: this user has not made it on this machine{without}, and it brings:\n{listed}\n")
-    if asks and sys.stdin.isatty() and sys.stderr.isatty():
+    if asks and os.isatty(0) and os.isatty(2):
         complain(f"{said}Its code runs with all your rights, and it sends these variables. Go on? [y/N]")
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return

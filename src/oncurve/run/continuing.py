@@ -69,7 +69,7 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
             return Resumption(held, TakenUp(held.identity() or {}, []), tuple(changes), done, finished)
         wanted = {change.key for change in changes}
         taken_up = take_up(held, identity_of(now, base), changed, wanted, defaults_of(now, RUN))
-        held.sign()
+        held.sign(taken_up.identity)
         return Resumption(held, taken_up, changes, done, finished)
     except BaseException:
         held.close()

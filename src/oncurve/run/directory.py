@@ -28,7 +28,7 @@ from typing import Any
 
 from oncurve import durable
 from oncurve.closing import Closing
-from oncurve.config import SIGNATURES, is_own, signature
+from oncurve.config import SIGNATURES, signatures
 from oncurve.errors import LostFileError, RunDirectoryError, command
 from oncurve.paths import usable_path
 
@@ -168,8 +168,10 @@ class RunDirectory(Closing):
                 )
             for folder in (path.resolve(), *(path / name for name in FOLDERS[:5])):
                 durable.sweep(folder)
-            if "after" in (_object(path / IDENTITY) or {}) and (known := run.identity()) and is_own(path):
-                run.keep_identity(known)  # a change is complete now, or was never made
+            written = _object(path / IDENTITY) or {}
+            if "after" in written and (known := run.identity()) is not None:  # a change is complete, or was never made
+                content = {**known, SIGNATURES: written.get(SIGNATURES, [])}
+                durable.write_file(path / IDENTITY, durable.to_json(content))
         except BaseException:
             run.close()
             raise
@@ -203,19 +205,18 @@ class RunDirectory(Closing):
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
-    def keep_identity(self, identity: Mapping[str, Any], *to_come: str) -> None:
-        """Write `run.json`, with this user's signatures under `config.toml` as it is, and as it is `to_come`."""
+    def keep_identity(self, identity: Mapping[str, Any], *to_come: str) -> dict[str, Any]:
+        """Write `run.json`, with signatures of what `config.toml` brings, as it is and as it is `to_come`."""
         file = self.path / CONFIG
         configs = [*([file.read_bytes()] if file.is_file() else []), *(text.encode() for text in to_come)]
-        signed = [one for config in configs if (one := signature(str(identity["id"]), config)) is not None]
-        content = {key: value for key, value in identity.items() if key != SIGNATURES}
-        durable.write_file(self.path / IDENTITY, durable.to_json(content | ({SIGNATURES: signed} if signed else {})))
+        signed = signatures(str(identity["id"]), file.parent.absolute(), *configs)
+        written = {**identity, SIGNATURES: signed}
+        durable.write_file(self.path / IDENTITY, durable.to_json(written))
+        return written
 
-    def sign(self) -> None:
-        """Sign a run that this user resumes, so that it is asked about once."""
-        known = self.identity()
-        if known is not None and not is_own(self.path):
-            self.keep_identity(known)
+    def sign(self, identity: dict[str, Any]) -> None:
+        """Sign what a run brings that this user resumes, so that it is asked about once, in its `identity` too."""
+        identity[SIGNATURES] = self.keep_identity(self.identity() or identity)[SIGNATURES]
 
     def identity(self) -> dict[str, Any] | None:
         """Return the identity in `run.json` that `config.toml` belongs to; None where it is missing or damaged."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
-from oncurve.config import IN_MEMORY, RunConfig, is_own, load_config, measured
+from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, measured, unsigned
 from oncurve.errors import CheckpointError, ConfigError, RunDirectoryError, command
 from oncurve.imports import only_looking
 from oncurve.models.loading import ADAPTER, offline
@@ -56,12 +56,11 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
     RunDirectory.check_run(directory)
     with only_looking():
         config, _ = load_config(directory, settings=_stand_ins(directory / CONFIG))
-    own = is_own(directory)
     if config.learner.unread is not None:
         raise ConfigError(
             f"learner.kind: {config.learner.unread} would read the checkpoint, and an export runs no code"
         )
-    if config.model.trust_remote_code and not own:
+    if config.model.trust_remote_code and unsigned(directory, ["model.trust_remote_code = true"]):
         raise ConfigError(
             f"model.trust_remote_code: an export runs no code of a folder from elsewhere, and {directory} is one: "
             "resume it once with --trust, or set it to false"
@@ -79,7 +78,7 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
         number = int(found.record["trainer"]["step"])
         target = _free(directory, out, found.path.name + ("-adapter" if adapter else ""))
         try:
-            with only_looking(), offline(not own):
+            with only_looking(), offline(bool(unsigned(directory, [MADE_HERE]))):
                 return _export(config, found, number, target, adapter)
         except OSError as error:
             raise RunDirectoryError(f"{target} cannot be written: {error.strerror}; choose another --out") from error

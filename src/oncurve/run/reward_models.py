@@ -181,7 +181,7 @@ def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) 
         try:
             prepared.training.identity = identify(config, REWARD_MODEL, base)
             content = to_toml(config, REWARD_MODEL)
-            directory.keep_identity(prepared.training.identity, content)
+            prepared.training.identity = directory.keep_identity(prepared.training.identity, content)
             directory.keep_config(content)
         except BaseException:
             directory.abandon()
@@ -201,7 +201,7 @@ def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
     console = Screen()
     with RunDirectory.open(directory) as held:
         taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed, (), defaults_of(config, REWARD_MODEL))
-        held.sign()
+        held.sign(taken_up.identity)
         say(console, *taken_up.lines)
         prepared = _prepare(config, base)
         training = prepared.training

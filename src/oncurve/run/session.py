@@ -123,7 +123,7 @@ def create_directory(run: Run, out: Path) -> None:
         config = run.config.model_copy(update={"data": data})
         identity = identity_of(config, out)
         content = to_toml(config)
-        directory.keep_identity(identity, content)
+        identity = directory.keep_identity(identity, content)
         directory.keep_config(content)
     except BaseException:
         directory.abandon()
