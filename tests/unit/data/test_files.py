@@ -30,7 +30,7 @@ VERL = [
 ]
 
 
-ROWS_IN_GZIP = gzip.compress(b'{"prompt": "a"}\n' * 99)
+ROWS_IN_GZIP = gzip.compress(b'{"prompt": "a"}\n' * 99, mtime=0)
 
 
 def jsonl(file: Path, rows: list[Any]) -> Path:
@@ -95,7 +95,7 @@ def test_places_are_lines_of_text_and_rows_of_parquet(tmp_path: Path):
         ("a.jsonl.gz", b'{"prompt": "a"}', "is damaged, or not compressed by gzip"),
         ("a.jsonl.gz", ROWS_IN_GZIP[:-20], "a.jsonl.gz ends early"),
         ("a.jsonl.gz", ROWS_IN_GZIP[:-4] + b"\0\0\0\0", "is damaged, or not compressed by gzip"),
-        ("a.jsonl.gz", gzip.compress(bytes(65 << 20), 9), "expands to more than 100 times its size"),
+        ("a.jsonl.gz", gzip.compress(bytes(65 << 20), 9, mtime=0), "expands to more than 100 times its size"),
         ("a.json", b'[{"prompt": "a"}, 3]', "a.json row 2: expected an object like"),
         (
             "a.json",
