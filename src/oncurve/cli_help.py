@@ -40,7 +40,7 @@ EXAMPLES = {
         "oncurve eval Qwen/Qwen2.5-0.5B-Instruct --data test.jsonl --reward math --limit 200",
     ),
     "demo": ("oncurve demo", "oncurve demo --ppo --out runs/demo"),
-    "report": ("oncurve report runs/gsm8k",),
+    "report": ("oncurve report runs/gsm8k", "oncurve report runs/task"),
     "doctor": ("oncurve doctor runs/gsm8k", "oncurve doctor runs/gsm8k --json"),
     "plan": (
         "oncurve plan gsm8k.toml rollout.group_size=16",

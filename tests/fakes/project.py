@@ -84,9 +84,13 @@ def oncurve(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: py
 
 
 def refused(said: Said, *words: str) -> None:
-    """Asserts one message with these words, exit code 2, no traceback, and neither `out` nor `runs` left behind."""
+    """Asserts one message with these words, exit code 2, no traceback, and neither `out` nor `runs` left behind.
+
+    Before it there may be a line on what the recipe brings.
+    """
     assert said.code == 2, said
-    assert said.err.startswith("oncurve: "), said.err
+    first, *rest = said.err.splitlines()
+    assert first.startswith("oncurve: ") or (" brings " in first and rest[0].startswith("oncurve: ")), said.err
     assert "Traceback" not in said.err + said.out
     for word in words:
         assert word in said.err, said.err

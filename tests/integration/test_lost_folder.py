@@ -41,10 +41,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("call", "how", "since"),
     [
-        (1, "deleted", "it was opened"),  # in the evaluation before step 1
-        (3, "moved", "step 1 was written"),
-        (4, "replaced", "step 2 was written"),
-        (5, "deleted", "step 2 was written"),  # in the evaluation after the last step
+        (2, "deleted", "it was opened"),  # in the evaluation before step 1; the trial of the reward is the first call
+        (4, "moved", "step 1 was written"),
+        (5, "replaced", "step 2 was written"),
+        (6, "deleted", "step 2 was written"),  # in the evaluation after the last step
     ],
 )
 def test_a_folder_that_is_lost_in_a_step_or_an_evaluation_ends_the_run_within_it(
@@ -57,7 +57,7 @@ def test_a_folder_that_is_lost_in_a_step_or_an_evaluation_ends_the_run_within_it
     assert said.err.startswith("oncurve: out: the folder, or metrics.jsonl in it, was deleted, moved or replaced by")
     assert f"after {since}" in said.err
     assert "resume out" not in said.out + said.err
-    assert os.path.getsize("calls") <= call + (call == 4)  # no step begins; that after which one is due is evaluated
+    assert os.path.getsize("calls") <= call + (call == 5)  # no step begins; that after which one is due is evaluated
     assert Path("out").exists() == (how == "replaced")
     if how != "deleted":
         Path("lose").write_text("0 never")

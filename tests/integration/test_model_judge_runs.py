@@ -65,7 +65,7 @@ def test_a_limit_ends_the_run_in_order_and_the_resumed_run_is_the_unbroken_one(
     assert said.code == 2
     assert "oncurve: reward grader: the spending limit is reached: max_requests = 12" in said.err
     assert "reward grader sends completion, prompt to m at" in " ".join(said.out.split())
-    assert "oncurve resume out" in said.out
+    assert "oncurve resume out" in said.err
     assert len(server.asked) == 12
     assert len(list(Path("out/checkpoints").glob("step-*"))) == 1
 

@@ -104,6 +104,6 @@ def test_a_checkpoint_of_the_other_learner_is_refused_in_words(project, monkeypa
     recipe = project / "run" / "config.toml"
     text = recipe.read_text().replace('[learner]\nkind = "local"', '[learner]\nkind = "../logged.py:Logged"')
     recipe.write_text(text.replace("steps = 3", "steps = 4"))
-    refused = oncurve(["resume", "run", "--changed"], monkeypatch, capfd)
+    refused = oncurve(["resume", "run", "--changed", "--trust"], monkeypatch, capfd)
     assert refused.code == 1, refused.out
     assert "step-000003 lacks 'inner': a run with other settings wrote it" in refused.err

@@ -86,18 +86,21 @@ def check_trust(layers: Sequence[Layer]) -> None:
 
 def brought(assignments: Sequence[tuple[tuple[str | int, ...], Any]]) -> list[str]:
     """Return a line for each path to code, address and environment variable in settings."""
-    return list(dict.fromkeys(line for path, value in assignments for line in _brought(path, value)))
+    found, left = list[str](), list(reversed(list(assignments)))
+    while left:  # no recursion: tables may be nested beyond its limit
+        path, value = left.pop()
+        if isinstance(value, Mapping):
+            left.extend(((*path, str(inner)), each) for inner, each in reversed(list(value.items())))
+        elif isinstance(value, list | tuple) and path[-1] != "vllm_arguments":
+            left.extend(((*path, number), value[number]) for number in reversed(range(len(value))))
+        else:
+            found += _brought(path, value)
+    return list(dict.fromkeys(found))
 
 
 def _brought(path: tuple[str | int, ...], value: Any) -> Iterator[str]:
     key, name = ".".join(map(str, path)), next((part for part in reversed(path) if isinstance(part, str)), "")
-    if isinstance(value, Mapping):
-        for inner, each in value.items():
-            yield from _brought((*path, str(inner)), each)
-    elif isinstance(value, list | tuple) and name != "vllm_arguments":
-        for number, each in enumerate(value):
-            yield from _brought((*path, number), each)
-    elif name in ("api_key_env", "env_pass") and value:
+    if name in ("api_key_env", "env_pass") and value:
         yield f"environment variable {value} ({key})"
     elif name in ("trust_remote_code", "vllm_arguments") and value:
         yield f"{key} = {json.dumps(value, default=str)}"

@@ -165,12 +165,8 @@ def finish(
         goes_on = isinstance(error, LostStateError) and returns is not None and returns.allowed
         if path is not None and not goes_on:
             run.check_kept()  # else there is nothing to go on with
-            for line in (
-                *_without_checkpoint(run, path, error),
-                stopped_at(run, type(error).__name__),
-                *_reported(path),
-            ):
-                error.add_note(line)  # what to do stands below the error
+            lines = (*_without_checkpoint(run, path, error), stopped_at(run, type(error).__name__), *_reported(path))
+            error.add_note("\n".join(lines))  # what to do stands below the error
         raise
     tracking.end()
     if path is None:
@@ -183,8 +179,7 @@ def finish(
         except DiskError as error:
             say(console, *tracking.close())
             how = f"once there is space, this writes it: {how_to_go_on(run)}"
-            for line in (f"all steps are in a checkpoint, but not the model; {how}", *_reported(path)):
-                error.add_note(line)
+            error.add_note("\n".join((f"all steps are in a checkpoint, but not the model; {how}", *_reported(path))))
             raise
         finally:
             run.check_kept()

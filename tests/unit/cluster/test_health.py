@@ -104,7 +104,7 @@ def test_silence_is_a_death_and_its_cause_is_kept() -> None:
     health.heard(0, 10.0)
     assert health.orders(SILENCE) == []
     (order,) = health.orders(SILENCE + 0.1)
-    assert order == Kill(1, "it hangs or was stopped: silent for 20 seconds")
+    assert order == Kill(1, "it hangs or was stopped: silent for 20 seconds (cluster.silence_seconds)")
     assert health.orders(SILENCE + 0.2) == []
     assert health.up == [0]
     assert health.has_ended(1, "killed by signal SIGKILL", SILENCE + 1) == Ended(1, order.cause)
