@@ -35,7 +35,7 @@ from oncurve.cli_groups import (
 from oncurve.cli_help import CommandWithExamples
 from oncurve.errors import OncurveError, UserError, command, notes_of
 from oncurve.imports import only_looking, trusting
-from oncurve.output import complain, installed, own_process, say
+from oncurve.output import Terminal, complain, installed, own_process, say
 from oncurve.paths import permitted
 
 
@@ -106,6 +106,9 @@ def train(
     config_path: Annotated[str | None, typer.Option("--config-path", hidden=True)] = None,
 ) -> None:
     """Train a model, by a recipe or by data and a reward, into a new run directory."""
+    named = str(file or recipe or "")
+    if named and "=" not in named and Terminal().isatty():  # `sys.stdout` itself is `Plain`, which is no terminal
+        say(f"loading {named} ...")  # the imports below take seconds
     from oncurve.errors import ConfigError
     from oncurve.run import command_config, train_or_resume, train_recipe
 

@@ -13,9 +13,9 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from oncurve.cli import app
-from oncurve.config import load_config
+from oncurve.config import load_config, plan
 from oncurve.errors import ConfigError, DataError
-from oncurve.run import check_data_of
+from oncurve.run import assemble, check_data_of
 
 TINY = Path(__file__).parents[2] / "src" / "oncurve" / "models" / "tiny"
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n} for n in range(20)]
@@ -115,3 +115,30 @@ def test_special_tokens_of_a_chat_template_are_visible(tmp_path: Path, test_data
         "<|im_start|>assistant\n"
     )
     assert found.limit == 513 - 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "said"),
+    [
+        ([ROWS[0]] * 40, (), "different prompts among the 40 to train on: 1;"),
+        ([*ROWS[:9], *[ROWS[9]] * 11], (), None),  # half of them are
+        ([*ROWS, *ROWS], (), None),
+        (ROWS, ("data.eval_fraction=0.05", "eval.every=1"), "the evaluation is on one prompt only"),
+        (ROWS, ("data.eval_fraction=0.2", "eval.every=1", "eval.limit=1"), "the evaluation is on one prompt only"),
+        (ROWS, ("data.eval_fraction=0.2", "eval.every=1"), None),
+    ],
+)
+def test_rows_that_repeat_and_an_evaluation_on_one_prompt_are_said_before_and_by_a_run(
+    tmp_path: Path, rows: list[Any], more: tuple[str, ...], said: str | None
+):
+    config, base = load_config("grpo", [*words(jsonl(tmp_path / "a.jsonl", rows), *more)])
+    checked = check_data_of(config, base)
+    with assemble(config, base) as run:
+        planned = plan(run.config, run.facts())
+    begun = [
+        each
+        for each in (*checked.warnings, *planned)
+        if each.removeprefix("note: ").startswith(said or ("different prompts", "the evaluation is on"))
+    ]
+    assert len(begun) == 2 * bool(said)
+    assert (said is None) == checked.text().endswith("A run would take this.")

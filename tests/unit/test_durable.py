@@ -235,6 +235,18 @@ def test_non_finite_numbers_are_never_stored(tmp_path: Path) -> None:
         log.append({"loss": float("inf")})
 
 
+@pytest.mark.parametrize("text", ["half \ud83d", "\udc00", "\ud83d\n\\ud83d", "\U0001f600 \ude00"])
+def test_half_a_character_is_stored_and_read_back(tmp_path: Path, text: str) -> None:
+    record = {"text": text, text: [{"deep": text}], "step": 1}
+    with AppendLog(tmp_path / "log") as log:
+        offset = log.append(record)
+        assert log.append({"step": 2}) == offset + len(b'{"step": 2}\n')
+    assert read_log(tmp_path / "log") == [record, {"step": 2}]
+    (tmp_path / "log").read_bytes().decode()  # UTF-8 as any tool reads it
+    write_file(tmp_path / "file", to_json(record))
+    assert read_json(tmp_path / "file") == record
+
+
 def test_a_log_is_cut_back_to_the_offset_of_the_checkpoint(tmp_path: Path) -> None:
     with AppendLog(tmp_path / "deep" / "log.jsonl") as log:
         offset = log.append({"step": 1, "text": "ünï\n"})

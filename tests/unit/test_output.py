@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -226,3 +227,24 @@ def test_nothing_is_printed_past_the_door(path: Path) -> None:
 def test_a_console_of_another_kind_can_still_be_given() -> None:
     with Progress(1, Console(file=io.StringIO())) as progress:
         progress.step({"step": 1})
+
+
+@pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        (["train", "gsm8k"], "loading gsm8k ..."),
+        (["train", "recipe\x1b[2J.toml"], "loading recipe\\x1b[2J.toml ..."),
+        (["train", "--config", "own.yaml"], "loading own.yaml ..."),
+    ],
+)
+def test_a_terminal_is_told_what_is_loaded_before_anything_heavy_is_imported(words: list[str], begins: str) -> None:
+    light = "import sys; sys.modules['numpy'] = sys.modules['torch'] = None; from oncurve.cli import main; main()"
+    command = [sys.executable, "-c", light, *words]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        with open(ours, "rb") as terminal:
+            assert terminal.readline().decode().rstrip() == begins
+            with suppress(OSError):  # so a terminal ends
+                terminal.read()
+    assert "loading" not in subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         to_tables as to_tables,
         to_toml as to_toml,
     )
-    from oncurve.config.notes import RunFacts as RunFacts
+    from oncurve.config.notes import DATA_NOTES as DATA_NOTES, RunFacts as RunFacts, notes_on as notes_on
     from oncurve.config.rules import check_config as check_config, inert_rules as inert_rules
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oncurve.config.adapter_words import adapter_words, reference_words
 from oncurve.config.completeness import missing
-from oncurve.config.notes import NOTES, RunFacts
+from oncurve.config.notes import RunFacts, notes_on
 from oncurve.config.policy_term import sentences
 from oncurve.config.sections import RunConfig
 from oncurve.config.teaching import teacher_in_words
@@ -34,10 +34,9 @@ def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
     lines += [_steps(config, known), *_model(config, known), *adapter_words(config, known.adapter, known.parameters)]
     lines += [_evaluation(config, known), _safety(config, known)]
     noted = config.over(10**12)  # an unknown number of steps is more than any setting
-    notes = [note.text(noted, known) for note in NOTES if note.holds(noted, known)]
     return (
         lines
-        + [f"note: {text}" for text in [*notes, *inert(config)]]
+        + [f"note: {text}" for text in [*notes_on(noted, known), *inert(config)]]
         + [f"missing: {hole.replace(' missing;', '')}" for hole in missing(config, known.parameters is not None)]
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from oncurve.advantages import needs_of, reads_rewards
@@ -28,6 +28,7 @@ class RunFacts:
     """Facts of the loaded data and model; None: not loaded yet. Example: `RunFacts(rows=7473, device="cpu")`.
 
     rows, eval_rows, dropped   training prompts, held-out prompts, prompts left out as too long
+    distinct, eval_distinct    how many of the former two are different
     truncated                  prompts of which the last tokens are kept, as too long
     parameters                 of the model
     reference_bytes            what the frozen reference takes
@@ -41,6 +42,8 @@ class RunFacts:
 
     rows: int | None = None
     eval_rows: int | None = None
+    distinct: int | None = None
+    eval_distinct: int | None = None
     dropped: int = 0
     truncated: int = 0
     parameters: int | None = None
@@ -76,7 +79,25 @@ def _learns_from_constant_groups(needs: frozenset[str]) -> bool:
     return "siblings" not in needs or bool(needs & {"values", "steps", "components"})
 
 
+DATA_NOTES = (
+    Note(
+        lambda c, f: f.rows is not None and f.distinct is not None and f.distinct * 2 < f.rows,
+        lambda c, f: (
+            f"different prompts among the {f.rows:,} to train on: {f.distinct:,}; the others repeat them: look "
+            "whether the right column is the prompt, and whether the rows were written more than once"
+        ),
+    ),
+    Note(
+        lambda c, f: bool(c.eval.every) and f.eval_distinct == 1,
+        lambda c, f: (
+            "the evaluation is on one prompt only, so its accuracy is that of one task; hold out more rows, or raise "
+            "eval.limit"
+        ),
+    ),
+)
+
 NOTES: tuple[Note, ...] = (
+    *DATA_NOTES,
     Note(
         lambda c, f: c.learner.learning_rate > 1e-2,
         lambda c, f: (
@@ -238,3 +259,8 @@ NOTES: tuple[Note, ...] = (
         ),
     ),
 )
+
+
+def notes_on(config: RunConfig, facts: RunFacts, notes: Sequence[Note] = NOTES) -> list[str]:
+    """Return the texts of the notes that hold."""
+    return [note.text(config, facts) for note in notes if note.holds(config, facts)]

@@ -6,6 +6,7 @@ from oncurve.data.order import PromptOrder as PromptOrder
 from oncurve.data.prompts import (
     Prompts as Prompts,
     check_row as check_row,
+    distinct_prompts as distinct_prompts,
     filled_prompt as filled_prompt,
     open_prompts as open_prompts,
     prompt_columns as prompt_columns,

@@ -107,6 +107,14 @@ def filled_prompt(row: Mapping[str, Any], settings: DataSettings) -> Any:
     return row[settings.prompt_column] if settings.template is None else fill(settings.template, row)
 
 
+def distinct_prompts(rows: Rows, settings: DataSettings) -> int:
+    """Count the different prompts among `rows`; generated ones are taken to be different."""
+    if rows.generated:
+        return len(rows)
+    asked = (filled_prompt(row, settings) for row in rows.items)
+    return len({hash(repr(each.tolist() if isinstance(each, Tensor) else each)) for each in asked})
+
+
 @dataclass(frozen=True)
 class Prompts:
     """Rows as prompts: `prompts[i]` is made on access. `dropped` is the number of rows that were too long and left out.

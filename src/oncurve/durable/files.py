@@ -63,9 +63,11 @@ class DiskError(StorageError):
 def to_json(value: Any) -> bytes:
     """`value` as JSON with sorted keys and a final newline: the same value gives the same bytes.
 
-    Raises ValueError for NaN and inf (non-finite values are never stored), TypeError for what JSON cannot hold.
+    Half a character, a surrogate alone, is JSON's escape for it. Raises ValueError for NaN and inf (non-finite values
+    are never stored), TypeError for what JSON cannot hold.
     """
-    return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(value, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False)
+    return (text + "\n").encode("utf-8", "backslashreplace")
 
 
 def write_file(path: Path, content: bytes, sync: bool = True) -> None:

@@ -77,7 +77,7 @@ class AppendLog(Closing):
         """
         self.check()
         line = json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(", ", ": "))
-        data = (line + "\n").encode()
+        data = (line + "\n").encode("utf-8", "backslashreplace")  # half a character: JSON's own escape, read back whole
         self._tail += data
         try:
             self._write()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
-from oncurve.data import PromptOrder, Prompts, Rows, load_eval_rows, load_rows, open_prompts
+from oncurve.data import PromptOrder, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
 from oncurve.learner import Learner, check_learner
@@ -116,6 +116,8 @@ class Run:
         return RunFacts(
             rows=len(self.prompts),
             eval_rows=len(self.eval_prompts),
+            distinct=distinct_prompts(self.prompts.rows, self.config.data),
+            eval_distinct=distinct_prompts(self.eval_prompts.rows, self.config.data),
             dropped=self.prompts.dropped,
             truncated=self.prompts.truncated,
             parameters=_parameters(self.loaded),

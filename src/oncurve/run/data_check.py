@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oncurve.config import RunConfig, trials_on, try_rewards
-from oncurve.data import Prompts, Rows, load_eval_rows, load_rows, open_prompts, prompt_columns
+from oncurve.config import DATA_NOTES, RunConfig, RunFacts, notes_on, trials_on, try_rewards
+from oncurve.data import Prompts, Rows, distinct_prompts, load_eval_rows, load_rows, open_prompts, prompt_columns
 from oncurve.errors import DataError, UserError
 from oncurve.output import visible
 from oncurve.rewards import RewardSet, Trial
@@ -102,7 +102,7 @@ class DataCheck:
         lines += ["", "Tokens per prompt" + ("" if self.limit is None else f", of which at most {self.limit:,} fit")]
         lines += [f"  {name:<9}{_of_lengths(found, self.overlong)}" for name, found in self.lengths.items()]
         lines += [f"  {note}" for note in self.notes]
-        would = "A run would take this." if not self.warnings else "A run would begin, but look at the rewards first:"
+        would = "A run would take this." if not self.warnings else "A run would begin, but look at this first:"
         lines += ["", "A run would refuse this:" if self.problems else would]
         return visible("\n".join([*lines, *(f"  {line}" for line in self.problems or self.warnings)]))
 
@@ -144,6 +144,12 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
     rows, held_out = load_rows(config.data, base), load_eval_rows(config.data, base)
     problems, warnings = list[str](), list[str]()
     rewards = _rewards(config, base, rows, held_out, problems, warnings)
+    facts = RunFacts(
+        rows=len(rows),
+        distinct=distinct_prompts(rows, config.data),
+        eval_distinct=distinct_prompts(held_out.first(config.eval.limit), config.data),
+    )
+    warnings += notes_on(config, facts, DATA_NOTES)
     tokenizer, room = read_tokenizer(config) if config.model.path else (None, None)
     notes = () if config.model.path else (NO_MODEL,)
     some = rows.first(GENERATED) if rows.generated else rows

@@ -88,7 +88,10 @@ class Recorder:
         path = self.directory / "incidents" / f"step-{step:06d}-{update}"
         if path.exists():
             return path
-        files: dict[str, bytes | dict[str, Tensor]] = {"batch.safetensors": tensors, "reason.txt": reason.encode()}
+        files: dict[str, bytes | dict[str, Tensor]] = {
+            "batch.safetensors": tensors,
+            "reason.txt": reason.encode("utf-8", "replace"),
+        }
         return path if self.refusals.allow(lambda: durable.write_directory(path, files)) else None
 
     def check(self) -> None:
