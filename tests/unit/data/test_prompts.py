@@ -20,11 +20,10 @@ class Letters:
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) for letter in text]}
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
         if messages[-1]["role"] == "assistant":
             raise ValueError("the last message must be the user's")
-        text = "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<>"
-        return [ord(letter) for letter in text]
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<>"
 
     def decode(self, ids: tuple[int, ...]) -> str:
         return "".join(map(chr, ids))

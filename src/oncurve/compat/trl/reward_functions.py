@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from oncurve.compat.trl.rewards import BY_PATH
 from oncurve.errors import ConfigError, RewardError, shown
+from oncurve.models.loading import apply_template
 from oncurve.rewards import Accepts, InProcess, RewardSettings
 
 MODEL = "model"
@@ -99,7 +100,7 @@ class LoadedClassifier:
         texts = [
             prompt + said
             if isinstance(prompt, str)
-            else self.tokenizer.apply_chat_template([*prompt, *said], tokenize=False)
+            else apply_template(self.tokenizer, [*prompt, *said], f"{self.__name__}: the")
             for prompt, said in zip(prompts, completions, strict=True)
         ]
         batch = self.tokenizer(texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)

@@ -100,7 +100,7 @@ class Classifier:
         return text, self._place(messages, text) if placed else 0, False
 
     def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return str(apply_template(self.tokenizer, messages, f"{self.name}: the", tokenize=False))
+        return apply_template(self.tokenizer, messages, f"{self.name}: the")
 
     def _place(self, messages: Sequence[Mapping[str, Any]], text: str) -> int:
         """The offset in a chat's text at which its last message begins; templates may strip white space from it.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
+import resource
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from oncurve.errors import ModelError, suggest
@@ -13,6 +16,14 @@ from oncurve.errors import ModelError, suggest
 TEMPLATE_SECONDS = 10.0
 """For one prompt, which takes less than a millisecond: a template that takes longer loops."""
 
+TEMPLATE_BYTES = 2 << 30
+"""Memory for one prompt, which takes some times its text. It is this large because threads of training may allocate
+at the same time, and the limit is the process's."""
+
+TEMPLATE_CHARACTERS = 1 << 24
+"""In one prompt, more than any model reads: a tokenizer takes a hundred bytes and more for each of them."""
+
+_limited = threading.Lock()
 
 RENDERING = frozenset({"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message"})
 RENDERING |= {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
@@ -49,61 +60,90 @@ def render(
         ModelError: messages without a chat template, messages the template refuses, or a prompt of no tokens.
     """
     if isinstance(prompt, str):
-        # not verbose: the check of prompts reports a text that is too long
-        ids = list(tokenizer(prompt, return_attention_mask=False, verbose=False)["input_ids"])
+        ids = _encode(tokenizer, prompt)
         bos = getattr(tokenizer, "bos_token_id", None)
         if not ids and bos is not None:
             ids = [bos]
     else:
-        ids = _chat(tokenizer, prompt, variables or {})
+        ids = _encode(tokenizer, _chat(tokenizer, prompt, variables or {}), add_special_tokens=False)
     if not ids:
         raise ModelError("an empty prompt: the tokenizer makes no token of it and has no BOS token to begin with")
     return tuple(int(token) for token in ids)
 
 
-def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+def _encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    # not verbose: the check of prompts reports a text that is too long
+    return list(tokenizer(text, return_attention_mask=False, verbose=False, **options)["input_ids"])
+
+
+def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
     if not has_template(tokenizer):
         raise ModelError(
             "the prompt is a list of chat messages, but the model's tokenizer has no chat template; "
             "use an instruction-tuned model, or prompts that are plain strings"
         )
-    ids: list[int] = apply_template(
-        tokenizer, messages, "the model's", add_generation_prompt=True, tokenize=True, return_dict=False, **variables
-    )
-    return ids
+    return apply_template(tokenizer, messages, "the model's", add_generation_prompt=True, **variables)
 
 
-def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], whose: str, **options: Any) -> Any:
-    """The tokenizer's chat template applied to messages; `whose` is its owner in error messages.
+def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], whose: str, **options: Any) -> str:
+    """The text that the tokenizer's chat template makes of messages; `whose` is its owner in error messages.
 
     A thread can end a template that loops, but not a single operation that takes hours. In jinja's sandbox only powers
     can be so large, and no chat needs them: they are refused.
 
-    Raises ModelError: it refuses the messages, has powers, or is not done within `TEMPLATE_SECONDS`.
+    Raises ModelError: it refuses the messages, has powers, is not done within `TEMPLATE_SECONDS`, or takes more than
+    `TEMPLATE_BYTES` or `TEMPLATE_CHARACTERS`.
     """
     if _has_powers(tokenizer.chat_template):
         raise ModelError(f"{whose} chat template computes powers (**), which could take for ever; take them out of it")
-    made: list[Any] = []
+    made: list[str] = []
     errors: list[BaseException] = []
 
     def apply() -> None:
         try:
-            made.append(tokenizer.apply_chat_template([dict(message) for message in messages], **options))
+            chat = [dict(message) for message in messages]
+            made.append(tokenizer.apply_chat_template(chat, tokenize=False, **options))
         except BaseException as error:  # templates are programs, which may raise anything (jinja2, KeyError, TypeError)
             errors.append(error)
 
     thread = threading.Thread(target=apply, daemon=True)
-    thread.start()
-    thread.join(TEMPLATE_SECONDS)
-    if thread.is_alive():
-        _end(thread)
+    instead = 'correct the template, or use data.chat = "never" and prompts that are plain strings'
+    with _limited_memory():
+        thread.start()
+        thread.join(TEMPLATE_SECONDS)
+        if thread.is_alive():
+            _end(thread)
+            raise ModelError(
+                f"{whose} chat template took longer for one prompt than {TEMPLATE_SECONDS:g} seconds: it loops; "
+                + instead
+            )
+    if any(isinstance(error, MemoryError) for error in errors) or any(len(text) > TEMPLATE_CHARACTERS for text in made):
         raise ModelError(
-            f"{whose} chat template took longer for one prompt than {TEMPLATE_SECONDS:g} seconds: it loops; "
-            'correct the template, or use data.chat = "never" and prompts that are plain strings'
+            f"{whose} chat template made more of one prompt than {TEMPLATE_BYTES >> 20} MiB of memory or "
+            f"{TEMPLATE_CHARACTERS} characters: it repeats something far too often; {instead}"
         )
     if errors:
         raise ModelError(f"{whose} chat template refuses these messages: {errors[0]}") from errors[0]
     return made[0]
+
+
+@contextlib.contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Allow this process `TEMPLATE_BYTES` more memory than it has: what needs more is refused, whatever asks for it.
+
+    The limit does not count mapped files. Only Linux has it and says how much the process has.
+    """
+    with _limited:
+        old, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        new = old
+        with contextlib.suppress(OSError):
+            taken = int(Path("/proc/self/statm").read_bytes().split()[5]) * resource.getpagesize()
+            new = taken + TEMPLATE_BYTES if old == resource.RLIM_INFINITY else min(old, taken + TEMPLATE_BYTES)
+        resource.setrlimit(resource.RLIMIT_DATA, (new, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (old, hard))
 
 
 def _has_powers(template: Any) -> bool:
