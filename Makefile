@@ -16,7 +16,7 @@ BENCH := $(BENCH_VENV)/bin/python -m bench
 # would be otherwise. The bytecode is for the processes that tests start, where the environment has them write none.
 TESTS := $(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test slow isa check format lint types layers inspect-check vllm-check ten-seeds bench bench-quick performance-doc science scaling-page clean help
+.PHONY: demo test slow isa check format lint types layers size inspect-check vllm-check ten-seeds bench bench-quick performance-doc science scaling-page clean help
 
 help:
 	@sed -n '1,3p' Makefile | cut -c3-
@@ -79,7 +79,11 @@ types: $(VENV)/.installed-dev
 layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-check: lint types layers test slow
+# Lines of code per part, against scripts/code_budgets.toml.
+size: $(VENV)/.installed-dev
+	$(BIN)/python scripts/code_size.py
+
+check: lint types layers size test slow
 
 # The demo's figures over ten seeds, as a table (about a quarter of an hour).
 ten-seeds: $(VENV)/.installed

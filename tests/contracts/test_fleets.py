@@ -145,7 +145,7 @@ def test_a_process_that_is_stopped_or_killed_is_replaced_while_another_works(mak
         assert isinstance(until(fleet, 1, 20.0)[0], Replied), "a process that works lives"
         os.kill(pids[0], signal.SIGSTOP)
         (event,) = until(fleet, 1)
-        assert event == Ended(stopped, "it hangs or was stopped: silent for 5 seconds")
+        assert event == Ended(stopped, "it hangs or was stopped: silent for 5 seconds (cluster.silence_seconds)")
         fleet.kill(killed, "it was late")
         (event,) = until(fleet, 1)
         assert event == Ended(killed, "it was late")

@@ -52,7 +52,8 @@ def format_only(completion):
 
 
 def not_a_number(completion, answer):
-    return 1.0 if int(answer) % 2 else float("nan")
+    tried = "The answer is" in completion  # by the trial before the model loads
+    return 1.0 if int(answer) % 2 or tried else float("nan")
 
 
 def huge(completions, answer, size=1e30):  # its square overflows in the norm of the gradient

@@ -167,5 +167,7 @@ def test_time_in_which_this_process_did_not_listen_is_no_silence() -> None:
     health.heard(0, heard)
     while clock.now <= SILENCE:
         clock.turn()
-    assert health.orders(clock.now) == [Kill(1, f"it hangs or was stopped: silent for {SILENCE:g} seconds (cluster.silence_seconds)")]
+    assert health.orders(clock.now) == [
+        Kill(1, f"it hangs or was stopped: silent for {SILENCE:g} seconds (cluster.silence_seconds)")
+    ]
     assert clock.now - heard < SILENCE
