@@ -181,6 +181,16 @@ def test_a_reward_that_works_is_only_warned_of(tmp_path: Path, name: str, warned
     assert (found.rewards[0].tried, found.rewards[0].read, found.rewards[0].mean) == (6, 6, mean)
 
 
+def test_a_reward_that_fails_for_a_made_up_text_of_rows_without_an_answer_is_only_warned_of(tmp_path: Path):
+    (tmp_path / "bare.jsonl").write_text('{"prompt": "1+1="}\n')
+    code = "def tagged(completion): return float(completion.split('<answer>')[1] == '2')\n"
+    found = check_data_of(
+        *load_config("grpo", [*recipe_words(tmp_path, code, "tagged"), f"data.path={tmp_path / 'bare.jsonl'}"])
+    )
+    assert found.problems == ()
+    assert [bool(re.search("reward tagged failed for .*IndexError", line)) for line in found.warnings] == [True]
+
+
 def test_a_reward_check_where_right_answers_score_0_too_exits_with_2(tmp_path: Path):
     said = recipe_words(tmp_path, FINE, "zero")
     ended = CliRunner().invoke(app, ["reward", "check", "grpo", *said, "--column", "tries"])

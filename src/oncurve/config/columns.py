@@ -63,7 +63,7 @@ def try_rewards(rewards: RewardSet, settings: DataSettings, rows: Rows) -> list[
         if broken:
             again = "correct the function; then `oncurve reward check` with the same words shows what it gives"
             raise ConfigError("\n".join([*broken, again]))
-        applies = any(trial.reference is not None or trial.made_up is not None for trial in trials.values())
+        applies = any((trial.reference, trial.made_up, trial.faulted) != (None,) * 3 for trial in trials.values())
         if applies or not all_are_tried:
             return [*filter(None, (trial.faulted for trial in trials.values())), *blind(rewards, trials, rows, index)]
     if rewards.components and len(rows):
