@@ -132,7 +132,7 @@ def diagnose(directory: Path) -> Diagnosis:
     Raises RunDirectoryError: it is no run. CheckpointError: metrics.jsonl cannot be read.
     """
     record = read_run(directory)
-    lines = record.metrics
+    lines = [line for line in record.metrics if line.get("step", 1) > 0]  # an evaluation before step 1 is no step
     if not lines:
         return Diagnosis(directory, 0, damage=record.damage, early=Case((), settings=record.config or {}).early)
     memory = memory_of(record.environment or {})

@@ -133,6 +133,10 @@ def test_a_short_run_without_a_gradient_is_too_short_to_tell_and_is_not_called_w
     for lines, words in (
         (course(5, reward=0.0, constant=1.0), "5 steps, too few to tell (the rules need 8); so far 100% of the groups"),
         (course(1, constant=0.5), "1 step, too few to tell (the rules need 8)"),
+        (
+            [{"step": 0.0, "eval/accuracy": 0.5}, *course(7, reward=0.0, constant=1.0)],
+            "7 steps, too few to tell (the rules need 8); so far 100% of the groups",
+        ),
         (course(8, constant=0.5), "8 steps, nothing found"),
     ):
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
