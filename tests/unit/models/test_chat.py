@@ -1,6 +1,8 @@
 """Prompts become the ids the model was trained to be asked with."""
 
 import resource
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -131,48 +133,17 @@ def test_a_template_whose_powers_no_thread_could_end_is_refused(power):
     assert render(tokenizer, [{"role": "user", "content": "2+2="}])
 
 
-DOUBLED = "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(24) %}{% set ns.x = DOUBLE %}{% endfor %}{{ ns.x }}"
-LONG = "{% set a %}{% for i in range(99999) %}aaaaaaaa{% endfor %}{% endset %}"
-HUGE = [
-    "{{ 'a' * N }}",
-    "{{ ([0] * M)|length }}",
-    "{{ '%Nd' % 1 }}",
-    "{{ '%*d' % (N, 1) }}",
-    "{{ '%Nd'|format(1) }}",
-    "{{ '{:Nd}'.format(1) }}",
-    "{{ 'a'.center(N) }}",
-    "{{ 'a'.ljust(N) }}",
-    "{{ 'a'.rjust(N) }}",
-    "{{ 'a'.zfill(N) }}",
-    "{{ '\t'.expandtabs(N) }}",
-    "{{ 'a'|center(N) }}",
-    "{{ 'a\nb'|indent(N) }}",
-    "{{ [1]|tojson(indent=N) }}",
-    "{{ (1).to_bytes(N, 'big')|length }}",
-    "{{ [1]|batch(M, 0)|list|length }}",
-    LONG + "{{ a.replace('a', a[:99]) }}",
-    LONG + "{{ range(99)|join(a) }}",
-    LONG + "{% for i in range(99) %}{{ a }}{% endfor %}",
-    *(DOUBLED.replace("DOUBLE", made) for made in ("ns.x + ns.x", "ns.x ~ ns.x", "[ns.x, ns.x]|join", "ns.x * 2")),
-]
-"""Templates that take 60 to 400 MB where nothing refuses them."""
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is one of Linux")
-def test_a_template_that_makes_something_huge_is_refused_before_it_takes_the_memory(monkeypatch):
-    tokenizer = AutoTokenizer.from_pretrained(tiny.path())
-    monkeypatch.setattr(chat, "TEMPLATE_BYTES", 32 << 20)
-    monkeypatch.setattr(chat, "TEMPLATE_CHARACTERS", 1 << 40)
-    limit = resource.getrlimit(resource.RLIMIT_DATA)
-    for template in HUGE:
-        tokenizer.chat_template = template.replace("N", "60000000").replace("M", "20000000")
-        with pytest.raises(
-            ModelError, match=r"^the model's chat template made more of one prompt than 32 MiB.*correct"
-        ):
-            chat.apply_template(tokenizer, MESSAGES, "the model's")
-        assert resource.getrlimit(resource.RLIMIT_DATA) == limit
-    tokenizer.chat_template = "{{ 'ab' * 10000 }}"
-    assert chat.apply_template(tokenizer, MESSAGES, "the model's") == "ab" * 10000
+def test_a_template_that_makes_something_huge_is_refused_before_it_takes_the_memory():
+    """In a process of its own: freed memory that this one keeps would be taken first, whatever the limit."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fakes.huge_templates"],
+        cwd=Path(__file__).parents[2],  # tests/
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_template_that_makes_more_than_any_tokenizer_should_read_is_refused(monkeypatch):
