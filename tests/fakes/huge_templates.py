@@ -1,4 +1,4 @@
-"""Chat templates that make something huge; run as a program, it fails with those that a limit of 32 MiB does not refuse."""
+"""Chat templates that make something huge; the program fails with those that a limit of 32 MiB does not refuse."""
 
 from __future__ import annotations
 
