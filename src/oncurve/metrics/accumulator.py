@@ -9,7 +9,7 @@ from operator import add, itemgetter
 import torch
 from torch import Tensor
 
-from oncurve.metrics.table import declared
+from oncurve.metrics.metric import declared
 
 
 class Metrics:
