@@ -309,17 +309,6 @@ def test_gpus_are_split_into_ranks_and_workers() -> None:
     assert (config.cluster.processes, config.cluster.workers) == (found["learner_ranks"], found["rollout_workers"])
 
 
-def test_groups_in_the_order_of_finishing_are_planned_so() -> None:
-    lagging = ("cluster.lag=1", "cluster.rollout_workers=1")
-    sizes = ("--prompts", "16", "--group-size", "4", "--completion-tokens", "256")
-    words = ("--model", "qwen2.5-1.5b", "--machines", "8xh200", *sizes, *lagging)
-    exact, window = (plan(*words, f"cluster.order={order}")[2] for order in ("exact", "window"))
-    assert "order" not in exact["settings"]
-    assert "cluster.order=window" in window["settings"]
-    load_config(None, window["settings"].split())
-    assert window["steps"]["1"]["seconds"] != exact["steps"]["1"]["seconds"]
-
-
 def test_a_run_that_cannot_have_ranks_is_refused() -> None:
     with pytest.raises(UserError, match="a critic is not trained on several ranks"):
         plan("ppo", "--model", "qwen2.5-1.5b", "--machines", "8xh200")

@@ -241,7 +241,7 @@ def plan_machines(
     variant = variant_of(given, shape, work, dtype, on_cpu, process)
     room = memory_here().available if on_cpu else float(where.machine.memory if where.machine else 0.0)
     shardings = _shardings(given, where)
-    choice = [replace(layout, windowed=given.cluster.windowed) for layout in _chosen(variant, where, room, shardings)]
+    choice = _chosen(variant, where, room, shardings)
 
     def holds(layout: Layout) -> bool:
         return peak_of(variant, layout, where) <= room

@@ -82,11 +82,6 @@ CLUSTER_METRICS: tuple[Metric, ...] = (
         "The cost of losses of workers: at most so many tokens had been decoded before.",
         "As for cluster/workers_restarted.",
     ),
-    Metric("cluster/completions_continued", "sum", "completions").described(
-        "how often a completion was interrupted because there were new weights, and continued by these",
-        "With cluster.partial: how many completions have tokens of several versions; one may count more than once.",
-        "Far above the completions of a step: each version of the weights costs a prefill of what is being sampled.",
-    ),
     Metric("cluster/weights_seconds", "sum", "seconds").described(
         "time for which rollouts waited until this process had copied the weights, once for all workers of a machine, "
         "or broadcast them, and computed their digest",

@@ -28,5 +28,3 @@ from oncurve.trainer.rollouts import LaggedRollouts as LaggedRollouts, Rollouts 
 from oncurve.trainer.state import TrainerState as TrainerState
 from oncurve.trainer.surplus import DynamicSampling as DynamicSampling
 from oncurve.trainer.trainer import Trainer as Trainer, TrainerConfig as TrainerConfig
-from oncurve.trainer.window import Window as Window
-from oncurve.trainer.windowed import WindowedRollouts as WindowedRollouts
