@@ -20,10 +20,8 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import cache
 
-from oncurve.forecast import MACHINES, Machine
-from oncurve.forecast.rates import SIGMA, decode_seconds
-from oncurve.forecast.shapes import MODELS, ModelShape
-from oncurve.forecast.simulation import Lengths, Outcome, Setup, simulate
+from bench.scaling.simulation import SIGMA, Lengths, Outcome, Setup, decode_seconds, simulate
+from oncurve.forecast import MACHINES, MODELS, Machine, ModelShape
 
 __all__ = ["ROWS", "TABLES", "Row", "step_of"]
 
