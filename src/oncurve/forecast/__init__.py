@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncurve.lazy import lazily
+from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.forecast.command import check_memory as check_memory, forecast_command as forecast_command

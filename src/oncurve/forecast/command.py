@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from oncurve.base.errors import ConfigError, ModelError, UserError, shown, suggest
+from oncurve.base.paths import usable_path
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError, ModelError, UserError, shown, suggest
 from oncurve.forecast.cluster import Layout, on_one_host
 from oncurve.forecast.counting import floors
 from oncurve.forecast.machines import AvailableMemory, Machine, machine, memory_here, parse_quantity
@@ -33,10 +34,9 @@ from oncurve.forecast.unloaded import (
 )
 from oncurve.forecast.variants import count_parameters, with_adapter
 from oncurve.learner import gives_values
+from oncurve.machine.threads import prepare_process
 from oncurve.models import LoraSettings
 from oncurve.models.loading import DTYPES, said_by
-from oncurve.paths import usable_path
-from oncurve.process import prepare_process
 
 UNIMPORTED = 150e6
 """What a process still takes for libraries and their first use after the commands have been imported."""

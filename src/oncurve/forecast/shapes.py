@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 
 LEAST_PARAMETERS, MOST_PARAMETERS = 1e6, 1e13
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.forecast.shapes import USUAL_RANK, ModelShape
 from oncurve.models import LoraSettings
 from oncurve.models.adapters import count_factors

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from bench.models import SIZES
+from oncurve.forecast.cluster_plan import Machines, _chosen, _enough, _fitting, _ways, peak_of
+from oncurve.forecast.simulation import simulate
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.forecast import MACHINES, MODELS, ModelShape, Variant, Work, parse_machines
 from oncurve.forecast.cluster import (
     Layout,
@@ -21,8 +23,6 @@ from oncurve.forecast.cluster import (
     setup_of,
     worker_memory,
 )
-from oncurve.forecast.cluster_plan import Machines, _chosen, _enough, _fitting, _ways, peak_of
-from oncurve.forecast.simulation import simulate
 
 GIB = 2**30
 WORK = Work(32, 8, 512, (256,) * 32)
