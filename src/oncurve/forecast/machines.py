@@ -1,7 +1,7 @@
-"""The machine: its rates by data sheet or by measurement, and its memory.
+"""The machine: its rates by name or by measurement, and its memory.
 
-The limits of `counting` need three numbers of a machine. On this machine they are measured (`rehearsal`), and its
-memory is the smallest of all limits.
+The limits of `counting` need three numbers of a machine. On this machine they are measured (`meter`), and its memory is
+the smallest of all limits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Machine:
     memory: float
     flops: float
     bandwidth: float
-    source: str = "data sheet"
+    source: str = "written down from memory"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
 
@@ -51,7 +51,8 @@ MACHINES: dict[str, Machine] = {
     "rtx4090": Machine("rtx4090", 23.6 * GIB, 165e12, 1.01e12),
     "rtx3090": Machine("rtx3090", 23.6 * GIB, 71e12, 0.936e12),
 }
-"""Cards by name. No card reaches the rates of its data sheet, so limits by data sheet are lower than by measurement."""
+"""Cards by name. Those that are not measured have the rates that their makers advertise, as far as we remember them; no
+card reaches these, so such limits are lower than by measurement."""
 
 ALIASES = {"a100": "a100-80", "v100": "v100-16", "5090": "rtx5090", "4090": "rtx4090", "3090": "rtx3090"}
 
