@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.tolerance import about
-from oncurve.compat.trl import GRPOConfig, GRPOTrainer, read_script
+from oncurve.compat.trl import GRPOConfig, GRPOTrainer
 from oncurve.compat.trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 from oncurve.errors import ConfigError, RewardError
 
@@ -441,10 +441,3 @@ def test_the_punishments_are_those_of_trl() -> None:
     overlong = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
     assert overlong(completion_ids=[[1] * n for n in (80, 90, 100, 101)]) == [0.0, -0.5, -1.0, -1.0]
     assert get_repetition_penalty_reward(2)(completion_ids=[[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]
-
-
-def test_every_script_here_is_read_without_running(tmp_path: Path) -> None:
-    for script in (QUICK_START, GSM8K, SEVERAL, PEFT, CALLBACK):
-        file = tmp_path / "script.py"
-        file.write_text(script)
-        assert read_script(file).settings["rollout"]["group_size"] == 4

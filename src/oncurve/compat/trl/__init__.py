@@ -1,7 +1,7 @@
 """TRL's interface: `from oncurve.compat.trl import GRPOConfig, GRPOTrainer` in place of `from trl import ...`.
 
-Names, defaults and normalisers are those of TRL 1.16, and of 0.29 for `PPOConfig` and `PPOTrainer`. `DIALECT` is its
-table of settings. Importing this package imports neither TRL nor torch.
+Names, defaults and normalisers are those of TRL 1.16. `DIALECT` is its table of settings. Importing this package
+imports neither TRL nor torch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
         get_peft_config as get_peft_config,
         get_quantization_config as get_quantization_config,
     )
-    from oncurve.compat.trl.ppo_config import PPOConfig as PPOConfig
-    from oncurve.compat.trl.ppo_trainer import PPOTrainer as PPOTrainer
     from oncurve.compat.trl.rewards import (
         accuracy_reward as accuracy_reward,
         get_cosine_scaled_reward as get_cosine_scaled_reward,
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
         reasoning_accuracy_reward as reasoning_accuracy_reward,
         think_format_reward as think_format_reward,
     )
-    from oncurve.compat.trl.script import read_script as read_script
 
 
 __getattr__, __all__ = lazily(__name__)

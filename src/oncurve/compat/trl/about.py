@@ -10,8 +10,8 @@ from oncurve.compat.trl import GRPOConfig, GRPOTrainer  # in place of: from trl 
 `GRPOConfig` is a dataclass with TRL's fields, so `TrlParser((ScriptArguments, GRPOConfig, ModelConfig))` of TRL's own
 scripts is imported from `oncurve.compat.trl` as well, with `get_peft_config` and its relatives.
 
-`oncurve config from-trl train_grpo.py` prints the recipe of a script without running it: every argument with what it
-became, and the defaults of TRL that are not those of oncurve. `GRPOTrainer.recipe` is the same of a trainer that runs.
+`print(GRPOTrainer(...).recipe)` shows the run as a recipe of oncurve: every argument with what it became, and the
+defaults of TRL that are not those of oncurve.
 
 **What is the same.** Names and defaults of TRL 1.16, its normalisers (`grpo`, `bnpo`, `dr_grpo`, `dapo`, `cispo`,
 `sapo`), 1e-4 next to a standard deviation, the bias-corrected KL term, batch sizes in completions. Reward functions are
@@ -54,7 +54,52 @@ run. The functions of `trl.rewards` are in `oncurve.compat.trl` under their name
 `top_p`, `top_k`, `min_p` and `repetition_penalty` are refused: the learner trains on the whole distribution that is
 sampled from.
 
-**From TRL's earlier trainers.** TRL removed `PPOTrainer` and `PRMTrainer`. `PPOConfig` and `PPOTrainer` are here, with
-a table of their own [below](#trl-ppo-029); the preset `ppo` is the same for a recipe. A process reward model is trained
-by `oncurve reward-model train` with `reward_model.kind = "process"`, and used by `kind = "process_model"`.
+**From TRL's earlier trainers.** TRL removed `PPOTrainer` and `PRMTrainer`. A process reward model is trained by
+`oncurve reward-model train` with `reward_model.kind = "process"`, and used by `kind = "process_model"`. The preset
+`ppo` has PPO's critic, advantages and losses; this recipe has the numbers of TRL's `PPOConfig`:
+
+```toml
+extends = "ppo"
+
+[model]
+path = "my-sft-model"        # sft_model_path
+
+[data]
+path = "prompts.jsonl"
+prompts_per_step = 8         # per_device_train_batch_size times gradient_accumulation_steps
+
+[rollout]
+group_size = 1
+max_new_tokens = 53          # response_length
+temperature = 0.7
+
+[learner]
+learning_rate = 3e-6
+ppo_epochs = 4               # num_ppo_epochs
+minibatches = 1              # num_mini_batches divided by gradient_accumulation_steps
+max_grad_norm = 0.0          # PPOTrainer did not clip gradients
+
+[critic]
+learning_rate = 3e-6
+clip = 0.2                   # cliprange_value
+
+[kl]
+coef = 0.05                  # kl_coef
+
+[aggregation]
+kind = "token-mean"
+
+[[rewards]]
+kind = "model"
+path = "my-reward-model"     # reward_model_path
+
+[[rewards]]
+kind = "length_cap"          # missing_eos_penalty, which was off
+max_length = 52              # response_length - 1
+penalty = -1.0
+```
+
+`cliprange` is `objective.clip_low` and `clip_high`, `gamma` and `lam` are `advantage.gamma` and `lam`, and
+`total_episodes` is `run.steps` times `data.prompts_per_step`. The critic begins as the policy with a value head of 0,
+and the reference is the policy before the first update.
 """
