@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from oncurve.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.compat.trl.about import ABOUT as ABOUT
     from oncurve.compat.trl.config import GRPOConfig as GRPOConfig
-    from oncurve.compat.trl.dialect import DIALECT as DIALECT
+    from oncurve.compat.trl.dialect import ABOUT as ABOUT, DIALECT as DIALECT
     from oncurve.compat.trl.grpo_trainer import GRPOTrainer as GRPOTrainer
     from oncurve.compat.trl.mixture import DatasetMixtureConfig as DatasetMixtureConfig, get_dataset as get_dataset
     from oncurve.compat.trl.parsing import (
