@@ -16,7 +16,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from oncurve.compat.trl.config import GRPOConfig
 from oncurve.compat.trl.logs import LogLine, averaged, step_logs, tokens_of
-from oncurve.compat.trl.sizes import sizes
 from oncurve.errors import ConfigError
 from oncurve.run import Run
 from oncurve.trainer import StepResult
@@ -48,11 +47,6 @@ class Hooks:
     _began: float = 0.0
     _tokens: int = 0
 
-    @property
-    def updates(self) -> int:
-        """The updates per step."""
-        return sizes(self.args.values()).updates
-
     def add(self, callback: Any) -> None:
         """Add a callback, or a class of them. Raises ConfigError: it is none."""
         made = callback() if isinstance(callback, type) else callback
@@ -80,37 +74,38 @@ class Hooks:
 
     def begin(self) -> None:
         """Begin before the first step, or the first one after a resume."""
-        config, state = self.run.config, self.state
-        state.max_steps = config.run.steps * self.updates
-        state.global_step = self.run.trainer.state.step * self.updates
+        state = self.state
+        state.max_steps = self.run.config.run.steps * self.run.config.updates_per_step
+        self.count(self.run.trainer.state.step)
         state.logging_steps, state.save_steps = self.args.logging_steps, self.args.save_steps
         state.eval_steps = self.args.eval_steps or self.args.logging_steps
         state.train_batch_size = self.args.per_device_train_batch_size
-        state.num_train_epochs = -(-int(state.max_steps) // max(1, self._steps_per_epoch()))
+        state.num_train_epochs = -(-int(state.max_steps) // self._updates_per_epoch())
         self._began, self.control.should_training_stop = time.perf_counter(), False
         self.call("on_train_begin")
         self.call("on_epoch_begin")
         self._next_step()
 
-    def _steps_per_epoch(self) -> int:
-        return max(1, len(self.run.prompts) // self.run.config.data.prompts_per_step) * self.updates
+    def count(self, steps: int) -> None:
+        """Set `state.global_step` to the updates of so many steps."""
+        self.state.global_step = steps * self.run.config.updates_per_step
+
+    def _updates_per_epoch(self) -> int:
+        config = self.run.config
+        return max(1, len(self.run.prompts) // config.data.prompts_per_step) * config.updates_per_step
 
     def _next_step(self) -> None:
-        if self.control.should_training_stop:
-            self.stop()
+        if self.control.should_training_stop:  # no step is left
+            self.run.trainer.config = replace(self.run.trainer.config, steps=self.run.trainer.state.step)
         if not self.run.trainer.is_done:
             control = self.control
             control.should_log = control.should_evaluate = control.should_save = False
             self.call("on_step_begin")
 
-    def stop(self) -> None:
-        """End the run after the steps that are done: no step is left."""
-        self.run.trainer.config = replace(self.run.trainer.config, steps=self.run.trainer.state.step)
-
     def step(self, result: StepResult) -> None:
         """Take a step that has ended: an observer of the trainer."""
         state, before = self.state, int(self.state.epoch or 0)
-        state.global_step = result.step * self.updates
+        self.count(result.step)
         state.epoch = result.metrics.get("progress/epoch", 0.0)
         state.num_input_tokens_seen = self._tokens = self._tokens + tokens_of(result.groups)
         self._since.append(step_logs(result, self.run))
@@ -133,10 +128,10 @@ class Hooks:
         if step == 1 and self.args.logging_first_step:
             return True
         if strategy == "epoch":
-            every = self._steps_per_epoch()
+            every = self._updates_per_epoch()
         every = max(1, round(every * self.state.max_steps)) if every < 1 else int(every)
-        done = step * self.updates
-        return done // every > (done - self.updates) // every
+        done, updates = self.state.global_step, self.run.config.updates_per_step
+        return bool(done // every > (done - updates) // every)
 
     def _evaluated(self) -> None:
         if self.evaluated is not None:
@@ -174,7 +169,7 @@ class Hooks:
         summary = {
             "train_runtime": seconds,
             "train_samples_per_second": rows / seconds,
-            "train_steps_per_second": steps * self.updates / seconds,
+            "train_steps_per_second": steps * config.updates_per_step / seconds,
             "total_flos": 0.0,
             "train_loss": sum(self._losses) / steps if steps else 0.0,
         }

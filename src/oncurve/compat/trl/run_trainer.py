@@ -11,9 +11,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, count, takewhile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
+
+from transformers.trainer_utils import TrainOutput
 
 from oncurve import durable
 from oncurve.closing import Closing
@@ -34,14 +37,6 @@ from oncurve.run import (
     finish,
     prompts_from,
 )
-
-
-class TrainOutput(NamedTuple):
-    """The result of `train`."""
-
-    global_step: int
-    training_loss: float
-    metrics: dict[str, float]
 
 
 class RunTrainer(Closing):
@@ -130,7 +125,7 @@ class RunTrainer(Closing):
         more = True
         if resume_from_checkpoint:
             more = continue_with(self.run, self._earlier(resume_from_checkpoint), console)
-            self.state.global_step = self.run.trainer.state.step * self._hooks.updates
+            self._hooks.count(self.run.trainer.state.step)
         else:
             self._begin(console)
         summary: dict[str, float] = {}
@@ -152,14 +147,11 @@ class RunTrainer(Closing):
         say(console, f"{self.translation.counted()}; {type(self).__name__}.recipe shows them")
 
     def _earlier(self, wanted: str | Path | bool) -> Path:
-        """The run to continue. Raises ConfigError: there is none."""
+        """Return the run to continue. Raises ConfigError: there is none."""
         if not isinstance(wanted, bool):
             return Path(wanted)
-        found = list[Path]()
-        for path in _numbered(Path(self.args.output_dir)):
-            if not path.exists():
-                break
-            found += [path] if (path / "config.toml").is_file() else []
+        there = takewhile(Path.exists, _numbered(Path(self.args.output_dir)))
+        found = [path for path in there if (path / "config.toml").is_file()]
         if not found:
             raise ConfigError(
                 f"resume_from_checkpoint: there is no run of oncurve in {self.args.output_dir} to continue"
@@ -254,7 +246,7 @@ class RunTrainer(Closing):
         self.state.save_to_json(str(self._folder() / "trainer_state.json"))
 
     def _folder(self) -> Path:
-        """The run directory. Raises ConfigError: there is none yet."""
+        """Return the run directory. Raises ConfigError: there is none yet."""
         if self.directory is None:
             raise ConfigError("there is no run directory before train()")
         return self.directory
@@ -268,12 +260,12 @@ class RunTrainer(Closing):
         self.run.close()
 
     def end(self) -> None:
-        """What TRL's scripts call last; `close`."""
+        """Close, which TRL's scripts do last."""
         self.close()
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a recipe can hold the value of a setting."""
+    """Return whether a recipe can hold the value of a setting."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
@@ -282,16 +274,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """`path`, `path-2`, `path-3` and so on."""
-    yield path
-    number = 2
-    while True:
-        yield path.with_name(f"{path.name}-{number}")
-        number += 1
+    """Give `path`, `path-2`, `path-3` and so on."""
+    return chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
 
 
 def _is_free(path: Path) -> bool:
-    """Whether a run can begin at `path`. Raises RunDirectoryError: not there, and nowhere near it."""
+    """Return whether a run can begin at `path`. Raises RunDirectoryError: not there, and nowhere near it."""
     try:
         RunDirectory.check_free(path)
     except RunDirectoryError:
