@@ -32,8 +32,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Key, Make, Values
-from oncurve.errors import ConfigError, shown, suggest
 
 TYPES = {"flag": bool, "whole": int, "number": float, "text": str, "list": list, "table": dict, "null": type(None)}
 

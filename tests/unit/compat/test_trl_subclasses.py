@@ -1,4 +1,4 @@
-"""Subclasses of TRL's classes: a dataclass of more arguments, and a trainer whose overrides are called or refused."""
+"""Subclasses of TRL's classes, whose overrides are called or refused, and TRL's reward functions by their numbers."""
 
 import dataclasses
 import inspect
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import HfArgumentParser, Trainer
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer, rewards
 from oncurve.compat.trl.overrides import FREE, NOT_CALLED, OWN
-from oncurve.errors import ConfigError
 
 
 @dataclass
@@ -121,3 +121,10 @@ def test_the_cosine_of_positional_arguments_is_trls() -> None:
     reward = rewards.get_cosine_scaled_reward(100)
     completions = [[{"content": r"\boxed{\frac{1}{3}}"}], [{"content": r"\boxed{\frac{1}{2}}"}]]
     assert reward(completions, [r"\frac{1}{3}"] * 2, [[1] * 50] * 2) == pytest.approx([0.75, -0.75])
+
+
+def test_the_punishments_are_those_of_trl() -> None:
+    overlong = rewards.get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
+    assert overlong(completion_ids=[[1] * n for n in (80, 90, 100, 101)]) == [0.0, -0.5, -1.0, -1.0]
+    assert rewards.get_soft_overlong_punishment(3, 0)(completion_ids=[[1] * 3, [1] * 4]) == [0.0, -1.0]
+    assert rewards.get_repetition_penalty_reward(2)(completion_ids=[[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]

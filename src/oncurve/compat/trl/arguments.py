@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Said, Translation
 from oncurve.compat.loading import config_of
 from oncurve.compat.trl.config import GRPOConfig
@@ -22,7 +23,6 @@ from oncurve.compat.trl.run_keys import rows_known
 from oncurve.compat.trl.sizes import sizes
 from oncurve.config import RunConfig, check_complete
 from oncurve.display import Screen, say
-from oncurve.errors import ConfigError, shown
 from oncurve.forecast import check_memory
 from oncurve.models import LoadedModel
 from oncurve.models.loading import eos_ids_of, loaded_from, quiet

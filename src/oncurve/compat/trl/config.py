@@ -9,11 +9,11 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Key, Said, Translation, Values
 from oncurve.compat.recipe import recipe_of
 from oncurve.compat.trl.dialect import CONFIG_KEYS, DIALECT, OLDER_KEYS
 from oncurve.compat.trl.sizes import sizes
-from oncurve.errors import ConfigError
 
 KEYS = {key.theirs: key for key in (*CONFIG_KEYS, *OLDER_KEYS)}
 

@@ -42,4 +42,4 @@ TRAINER_KEYS = keys_of(HERE / "trainer.toml", FUNCTIONS)
 DIALECT = Dialect("TRL", "1.16", (*CONFIG_KEYS, *OLDER_KEYS, *TRAINER_KEYS))
 
 ABOUT = (HERE / "about.md").read_text(encoding="utf-8")
-"""The text of the page for those who come from TRL."""
+"""The text of the page for users of TRL."""

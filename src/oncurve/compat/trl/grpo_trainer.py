@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, suggest
 from oncurve.compat.trl.arguments import assembled, check_one_process, translated
 from oncurve.compat.trl.config import GRPOConfig
 from oncurve.compat.trl.dialect import DIALECT, TRAINER_KEYS
 from oncurve.compat.trl.overrides import NOT_CALLED, refuse_overrides
 from oncurve.compat.trl.peft_keys import without_adapter
 from oncurve.compat.trl.run_trainer import RunTrainer
-from oncurve.errors import ConfigError, suggest
 
 
 class GRPOTrainer(RunTrainer):

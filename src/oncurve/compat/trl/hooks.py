@@ -14,9 +14,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.trl.config import GRPOConfig
 from oncurve.compat.trl.logs import LogLine, averaged, step_logs, tokens_of
-from oncurve.errors import ConfigError
 from oncurve.run import Run
 from oncurve.trainer import StepResult
 

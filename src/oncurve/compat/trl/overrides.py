@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import Trainer
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 
 OWN = ("evaluate", "save_model")
 """Methods that `GRPOTrainer` has here for its user. TRL's loop calls them, too."""

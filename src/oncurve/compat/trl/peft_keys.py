@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Dialect, Said, Values
 from oncurve.compat.tables import keys_of
-from oncurve.errors import ConfigError, shown
 
 QUERY_AND_VALUE = ["q_proj", "v_proj"]
 """PEFT's choice of layers for Llama, Qwen, Mistral and Gemma."""

@@ -19,7 +19,8 @@ from typing import Any
 from transformers.trainer_utils import TrainOutput
 
 from oncurve import durable
-from oncurve.closing import Closing
+from oncurve.base.closing import Closing
+from oncurve.base.errors import ConfigError, RunDirectoryError, shown
 from oncurve.compat.dialect import Line, Translation
 from oncurve.compat.recipe import recipe_of
 from oncurve.compat.trl.arguments import all_rows
@@ -27,7 +28,6 @@ from oncurve.compat.trl.config import KEYS, GRPOConfig
 from oncurve.compat.trl.hooks import Hooks, Logs
 from oncurve.compat.trl.logs import group_logs
 from oncurve.display import Screen, say
-from oncurve.errors import ConfigError, RunDirectoryError, shown
 from oncurve.run import (
     Run,
     RunDirectory,
