@@ -21,7 +21,7 @@ from oncurve.compat.trl.mixture import DatasetMixtureConfig, get_dataset
 from oncurve.compat.trl.peft_keys import given_fields, lora_of
 from oncurve.compat.trl.script import read_source
 from oncurve.errors import ConfigError
-from oncurve.words import WORDS
+from oncurve.words import known_words
 
 VALID: dict[str, Any] = {
     "output_dir": "out",
@@ -330,7 +330,7 @@ def test_a_mixture_of_data_sets_has_the_shares_of_its_file(tmp_path: Path) -> No
 
 def test_the_hints_of_messages_agree_with_the_table() -> None:
     for key in (*CONFIG_KEYS, *OLDER_KEYS):
-        word = WORDS.get(key.theirs)
+        word = known_words().get(key.theirs)
         if word is not None and word.keys and key.ours:
             assert set(word.keys) & set(key.ours), key.theirs
     names = [key.theirs for key in DIALECT.keys]
