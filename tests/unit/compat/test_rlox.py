@@ -19,12 +19,12 @@ from fakes.tiny_policy import TinyLM
 from fakes.tolerance import about, assert_close
 from oncurve.compat.dialect import Said, Translation
 from oncurve.compat.rlox.dialect import DIALECT, translated
-from oncurve.compat.rlox.elsewhere import NAMES
+from oncurve.compat.rlox.elsewhere import REASONS
 from oncurve.config import load_config
 from oncurve.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", REASONS)
 def test_what_is_elsewhere_is_refused_by_name(name: str) -> None:
     with pytest.raises(ImportError, match=f"rlox's {name} is not in oncurve, which trains language models"):
         getattr(compat, name)

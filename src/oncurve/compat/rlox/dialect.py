@@ -16,7 +16,7 @@ import yaml
 
 from oncurve.compat.dialect import Dialect, Said, Translation, Values
 from oncurve.compat.loading import config_of
-from oncurve.compat.rlox.elsewhere import CONTROL
+from oncurve.compat.rlox.elsewhere import REASONS
 from oncurve.compat.tables import Function, keys_of
 from oncurve.config import RunConfig, read_yaml
 from oncurve.errors import ConfigError, shown
@@ -38,7 +38,7 @@ ALGORITHM = {
 
 def _algorithm(name: str, _: Values) -> dict[str, Any]:
     if name.lower() != "grpo":
-        raise ConfigError(f'{shown(name)}: {CONTROL}; here it is "grpo"')
+        raise ConfigError(f'{shown(name)}: {REASONS["PPO"]}; here it is "grpo"')
     return ALGORITHM
 
 
