@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import typer
 
-from oncurve.cli import app
+from oncurve.base.hints import known_words, word_for
+from oncurve.cli.app import app
 from oncurve.compat import DIALECTS
 from oncurve.config import RUN
 from oncurve.rewards import REWARD_KINDS
-from oncurve.words import known_words, word_for
 
 ROOT = Path(__file__).parents[2]
 

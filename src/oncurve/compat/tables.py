@@ -35,8 +35,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Key, Make, Values
-from oncurve.errors import ConfigError, shown, suggest
 
 TYPES = {"flag": bool, "whole": int, "number": float, "text": str, "list": list, "table": dict, "null": type(None)}
 

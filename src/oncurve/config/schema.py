@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from oncurve.errors import ConfigError, suggest
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.hints import word_for
+from oncurve.components import Component, build, validated
 from oncurve.rewards import REWARD_KINDS, check_reward, kind_meant
-from oncurve.spec import Component, build, validated
-from oncurve.words import word_for
 
 IN_MEMORY = "in-memory:"
 """Begins what a resolved file holds in place of an object that has no path."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Dialect, Key, Said, Values
 from oncurve.compat.tables import keys_of
-from oncurve.errors import ConfigError
 
 ROWS = """
 [[keys]]

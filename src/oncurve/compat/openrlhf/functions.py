@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Values
 from oncurve.compat.tables import meaning
-from oncurve.errors import ConfigError, shown
 
 ESTIMATOR, COEF, CORRECTION = "algo.advantage.estimator", "algo.kl.init_coef", "algo.advantage.is_correction"
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Dialect, Key, Said, Translation
 from oncurve.compat.openrlhf import functions
 from oncurve.compat.tables import keys_of
-from oncurve.errors import ConfigError, shown, suggest
 
 HERE = Path(__file__).parent
 TABLES = ("keys", "unused")

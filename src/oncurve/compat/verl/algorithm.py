@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Values
 from oncurve.compat.tables import meaning
 from oncurve.compat.verl.rows import ACTOR, is_given, made, updates_per_step
-from oncurve.errors import ConfigError, shown
 
 CORRECTION = "algorithm.rollout_correction"
 

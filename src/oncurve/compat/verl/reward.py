@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oncurve.base.errors import ConfigError, DataError, shown
 from oncurve.compat.dialect import MANY, Values
 from oncurve.compat.verl.rows import either, local
 from oncurve.compat.verl.run import paths
 from oncurve.data import Files
-from oncurve.errors import ConfigError, DataError, shown
 
 OLD, NEW = "custom_reward_function", "reward.custom_reward_function"
 MODELS = ("reward_model.model.path", "reward.reward_model.model_path")

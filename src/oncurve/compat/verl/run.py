@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.base.errors import ConfigError, command, shown
 from oncurve.compat.dialect import Values
 from oncurve.compat.tables import meaning
 from oncurve.compat.verl.algorithm import advantage
 from oncurve.compat.verl.rows import ACTOR, MODEL, ROLLOUT, is_given, local, updates_per_step
-from oncurve.errors import ConfigError, command, shown
 
 OPTIM = f"{ACTOR}.optim"
 
