@@ -37,6 +37,24 @@ def test_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("tool", DIALECTS)
+def test_a_key_stands_once_and_says_why_it_becomes_no_setting(tool: str) -> None:
+    names = [key.theirs for key in keys(tool)]
+    assert sorted(names) == sorted(set(names))
+    assert [key.theirs for key in keys(tool) if key.fate != "translated" and not key.note] == []
+
+
+def test_every_function_of_a_table_is_named_by_a_row() -> None:
+    folder = ROOT / "src" / "oncurve" / "compat"
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.toml")]
+    named = set(re.findall(r'^make = "(\w+)"', "\n".join(texts), re.MULTILINE))
+    modules = [path for path in folder.rglob("*.py") if path.stem in ("functions", "algorithm", "run", "reward")]
+    for path in modules:
+        code = path.read_text(encoding="utf-8")
+        defined = re.findall(r"^def ([a-z]\w*)\(\w+: [^,]+, values: Values", code, re.MULTILINE)
+        assert [name for name in defined if name not in named and code.count(f"{name}(") < 2] == [], path.name
+
+
+@pytest.mark.parametrize("tool", DIALECTS)
 def test_every_key_of_a_tool_is_on_the_page(tool: str) -> None:
     text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
     assert [key.theirs for key in keys(tool) if f"`{key.theirs}`" not in text] == []
