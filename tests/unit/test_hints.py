@@ -9,11 +9,11 @@ import pytest
 
 from oncurve import train
 from oncurve.base.errors import ConfigError
+from oncurve.base.hints import known_kinds, known_words, word_for
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RUN, SECTIONS
 from oncurve.kl import KL_KINDS
 from oncurve.reward_models import REWARD_EXAMPLE_KINDS
-from oncurve.words import KINDS, WORDS, word_for
 
 
 def complaint(*overrides: str) -> str:
@@ -23,18 +23,18 @@ def complaint(*overrides: str) -> str:
 
 
 def test_every_word_leads_to_settings_that_exist_and_is_none_itself() -> None:
-    for word, meaning in WORDS.items():
+    for word, meaning in known_words().items():
         assert word == word.lower()
         assert meaning.keys or meaning.note, word
         assert all(RUN.knows(key) for key in meaning.keys), word
         assert not RUN.knows(word), word
 
 
-@pytest.mark.parametrize("word", sorted(WORDS))
+@pytest.mark.parametrize("word", sorted(known_words()))
 def test_a_word_alone_is_answered_with_its_setting(word: str) -> None:
     said = complaint(f"{word}=1")
     assert "unknown key" in said
-    assert all(key in said for key in WORDS[word].keys or (WORDS[word].note,))
+    assert all(key in said for key in known_words()[word].keys or (known_words()[word].note,))
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,15 @@ def test_it_may_stand_behind_any_sections(written: str, meant: str) -> None:
     assert f"{written}: unknown key; did you mean {meant}" in complaint(f"{written}=1", *kind)
 
 
-@pytest.mark.parametrize(("section", "word"), [(section, word) for section in KINDS for word in KINDS[section]])
+@pytest.mark.parametrize(
+    ("section", "word"), [(section, word) for section, table in known_kinds().items() for word in table]
+)
 def test_another_tools_kind_is_answered_with_the_kind_of_that_meaning(section: str, word: str) -> None:
     """Not with the one of the most similar name: `objective.kind=ppo` means `clipped`, not `dppo`."""
     kinds = KL_KINDS if section == "kl" else SECTIONS[section].kinds
     assert word not in kinds
     said = complaint(f"{section}.{'estimator' if section == 'kl' else 'kind'}={word}")
-    meant = KINDS[section][word]
+    meant = known_kinds()[section][word]
     if meant:
         assert meant in kinds
     assert (f"; did you mean {meant!r}?" if meant else "docs/extending.md") in said
@@ -107,7 +109,7 @@ def test_a_setting_written_flat_is_answered_with_its_table(key: str) -> None:
     assert "did you mean" not in str(caught.value)
 
 
-@pytest.mark.parametrize("word", sorted(WORDS))
+@pytest.mark.parametrize("word", sorted(known_words()))
 def test_what_an_unknown_argument_is_answered_with_is_taken(word: str) -> None:
     """Every `settings={...}` or `reward={...}` of an answer names a key where the API looks for it."""
     with pytest.raises(ConfigError) as caught:
