@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from oncurve.base.hints import known_words, word_for
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.compat import DIALECTS
 from oncurve.config import RUN
 from oncurve.rewards import REWARD_KINDS
