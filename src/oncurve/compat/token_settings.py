@@ -62,7 +62,7 @@ WITHOUT_MEANING = {
 def config_of(
     values: Mapping[str, Any], said: frozenset[str], preset: str, settings: Mapping[str, Any] | None
 ) -> RunConfig:
-    """The settings of a run: given values, over the preset, over the defaults of arguments that were left out."""
+    """Return the settings of a run: given values, over the preset, over the defaults of other arguments."""
     tables = tables_of((Argument(name, SETTING_OF[name], values[name]) for name in values if name in said), settings)
     chosen_here = _without_meaning_refused(tables)
     layers = read_layers(preset)[0]
@@ -113,7 +113,7 @@ def _nested(layer: Layer) -> dict[str, dict[str, Any]]:
 
 
 def _without_meaning_refused(tables: Mapping[str, Any]) -> set[str]:
-    """All settings that were given. Raises ConfigError with a line for each that a run by `GRPO` does not use."""
+    """Return all settings that were given. Raises ConfigError with a line for each that `GRPO` does not use."""
     said, keys = [], set()
     for section, table in tables.items():
         if not isinstance(table, (Mapping, Component)):
