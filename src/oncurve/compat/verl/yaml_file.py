@@ -31,10 +31,8 @@ def assignments_of(path: Path) -> tuple[list[Assignment], list[str]]:
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: expected sections with settings, as verl's ppo_trainer.yaml has")
     found = list(_leaves(root, "", path, 0))
-    lists = [each for each in found if each.key == "defaults"]  # Hydra's, of files
-    notes = [
-        f"{each.place}: defaults: its files are not read; verl's own defaults are in their place" for each in lists
-    ]
+    said = "its files are not read; verl's own defaults are in their place"
+    notes = [f"{each.place}: defaults: {said}" for each in found if each.key == "defaults"]
     return [each for each in found if each.key != "defaults"], notes
 
 
