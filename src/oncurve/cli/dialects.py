@@ -65,19 +65,6 @@ def show_recipe(translation: Translation, out: Path | None) -> None:
     say(f"wrote {out}; look through it, then: {command('train', out)}")
 
 
-@dialect_app.command("from-trl", cls=CommandWithExamples)
-def config_from_trl(
-    script: Annotated[
-        Path, typer.Argument(help="A script that calls TRL's GRPOConfig or GRPOTrainer.", metavar="SCRIPT")
-    ],
-    out: RecipeOut = None,
-) -> None:
-    """Print the recipe of a TRL script, with a comment per key. The script is read, and not run."""
-    from oncurve.compat.trl import read_script
-
-    show_recipe(read_script(script), out)
-
-
 @dialect_app.command("from-openrlhf", cls=CommandWithExamples, context_settings={"ignore_unknown_options": True})
 def config_from_openrlhf(
     words: Annotated[list[str], typer.Argument(help="The flags of train_ppo_ray, as in a script.", metavar="FLAGS")],

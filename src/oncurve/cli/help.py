@@ -52,10 +52,6 @@ EXAMPLES = {
         "oncurve config from-verl algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=5 --out mine.toml",
     ),
     "config explain": ("oncurve config explain dr_grpo", "oncurve config explain gsm8k.toml objective.kind=gspo"),
-    "config from-trl": (
-        "oncurve config from-trl train_grpo.py",
-        "oncurve config from-trl train_grpo.py --out mine.toml",
-    ),
     "config from-openrlhf": (
         "oncurve config from-openrlhf --pretrain MODEL --advantage_estimator group_norm --n_samples_per_prompt 8",
     ),

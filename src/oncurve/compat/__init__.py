@@ -23,7 +23,6 @@ __getattr__, __all__ = lazily(__name__)
 DIALECTS = {
     "verl": "oncurve.compat.verl",
     "TRL": "oncurve.compat.trl",
-    "TRL PPO": "oncurve.compat.trl.ppo_dialect",
     "rlox": "oncurve.compat.rlox.dialect",
     "OpenRLHF": "oncurve.compat.openrlhf",
 }
