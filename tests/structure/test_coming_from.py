@@ -43,6 +43,16 @@ def test_a_key_stands_once_and_says_why_it_becomes_no_setting(tool: str) -> None
     assert [key.theirs for key in keys(tool) if key.fate != "translated" and not key.note] == []
 
 
+@pytest.mark.parametrize("tool", DIALECTS)
+def test_a_setting_that_a_note_names_exists(tool: str) -> None:
+    table = {key.theirs for key in keys(tool)}
+    sections = "|".join(name for name in RUN.names if name not in ("rewards", "rollouts"))
+    pattern = re.compile(rf"(?<![\w.])(?:{sections})\.[a-z_]+(?![\w.:])")
+    named = {(key.theirs, name) for key in keys(tool) for name in pattern.findall(key.note)}
+    wrong = [(key, name) for key, name in named if not RUN.knows(name) and not any(name in other for other in table)]
+    assert wrong == []
+
+
 def test_every_function_of_a_table_is_named_by_a_row() -> None:
     folder = ROOT / "src" / "oncurve" / "compat"
     texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.toml")]

@@ -22,7 +22,7 @@ CONFIG_FLAGS = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was given, by name, and notes on what of it does not count."""
+    """The settings that were given, by name, and notes on those that do not count."""
 
     said: dict[str, Said]
     notes: tuple[str, ...] = ()
