@@ -87,7 +87,8 @@ MIXTURE, MIXTURE_ACTIVE, MIXTURE_CACHE = 30.5e9, 3.3e9, 2 * 2 * 48 * 4 * 128
 configuration: 48 layers, hidden size 2,048, 128 experts of 768, 8 of them per token, 32 and 4 heads of 128."""
 MIXTURE_SLOWNESS = 1.87
 """Decode seconds over those by the card's rates, to gen of the synchronous row, 348.05 s. verl's script turns CUDA
-graphs off (`enforce_eager=True`)."""
+graphs off (`enforce_eager=True`).
+"""
 TOOLS_LIMIT = 16384
 """`max_response_length` of recipe/fully_async_policy/shell/dapo_7b_async_retool.sh."""
 TOOLS_SLOWNESS = 2.3

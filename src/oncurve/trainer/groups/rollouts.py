@@ -52,7 +52,9 @@ class Rollouts:
         engine.follow(weights)
 
     def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """The groups of the step after `state`, in a run of `steps`; `make` makes what collects those of one step."""
+        """Return the groups of the step after `state`, in a run of `steps`; `make` makes what collects those of one
+        step.
+        """
         return make().collect(state, metrics)
 
     @contextmanager
@@ -67,11 +69,13 @@ class Rollouts:
         """Release what is held. Twice is allowed."""
 
     def save(self, folder: Path, step: int) -> Mapping[str, Any]:
-        """The record of what the steps after `step` need in addition to the weights, for a checkpoint in `folder`."""
+        """Return the record of what the steps after `step` need in addition to the weights, for a checkpoint in
+        `folder`.
+        """
         return {}
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """The inverse of `save`; `weights` are the policy's."""
+        """Restore what `save` wrote; `weights` are the policy's."""
 
 
 @dataclass
@@ -95,7 +99,7 @@ class _Collection:
     after: _Collection | None = None
 
     def state(self) -> TrainerState:
-        """The state that it begins at."""
+        """Return the state that it begins at."""
         if isinstance(self.begin, TrainerState):
             return replace(self.begin, step=self.step - 1)
         before = self.begin.result
@@ -137,7 +141,8 @@ class LaggedRollouts(Rollouts):
             self._stored.pop(old, None)
 
     def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """The groups of the step after `state`; those of the steps up to `lag` later are begun, as far as the run goes.
+        """Return the groups of the step after `state`; those of the steps up to `lag` later are begun, as far as the
+        run goes.
 
         What went wrong with groups of a step is raised when this step needs them.
         """
@@ -208,7 +213,7 @@ class LaggedRollouts(Rollouts):
         return {"versions": found}
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """The inverse of `save`, bit for bit. Raises CheckpointError: the tensors are those of another model."""
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError: the tensors are those of another model."""
         self._versions.clear()
         for each in record.get("versions", ()):
             kept = replace(_copied(weights), version=int(each["version"]))
@@ -271,8 +276,9 @@ class LaggedRollouts(Rollouts):
 
 
 def _copied(weights: Weights) -> LocalWeights:
-    """A copy of the weights, which no update changes. Raises ConfigError: they are not in this process. ModelError: the
-    model cannot be copied."""
+    """Return a copy of the weights, which no update changes. Raises ConfigError: they are not in this process.
+    ModelError: the model cannot be copied.
+    """
     model = weights.local()
     if model is None:
         raise ConfigError(
