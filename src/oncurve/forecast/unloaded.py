@@ -50,7 +50,7 @@ def prompt_lengths(
 
 
 def reward_model_bytes(config: RunConfig) -> float:
-    """Return the bytes of a run's reward models: weights; where iterations train one, its masters, moments and gradient.
+    """Return the bytes of a run's reward models: weights; masters, moments and gradient of one that iterations train.
 
     Counted from the headers of a folder's files; a hub id that is not downloaded counts as nothing.
     """
