@@ -32,7 +32,7 @@ def _tokens(work: Work) -> tuple[float, float, float]:
 
 
 def prefill_flops(shape: ModelShape, work: Work) -> float:
-    """FLOPs of the prompts, each once, and of one distribution after each."""
+    """Return the FLOPs of the prompts, each once, and of one distribution after each."""
     squares = work.prompts / len(work.prompt_tokens) * sum(p * p / 2 for p in work.prompt_tokens)
     body = shape.body + shape.adapter
     return 2 * body * _tokens(work)[0] + shape.attention_flops * squares + 2 * shape.head * work.prompts
@@ -58,7 +58,7 @@ def training_flops(shape: ModelShape, work: Work) -> float:
 
 
 def decode_step_floor(shape: ModelShape, work: Work, machine: Machine, step: float, width: int = 2) -> float:
-    """Seconds of the decode step that appends token `step` to every completion, by bytes or by FLOPs."""
+    """Return the seconds of the decode step that appends token `step` to every completion, by bytes or by FLOPs."""
     products, rows, prompt = shape.body + shape.head + shape.adapter, work.completions, work.mean_prompt
     traffic = width * products + shape.cache_bytes(width) * (work.prompts * prompt + rows * step)
     flops = 2 * products * rows + shape.attention_flops * rows * (prompt + step)

@@ -107,7 +107,7 @@ class _Stage:
         self._meter = MemoryMeter(parts.device)
 
     def generate(self, work: Work, tokens: int) -> float:
-        """Seconds of a rollout with completions of exactly so many tokens."""
+        """Return the seconds of a rollout with completions of exactly so many tokens."""
         asked = self._sampling.model_copy(update={"group_size": work.group_size, "max_new_tokens": tokens})
         prompts = [self._prompt(index, work) for index in range(work.prompts)]
         return seconds_of(lambda: self._engine.generate(prompts, 0, asked), self._parts.device)
@@ -127,7 +127,7 @@ class _Stage:
         return prefill, step
 
     def train(self, work: Work) -> tuple[dict[str, float], int | None]:
-        """Seconds of everything between rollout and the next step, and what the training pass held at most."""
+        """Return the seconds of everything between rollout and next step, and the most that the training pass held."""
         device, learner = self._parts.device, self._learner
         batch = self._batch(work)
         seconds = {"reference": 0.0, "old": 0.0}
@@ -151,7 +151,7 @@ class _Stage:
         return seconds, held
 
     def saved(self, work: Work) -> int:
-        """Bytes that the layers' forward pass keeps for the backward, parameters aside: unique storages, counted."""
+        """Return the bytes that the layers' forward pass keeps for the backward, without parameters, by storage."""
         batch = self._batch(work)
         known = {parameter.untyped_storage().data_ptr() for parameter in self._model.module.parameters()}
         kept: dict[int, int] = {}
@@ -172,7 +172,7 @@ class _Stage:
         return Prompt(index, "", tuple((7919 * place + 31 * index) % self._vocabulary for place in range(length)))
 
     def _batch(self, work: Work) -> TrainBatch:
-        """A batch as a rollout would leave it, of arbitrary tokens, no two rewards of a group alike."""
+        """Return a batch as a rollout would leave it, of arbitrary tokens, no two rewards of a group alike."""
         groups, numbers, logprobs = [], range(work.completion_tokens), (-1.0,) * work.completion_tokens
         for index in range(work.prompts):
             completions = []
@@ -185,7 +185,7 @@ class _Stage:
 
 
 def part_of(work: Work, shape: ModelShape, flops: float) -> Work:
-    """As much of one training pass as costs no more than `flops`: fewer groups, then fewer rows, then fewer tokens."""
+    """Return a part of one training pass that costs at most `flops`: fewer groups, then rows, then tokens."""
     groups = max(1, int(work.micro_groups))
     rows = work.group_size if work.micro_groups >= 1 else max(2, round(work.group_size * work.micro_groups))
     sample = replace(work, prompts=groups, group_size=rows, minibatches=1, ppo_epochs=1)
