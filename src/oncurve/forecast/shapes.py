@@ -86,7 +86,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """One step: M prompts of P tokens, G completions of C tokens each.
 
     prompts, group_size, completion_tokens   M, G, C
