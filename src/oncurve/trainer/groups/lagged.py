@@ -1,7 +1,4 @@
-"""When the groups of a step are collected, and by which version of the weights.
-
-    Rollouts         when the step begins, by the weights as they are then
-    LaggedRollouts   step n trains what the weights after step n - 1 - lag wrote, or those of the run's beginning
+"""Groups by earlier weights: step n trains what the weights after step n - 1 - lag wrote, or those at the beginning.
 
 With S_j the weights after j steps and lag 2: steps 1, 2 and 3 train what S_0 wrote, step 4 what S_1 wrote, and so on.
 The groups of step m are a function of S_{m-1-lag} and of the position after the groups of step m - 1: of prompts, of
@@ -15,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,54 +25,13 @@ from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.learner import FROZEN
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights, changing_tensors, held
-from oncurve.rollout import RolloutEngine, prepare
-from oncurve.trainer.groups.collecting import Collected, Collecting, GivenUpError
+from oncurve.rollout import prepare
+from oncurve.trainer.groups.collecting import Collecting, GivenUpError
+from oncurve.trainer.groups.source import Groups
+from oncurve.trainer.result import Collected
 from oncurve.trainer.state import TrainerState
-from oncurve.types import Group
 
 _TURN_SECONDS = 0.5
-
-MakeCollecting = Callable[[], Collecting]
-
-
-class Rollouts:
-    """Collects the groups of a step when it begins, by the weights as they are. A context manager around the steps."""
-
-    def __enter__(self) -> Rollouts:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.rest()
-
-    def follow(self, engine: RolloutEngine, weights: Weights, step: int) -> None:
-        """The policy has these weights after `step` steps."""
-        engine.follow(weights)
-
-    def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """Return the groups of the step after `state`, in a run of `steps`; `make` makes what collects those of one
-        step.
-        """
-        return make().collect(state, metrics)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside nothing is collected: engine and rewards may be used for something else, such as an evaluation."""
-        yield
-
-    def rest(self) -> None:
-        """Give up what is being collected: no step follows for now."""
-
-    def close(self) -> None:
-        """Release what is held. Twice is allowed."""
-
-    def save(self, folder: Path, step: int) -> Mapping[str, Any]:
-        """Return the record of what the steps after `step` need in addition to the weights, for a checkpoint in
-        `folder`.
-        """
-        return {}
-
-    def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """Restore what `save` wrote; `weights` are the policy's."""
 
 
 @dataclass
@@ -84,7 +40,6 @@ class _Collection:
 
     begin   the state that it begins at, or the collection that it follows
     after   the collection of the step that follows, once that is planned
-    failed  the groups of a collection that failed
     """
 
     collecting: Collecting
@@ -94,7 +49,6 @@ class _Collection:
     metrics: Metrics = field(default_factory=Metrics)
     result: Collected | None = None
     error: BaseException | None = None
-    failed: list[Group] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     after: _Collection | None = None
 
@@ -108,17 +62,21 @@ class _Collection:
         return TrainerState(self.step - 1, before.cursor, before.draw, surplus=before.surplus)
 
 
-class LaggedRollouts(Rollouts):
+@dataclass
+class LaggedGroups(Groups):
     """Step n trains what the weights after step n - 1 - `lag` wrote.
 
     lag     steps; of a run that began with fewer versions, the oldest one there is
     ahead   collect up to `lag` steps ahead, in a second thread; otherwise when a step begins, by
             the same weights and to the same bits
+    steps   of the run: nothing is collected for later ones
     """
 
-    def __init__(self, lag: int, ahead: bool) -> None:
-        self.lag, self._ahead = lag, ahead
-        self._engine: RolloutEngine | None = None
+    lag: int = 1
+    ahead: bool = False
+    steps: int = 0
+
+    def __post_init__(self) -> None:
         self._versions: dict[int, LocalWeights] = {}
         self._stored: dict[int, str] = {}
         self._newest = 0
@@ -128,44 +86,43 @@ class LaggedRollouts(Rollouts):
         self._using = threading.Lock()
         self._current: _Collection | None = None
 
-    def follow(self, engine: RolloutEngine, weights: Weights, step: int) -> None:
+    def follow(self, weights: Weights, step: int) -> None:
         """Keep a copy of the weights after `step` steps, and forget those that no later step needs.
 
         Raises ConfigError: the weights are not in this process. ModelError: the model cannot be copied.
         """
-        self._engine, self._newest = engine, weights.version
+        self._newest = weights.version
         if step not in self._versions:
             self._versions[step] = _copied(weights)
         for old in [each for each in self._versions if each < step - self.lag]:
             del self._versions[old]
             self._stored.pop(old, None)
 
-    def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """Return the groups of the step after `state`; those of the steps up to `lag` later are begun, as far as the
-        run goes.
+    def next(self, state: TrainerState, metrics: Metrics) -> Collected:
+        """Return the groups of the step after `state`, and begin those of the steps up to `lag` later.
 
         What went wrong with groups of a step is raised when this step needs them.
         """
-        last = max(state.step + 1, min(steps, state.step + 1 + self.lag) if self._ahead else 0)
+        last = max(state.step + 1, min(self.steps, state.step + 1 + self.lag) if self.ahead else 0)
         for step in range(state.step + 1 + len(self._planned), last + 1):
             before = self._planned[-1] if self._planned else None
             version = self._versions[max(step - 1 - self.lag, min(self._versions))]
-            planned = _Collection(make(), version, before or state, step)
+            planned = _Collection(self.collecting(), version, before or state, step)
             self._planned.append(planned)
-            if self._ahead:
+            if self.ahead:
                 self._orders.put(planned)
             if before is not None:
                 before.after = planned
                 if self._current is before:
                     self._prepare(before)
         began, now = time.perf_counter(), self._planned[0]
-        if self._ahead:
+        if self.ahead:
             self._wait_for(now)
         else:
             self._collect(now)
         metrics.add("cluster/wait_rollout_seconds", time.perf_counter() - began)
         if now.error is not None:
-            now.collecting.on_failure(now.failed)
+            self.unfinished = now.collecting.sampled
             raise now.error
         assert now.result is not None
         self._planned.popleft()
@@ -177,7 +134,7 @@ class LaggedRollouts(Rollouts):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside nothing is collected; what is being collected is finished before."""
+        """Hold the collection; what is being collected is finished before."""
         while not self._using.acquire(timeout=_TURN_SECONDS):
             pass  # it ends as every rollout does: all its own waits have limits
         try:
@@ -229,8 +186,8 @@ class LaggedRollouts(Rollouts):
 
     def _prepare(self, now: _Collection) -> None:
         """Have the weights of the step that follows sent during the rollout of this one."""
-        if now.after is not None and self._engine is not None and now.after.weights is not now.weights:
-            prepare(self._engine, now.after.weights)
+        if now.after is not None and now.after.weights is not now.weights:
+            prepare(self.engine, now.after.weights)
 
     def _wait_for(self, collection: _Collection) -> None:
         if self._thread is None:
@@ -256,14 +213,12 @@ class LaggedRollouts(Rollouts):
 
     def _collect(self, now: _Collection) -> None:
         """Collect the groups of one step, or keep what went wrong."""
-        assert self._engine is not None
         collecting = now.collecting
-        keep, collecting.on_failure = collecting.on_failure, now.failed.extend
         try:
             with self._using:
                 state = now.state()
                 if not collecting.given_up.is_set():
-                    self._engine.follow(now.weights)
+                    self.engine.follow(now.weights)
                     self._current = now  # from here on either thread finds what follows
                     self._prepare(now)
                     now.result = collecting.collect(state, now.metrics)
@@ -271,7 +226,6 @@ class LaggedRollouts(Rollouts):
         except BaseException as error:
             now.error = error
         finally:
-            collecting.on_failure = keep
             now.over.set()
 
 
