@@ -125,24 +125,6 @@ def test_a_configuration_that_no_model_has_is_refused_by_train_and_plan(
     assert "model" in said.err
 
 
-ROWS = {
-    "negative": ('{"prompt":[-1,3]}', "data.jsonl line 1: column 'prompt' holds a negative token id"),
-    "outside": ('{"prompt":[3]}\n{"prompt":[99999]}', "data.jsonl line 2: the prompt holds the token id 99999"),
-    "huge": ('{"prompt":[1' + "0" * 30 + "]}", "line 1: the prompt holds the token id"),
-    "deep": ('{"prompt":"w3","answer":' + "[" * 400 + "]" * 400 + "}", "line 1: column 'answer' is nested too deeply"),
-    "deeper": ('{"prompt":"w3","answer":' + "[" * 90_000 + "]" * 90_000 + "}", "nested too deeply"),
-    "digits": ('{"prompt":"w3","answer":' + "9" * 6000 + "}", "data.jsonl line 1: "),
-    "half a character": ('{"prompt":"w3","answer":"\\ud800"}', "line 1: column 'answer' holds half a character"),
-}
-
-
-@pytest.mark.parametrize("kind", ROWS)
-def test_rows_that_no_model_takes_are_refused_before_anything_is_made(command: Command, kind: str) -> None:
-    rows, words = ROWS[kind]
-    Path("data.jsonl").write_text(rows + "\n")
-    refused(command("train", "recipe.toml", "--out", "out"), words)
-
-
 def test_a_librarys_error_is_shown_whole_below_what_to_do(command: Command) -> None:
     file = Path("model/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "nope"}))

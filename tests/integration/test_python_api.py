@@ -21,7 +21,7 @@ from fakes.project import ROWS, lay_out, words_tokenizer
 from fakes.rewards import Callable, by_columns, like_trl, like_verl
 from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve.config import RUN
-from oncurve.errors import ConfigError, DataError, RunDirectoryError
+from oncurve.errors import ConfigError, DataError
 from oncurve.run import CommonSettings
 from oncurve.run.common import KEY_OF
 from oncurve.run.evaluation import evaluate_target
@@ -320,75 +320,6 @@ def test_an_argument_and_its_setting_are_the_same_configuration(tmp_path: Path) 
     assert config(recipe=recipe, steps=None, preset="dr_grpo").kl.coef == 0  # as `extends=dr_grpo` on the command line
 
 
-WRONG = {
-    "no reward": ({}, ConfigError, "rewards: missing"),
-    "no data": ({"reward": by_columns, "data": None}, ConfigError, "data.path: missing"),
-    "no model": ({"reward": by_columns, "model": None}, ConfigError, "model.path: missing"),
-    "a number for a reward": ({"reward": 3}, ConfigError, "reward: expected a function"),
-    "no rows": ({"reward": by_columns, "data": []}, ConfigError, "data.rows: missing"),
-    "a row without a prompt": ({"reward": by_columns, "data": [{"q": 1}]}, DataError, "column 'prompt' is missing"),
-    "a number for a prompt": ({"reward": by_columns, "data": [1]}, DataError, "expected a string or a list"),
-    "no tokenizer": ({"reward": closure(3), "model": TinyLM()}, DataError, "needs a tokenizer"),
-    "a column that is not there": ({"reward": lambda completion, anwser: 1.0}, DataError, "did you mean 'answer'"),
-    "an unknown preset": ({"reward": by_columns, "preset": "grpoo"}, ConfigError, "did you mean 'grpo'"),
-    "a DatasetDict": (
-        {"reward": by_columns, "data": datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS))},
-        DataError,
-        r"pass one of them, like data\['train'\]",
-    ),
-    "one row": ({"reward": by_columns, "data": ROWS[0]}, DataError, r"data=\[row\]"),
-    "a set": ({"reward": by_columns, "data": {"a"}}, DataError, "no order"),
-    "rows that no directory can keep": (
-        {"reward": by_columns, "data": [{"prompt": "w3", "answer": object()}], "out": "nowhere"},
-        DataError,
-        "column 'answer' cannot be kept",
-    ),
-    "steps twice": ({"reward": by_columns, "settings": {"run": {"steps": 3}}}, ConfigError, "run.steps: given twice"),
-    "the reward twice": ({"reward": by_columns, "settings": {"rewards": []}}, ConfigError, "rewards: given twice"),
-    "data twice": (
-        {"reward": by_columns, "settings": {"data": {"path": "a.jsonl", "kind": "files"}}},
-        ConfigError,
-        "data.kind: given twice",
-    ),
-    "a model twice": (
-        {"reward": by_columns, "settings": {"model": {"path": "m"}}},
-        ConfigError,
-        "model.path: given twice",
-    ),
-    "a dtype of a module": (
-        {"reward": by_columns, "settings": {"model": {"dtype": "float32"}}},
-        ConfigError,
-        "model.dtype: set to no effect",
-    ),
-    "a tokenizer of a folder": (
-        {"reward": by_columns, "model": "folder", "tokenizer": words_tokenizer()},
-        ConfigError,
-        "brings its own",
-    ),
-    "a module for a recipe": ({"recipe": TinyLM(), "reward": by_columns}, ConfigError, "recipe: expected a file"),
-    "TRL's epsilon": ({"reward": by_columns, "epsilon": 1}, TypeError, r"\{'objective': \{'clip_low'"),
-    "TRL's beta": ({"reward": by_columns, "beta": 1}, TypeError, r"did you mean kl_coef\?"),
-    "TRL's train_dataset": ({"train_dataset": ROWS}, TypeError, "did you mean data?"),
-    "TRL's reward_funcs": ({"reward_funcs": []}, TypeError, "did you mean reward?"),
-    "num_train_epochs": ({"reward": by_columns, "num_train_epochs": 1}, TypeError, "did you mean epochs?"),
-    "max_steps": ({"reward": by_columns, "max_steps": 1}, TypeError, "did you mean steps?"),
-    "an unknown key": ({"reward": by_columns, "settings": {"kl": {"coeff": 1}}}, ConfigError, "did you mean 'coef'"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_refused_in_a_sentence(what: str) -> None:
-    arguments, error, words = WRONG[what]
-    with pytest.raises(error, match=words):
-        train(**arguments)
-
-
-def test_a_directory_that_is_taken_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunDirectoryError, match="nothing in it is overwritten"):
-        train(reward=closure(3), out=tmp_path)
-
-
 def test_the_smallest_api_as_design_has_it() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
@@ -463,19 +394,6 @@ def test_the_settings_that_people_turn_are_arguments_and_others_may_be_dotted() 
         assert (config.rollout.group_size, config.rollout.max_new_tokens) == (2, 3)
         assert (config.learner.learning_rate, config.kl.coef, config.lora.rank) == (1e-3, 0.5, 0)
         assert config.kl.estimator == "k2"
-    for wrong, message in {
-        "num_generations": "did you mean group_size",
-        "beta": "did you mean kl_coef",
-        "max_completion_length": "did you mean max_new_tokens",
-    }.items():
-        with pytest.raises(ConfigError, match=message):
-            oncurve.train(**{wrong: 1})
-    with pytest.raises(ConfigError, match=r"kl.coef: settings say it twice, once as 'kl'"):
-        train(reward=closure(3), settings={"kl.coef": 0.1, "kl": {"coef": 0.2}})
-    with pytest.raises(ConfigError, match=r"rollout.group_size: given twice with different values"):
-        train(reward=closure(3), settings={"rollout.group_size": 4}, group_size=8)
-    with pytest.raises(ConfigError, match=r"rollout.group_sise: unknown key; did you mean 'group_size'"):
-        train(reward=closure(3), settings={"rollout.group_sise": 4})
 
 
 def test_every_argument_that_is_a_setting_is_offered_and_documented() -> None:
