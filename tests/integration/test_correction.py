@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fakes.learning import old_logprobs
-from fakes.tiny_policy import TinyLM
-from integration.test_lagging_engine import PROMPTS, LaggingEngine, batch_seen, rewards
+from integration.test_lagging_engine import PROMPTS, batch_seen, make as make_lagging
 from oncurve import GRPO
 from oncurve.errors import ConfigError
 from oncurve.metrics import Metrics
@@ -15,18 +14,12 @@ from oncurve.trainer import OldPolicy
 
 
 def make(exact: bool = False, mixed: bool = False, lag: bool = True, **sections: object) -> GRPO:
-    settings = {"learner": {"max_grad_norm": 0.0}, "correction": {"kind": "truncated"}, **sections}
-    trainer = GRPO(
-        TinyLM().double(), None, rewards, group_size=4, learning_rate=0.2, kl_coef=0.05, settings=settings, seed=3
-    )
-    if lag:
-        trainer.engine = LaggingEngine(trainer.engine, exact, mixed)
-    return trainer
+    return make_lagging(exact, mixed, lag, **{"correction": {"kind": "truncated"}, **sections})
 
 
 @pytest.mark.parametrize("updates", [{}, {"ppo_epochs": 2}, {"minibatches": 3}])
 def test_old_logprobs_are_the_learners_and_the_weights_are_theirs_to_the_samplers(updates: dict):
-    trainer = make(mixed=True, learner={"max_grad_norm": 0.0, **updates})
+    trainer = make(mixed=True, learner=updates)
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     old = old_logprobs(trainer.learner, batch)
@@ -89,7 +82,7 @@ def test_the_tokens_with_the_highest_entropy_need_one_pass_more_and_keep_the_rat
 
 def test_the_filter_of_tokens_and_the_correction_go_together():
     both = {"top_entropy": 0.3, "off_policy_threshold": 0.01}
-    trainer = make(filter=both, learner={"max_grad_norm": 0.0, "ppo_epochs": 2})
+    trainer = make(filter=both, learner={"ppo_epochs": 2})
     trainer.train_step(PROMPTS)
     batch = batch_seen(trainer)
     kept = batch.policy_weights > 0

@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oncurve
-from fakes.project import Said, lay_out, oncurve as run_command
+from fakes.project import Said, lay_out
 from oncurve.run import export_run
 from oncurve.trainer import StepResult
 
@@ -25,7 +25,7 @@ EVERY = {"checkpoint": {"every": 1, "keep": 5}}
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps in `run`, which was exported after its first while it went on; one with an adapter."""
     folder = lay_out(tmp_path_factory.mktemp("project"))
 
@@ -38,12 +38,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         oncurve.train("recipe.toml", out="run", steps=2, settings=EVERY, on_step=midway).close()
         oncurve.train("recipe.toml", out="lora", steps=1, settings=LORA).close()
     return folder
-
-
-@pytest.fixture
-def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(project)
-    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
 
 
 def same(one: str, two: str, file: str = "model.safetensors") -> bool:

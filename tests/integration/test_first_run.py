@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from fakes.project import Said, lay_out, oncurve, refused
+from fakes.project import Said, lay_out, refused
 from oncurve.cli import app
 from oncurve.cli_groups import RECIPE
 from oncurve.cli_help import EXAMPLES
@@ -27,18 +27,15 @@ QUICK = ("run.steps=1", "rollout.group_size=2", "rollout.max_new_tokens=3", "dat
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lay_out(tmp_path_factory.mktemp("first run é"))
 
 
 @pytest.fixture
-def command(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Command:
+def place(laid_out: Path, tmp_path: Path) -> Path:
     for name in ("model", "data.jsonl", "reward.py"):
-        (tmp_path / name).symlink_to(project / name)
-    monkeypatch.chdir(tmp_path)
-    return lambda *words: oncurve(words, monkeypatch, capfd)
+        (tmp_path / name).symlink_to(laid_out / name)
+    return tmp_path
 
 
 def test_a_model_data_and_a_reward_are_a_run(command: Command) -> None:

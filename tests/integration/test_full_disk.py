@@ -12,6 +12,7 @@ import pytest
 from fakes.small_disk import on_small_disk
 
 MEGABYTES = 16
+pytestmark = pytest.mark.slow
 BEGINNING = """
 import json, os, sys
 from contextlib import suppress
@@ -109,48 +110,18 @@ train("whole")
 equals_whole("out")
 """
 FULL_TO_THE_END = """
-train("whole")
-def on_step(result):
-    if result.step == 5:
-        fill()
-try:
-    train("out", on_step)
-    sys.exit("nothing was raised")
-except DiskError as error:
-    print("raised:", error, *error.__notes__)
+ends_without_room(5)
 print("code", command("resume", "out"))
-free()
-assert command("resume", "out") == 0
-equals_whole("out")
+mended_by_a_resume()
 """
 ROOM_FOR_THE_MODEL_ALONE = """
-train("whole")
-def on_step(result):
-    if result.step == 7:
-        fill(but=200_000)
-try:
-    train("out", on_step)
-    sys.exit("nothing was raised")
-except DiskError as error:
-    print("raised:", error, *error.__notes__)
+ends_without_room(7, but=200_000)
 assert Path("out/model-000008/model.safetensors").read_bytes() == Path("whole/model/model.safetensors").read_bytes()
-free()
-assert command("resume", "out") == 0
-equals_whole("out")
+mended_by_a_resume()
 """
 ROOM_FOR_THE_CHECKPOINT_ALONE = """
-train("whole")
-def on_step(result):
-    if result.step == 8:
-        fill(but=40_000)
-try:
-    train("out", on_step)
-    sys.exit("nothing was raised")
-except DiskError as error:
-    print("raised:", error, *error.__notes__)
-free()
-assert command("resume", "out") == 0
-equals_whole("out")
+ends_without_room(8, but=40_000)
+mended_by_a_resume()
 """
 FULL_AT_THE_START = """
 fill()
@@ -168,7 +139,6 @@ def run(folder: Path, script: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_changes_no_number(tmp_path: Path) -> None:
     out, errors = run(tmp_path, FULL_FOR_A_WHILE)
     said = re.findall(r"^step (\d+): (.*)$", out + errors, re.MULTILINE)
@@ -179,7 +149,6 @@ def test_a_disk_that_is_full_for_a_while_changes_no_number(tmp_path: Path) -> No
     assert [int(step) for step, text in said if "takes what is written again" in text] == [6, 8, 8]
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_loses_no_rank_of_a_divided_model(tmp_path: Path) -> None:
     out, errors = run(tmp_path, FULL_FOR_A_WHILE_WITH_SHARDS)
     said = re.findall(
@@ -189,12 +158,10 @@ def test_a_disk_that_is_full_for_a_while_loses_no_rank_of_a_divided_model(tmp_pa
     assert "was lost" not in out + errors
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_while_the_disk_is_full_is_resumed_exactly(tmp_path: Path) -> None:
     run(tmp_path, FULL_AND_KILLED)
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_to_the_end_is_an_error_that_a_resume_mends(tmp_path: Path) -> None:
     out, errors = run(tmp_path, FULL_TO_THE_END)
     assert re.search(r"^raised: .*cannot be written: No space left.*; free some space and resume", out, re.MULTILINE)
@@ -205,14 +172,12 @@ def test_a_disk_that_is_full_to_the_end_is_an_error_that_a_resume_mends(tmp_path
     assert "Traceback" not in errors
 
 
-@pytest.mark.slow
 def test_the_model_is_saved_where_there_is_space_for_it_alone(tmp_path: Path) -> None:
     out, _ = run(tmp_path, ROOM_FOR_THE_MODEL_ALONE)
     assert "there was no space for its checkpoint; the model is in out/model-000008" in out
     assert re.search(r"^raised: out/checkpoints/step-000008\S* cannot be written: No space left", out, re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_a_model_without_space_is_written_by_a_resume(tmp_path: Path) -> None:
     out, _ = run(tmp_path, ROOM_FOR_THE_CHECKPOINT_ALONE)
     assert (
@@ -221,7 +186,6 @@ def test_a_model_without_space_is_written_by_a_resume(tmp_path: Path) -> None:
     assert re.search(r"raised: .*model.* cannot be written: No space left", out)
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_start_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     out, errors = run(tmp_path, FULL_AT_THE_START)
     assert "code 2" in out

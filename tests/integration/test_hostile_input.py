@@ -84,29 +84,15 @@ def test_a_setting_that_cannot_be_read_is_refused(command: Command, word: str) -
 
 
 CONFIGURATIONS: list[dict[str, Any] | str] = [
-    {"num_hidden_layers": -1},
-    {"num_hidden_layers": 0},
-    {"num_hidden_layers": 10**9},
-    {"num_hidden_layers": 1e308},
-    {"num_hidden_layers": "x"},
-    {"hidden_size": 10**12},
-    {"hidden_size": -8},
-    {"num_attention_heads": 10**30},
-    {"num_key_value_heads": 3},
-    {"vocab_size": 10**15},
-    {"vocab_size": 0},
-    {"intermediate_size": -1},
-    {"intermediate_size": 0},
-    {"head_dim": 3},
-    {"max_position_embeddings": -1},
-    {"eos_token_id": [-1, 10**30]},
-    {"eos_token_id": "x"},
-    {"model_type": "nope"},
-    {"rope_parameters": {"rope_type": "nope"}},
-    {"hidden_act": "nope"},
-    "[]",
-    "",
-    '{"a":' * 3000,
+    *({"num_hidden_layers": value} for value in (-1, 0, 10**9, 1e308, "x")),
+    *({"hidden_size": value} for value in (10**12, -8)),
+    *({"vocab_size": value} for value in (10**15, 0)),
+    *({"intermediate_size": value} for value in (-1, 0)),
+    *({"eos_token_id": value} for value in ([-1, 10**30], "x")),
+    *({name: "nope"} for name in ("model_type", "hidden_act")),
+    *({"num_attention_heads": 10**30}, {"num_key_value_heads": 3}, {"head_dim": 3}),
+    *({"max_position_embeddings": -1}, {"rope_parameters": {"rope_type": "nope"}}),
+    *("[]", "", '{"a":' * 3000),
 ]
 
 

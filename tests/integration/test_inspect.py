@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import oncurve
-from fakes.project import Said, lay_out, oncurve as run_command
+from fakes.project import Said, lay_out
 from oncurve.errors import RunDirectoryError
 from oncurve.report import RunRecord, inspect_log, read_run
 from oncurve.run import export_logs, exporting
@@ -32,7 +32,7 @@ def length(completion, answer):
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with two rewards, one of which fails at some completions."""
     folder = lay_out(tmp_path_factory.mktemp("project"))
     (folder / "reward.py").write_text(FAULTY)
@@ -40,12 +40,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         oncurve.train("recipe.toml", out="run", steps=2, settings={"rewards": REWARDS}).close()
     return folder
-
-
-@pytest.fixture
-def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(project)
-    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
 
 
 def logs(folder: str) -> list[Path]:

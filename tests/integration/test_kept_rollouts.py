@@ -7,17 +7,11 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from fakes.project import Said, lay_out, oncurve as run_command
+from fakes.project import Said
 from oncurve.errors import ConfigError
 from oncurve.report import RolloutFiles
 
 Command = Callable[..., Said]
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(lay_out(tmp_path))
-    return lambda *arguments: run_command(arguments, monkeypatch, capfd)
 
 
 def test_a_run_with_gaps_is_trained_reported_examined_and_read(command: Command) -> None:
@@ -55,13 +49,6 @@ def test_a_resume_may_change_what_is_kept_and_stays_exact(command: Command) -> N
     weights = "checkpoints/step-000006/learner.safetensors"
     assert Path("out", weights).read_bytes() == Path("whole", weights).read_bytes()
     assert command("export", "out").code == 0
-
-
-def test_a_wrong_value_is_refused_before_anything_is_loaded(command: Command) -> None:
-    said = command("train", "recipe.toml", "rollouts.keep=20", "--out", "out")
-    assert said.code == 2
-    assert 'rollouts.keep: expected "all", "last 20" or "every 10"' in said.err
-    assert not Path("out").exists()
 
 
 HALVES = r"""

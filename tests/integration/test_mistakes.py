@@ -9,10 +9,6 @@ import os
 import resource
 import shlex
 import shutil
-import subprocess
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,7 @@ from typing import Any
 import pytest
 
 from fakes.privileges import without_privileges
-from fakes.project import RECIPE, Said, lay_out, oncurve, refused
-from oncurve import cli
+from fakes.project import RECIPE, Said, oncurve, refused
 from oncurve.models.loading import ModelConfig, hub
 from oncurve.run.directory import RunDirectory
 
@@ -45,11 +40,6 @@ def files() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("project"))
-
-
 @pytest.fixture(autouse=True)
 def loads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test in which the model's weights were loaded, unless the mistake needs them."""
@@ -69,22 +59,12 @@ def loads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def command(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """The command in the project, in which nothing appears, changes or goes."""
-    monkeypatch.chdir(project)
+def unchanged(laid_out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """The command in a project in which nothing appears, changes or goes."""
+    monkeypatch.chdir(laid_out)
     before = files()
     yield lambda *words: oncurve(words, monkeypatch, capfd)
     assert files() == before
-
-
-@pytest.fixture
-def changeable(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Any:
-    """The command in a copy of the project that a test may change."""
-    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return lambda *words: oncurve(words, monkeypatch, capfd)
 
 
 SETTINGS = {
@@ -139,8 +119,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting(command: Command, setting: str) -> None:
-    refused(command("train", "recipe.toml", setting, "--out", "out"), SETTINGS[setting])
+def test_a_setting(unchanged: Command, setting: str) -> None:
+    refused(unchanged("train", "recipe.toml", setting, "--out", "out"), SETTINGS[setting])
 
 
 TYPED = {
@@ -169,8 +149,8 @@ TYPED = {
 
 
 @pytest.mark.parametrize("words", TYPED)
-def test_what_a_shell_or_an_editor_makes_of_words(command: Command, words: str) -> None:
-    refused(command("train", "recipe.toml", *shlex.split(words), "--out", "out"), TYPED[words])
+def test_what_a_shell_or_an_editor_makes_of_words(unchanged: Command, words: str) -> None:
+    refused(unchanged("train", "recipe.toml", *shlex.split(words), "--out", "out"), TYPED[words])
 
 
 COMMANDS = {
@@ -226,6 +206,8 @@ COMMANDS = {
     "reward check recipe.toml --column promt": "did you mean 'prompt'?",
     "reward check recipe.toml --sample --completions data.jsonl": "are two sources of completions",
     "reward-model train recipe.toml --out out": "run.steps: unknown key",
+    "reward-model label recipe.toml --verifier nobody --out o": "--verifier: there is no reward 'nobody'",
+    "reward-model label recipe.toml --kind stairs --out o": '--kind: expected "preferences" or "steps"',
     "reward-model label recipe.toml --out data.jsonl": "data.jsonl exists and is not overwritten",
     "export .": "has no config.toml",
     "runs nope": "nope is not a folder",
@@ -240,16 +222,16 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_command(command: Command, words: str) -> None:
-    refused(command(*shlex.split(words)), COMMANDS[words])
+def test_a_command(unchanged: Command, words: str) -> None:
+    refused(unchanged(*shlex.split(words)), COMMANDS[words])
 
 
 USAGE = ["trian", "resume", "train", "eval model --n 0", "train recipe.toml --zzzqq 1", "config diff"]
 
 
 @pytest.mark.parametrize("words", USAGE)
-def test_what_a_command_does_not_take_shows_its_usage(command: Command, words: str) -> None:
-    said = command(*words.split())
+def test_what_a_command_does_not_take_shows_its_usage(unchanged: Command, words: str) -> None:
+    said = unchanged(*words.split())
     assert (said.code, "Error: " in said.err, "Usage" in said.err, "Traceback" in said.err) == (2, True, True, False)
 
 
@@ -273,9 +255,9 @@ ROWS = {
 
 
 @pytest.mark.parametrize("content", ROWS, ids=range(len(ROWS)))
-def test_a_data_file(changeable: Command, content: str) -> None:
+def test_a_data_file(command: Command, content: str) -> None:
     Path("data.jsonl").write_text(content)
-    refused(changeable("train", "recipe.toml", "--out", "out"), ROWS[content])
+    refused(command("train", "recipe.toml", "--out", "out"), ROWS[content])
 
 
 RECIPES = {
@@ -293,9 +275,9 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("content", RECIPES, ids=range(len(RECIPES)))
-def test_a_recipe(changeable: Command, content: str) -> None:
+def test_a_recipe(command: Command, content: str) -> None:
     Path("recipe.toml").write_text(content)
-    refused(changeable("train", "recipe.toml", "--out", "out"), RECIPES[content])
+    refused(command("train", "recipe.toml", "--out", "out"), RECIPES[content])
 
 
 REWARDS = {
@@ -310,10 +292,10 @@ REWARDS = {
 
 
 @pytest.mark.parametrize("source", REWARDS)
-def test_a_reward(changeable: Command, source: str) -> None:
+def test_a_reward(command: Command, source: str) -> None:
     Path("reward.py").write_text(source)
     reward = "rewards=[{kind='python', path='reward.py:length', processes=1}]"
-    refused(changeable("train", "recipe.toml", reward, "--out", "out"), "reward ", REWARDS[source])
+    refused(command("train", "recipe.toml", reward, "--out", "out"), "reward ", REWARDS[source])
 
 
 MODELS = {
@@ -324,17 +306,17 @@ MODELS = {
 
 
 @pytest.mark.parametrize("lacking", MODELS)
-def test_a_model_that_lacks_a_part(changeable: Command, lacking: str) -> None:
+def test_a_model_that_lacks_a_part(command: Command, lacking: str) -> None:
     Path("model", lacking).unlink()
     Path("model", "tokenizer_config.json").unlink()
     Path("model", "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    refused(changeable("train", "recipe.toml", "--out", "out"), MODELS[lacking])
+    refused(command("train", "recipe.toml", "--out", "out"), MODELS[lacking])
 
 
-def test_cut_off_weights(changeable: Command) -> None:
+def test_cut_off_weights(command: Command) -> None:
     weights = Path("model", "model.safetensors")
     weights.write_bytes(weights.read_bytes()[:5000])
-    refused(changeable("train", "recipe.toml", "--out", "out"), "model: the model cannot be loaded")
+    refused(command("train", "recipe.toml", "--out", "out"), "model: the model cannot be loaded")
 
 
 ESCAPE = "\x1b[2J\x1b]0;title\x07\u202e\x9b1m"
@@ -352,11 +334,11 @@ HOSTILE = {
 }
 
 
-def test_what_a_message_quotes_does_not_steer_the_terminal(changeable: Command) -> None:
+def test_what_a_message_quotes_does_not_steer_the_terminal(command: Command) -> None:
     Path("hostile.jsonl").write_text(json.dumps({f"que{ESCAPE}stion": "w3"}) + "\n")
     Path("hostile.py").write_text(f"raise ValueError({ESCAPE!r})\n")
     for where, words in HOSTILE.items():
-        said = changeable(*words)
+        said = command(*words)
         assert said.code == (0 if where == "a configuration" else 2), (where, said)
         for text in (said.out, said.err):
             assert not set(text) & {"\x1b", "\x07", "\u202e", "\x9b"}, where
@@ -375,7 +357,7 @@ SHUT = {
 
 
 @pytest.mark.parametrize("name", SHUT)
-def test_what_a_user_may_not_read_or_write(changeable: Command, name: str) -> None:
+def test_what_a_user_may_not_read_or_write(command: Command, name: str) -> None:
     mode, words = SHUT[name]
     Path("recipe.toml").write_text(EXACT)
     Path("place").mkdir()
@@ -385,115 +367,26 @@ def test_what_a_user_may_not_read_or_write(changeable: Command, name: str) -> No
     os.chmod(name, mode)
     try:
         with without_privileges():
-            said = changeable("train", "recipe.toml", *data, "--out", "place/out")
+            said = command("train", "recipe.toml", *data, "--out", "place/out")
     finally:
         os.chmod(name, 0o755)
     refused(said, words)
     assert not list(Path("place").iterdir())
 
 
-def test_a_disk_without_room_for_the_first_file(command: Command) -> None:
+def test_a_disk_without_room_for_the_first_file(unchanged: Command) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
     try:
-        said = command("train", "recipe.toml", "rewards.0={kind='exact'}", "--out", "out")
+        said = unchanged("train", "recipe.toml", "rewards.0={kind='exact'}", "--out", "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     refused(said, "cannot be written: File too large")
 
 
-def as_nobody(act: Callable[[], None]) -> Said:
-    """Run `act`, which calls `oncurve`, in a child process that is the user nobody."""
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a process with threads; the child only reads files
-        child = os.fork()
-    if not child:
-        os.dup2(write, 1)
-        os.dup2(write, 2)
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        code = 99
-        try:
-            act()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        finally:
-            os._exit(code)
-    os.close(write)
-    with os.fdopen(read) as stream:
-        text = stream.read()
-    return Said(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "", text)
-
-
-OTHERS = {
-    "train recipe.toml --out other/out": "Choose another --out, or change its permissions",
-    "train recipe.toml data.path=shut/data.jsonl --out mine/out": "shut/data.jsonl' cannot be reached",
-    "train shut/recipe.toml --out mine/out": "shut/recipe.toml' cannot be reached",
-    "train shut/model --data data.jsonl --reward exact --out mine/out": "shut/model' cannot be reached",
-    "train recipe.toml --reward shut/reward.py:length --out mine/out": "permission",
-    "eval shut --recipe recipe.toml": "shut' cannot be reached",
-    "resume shut": "Error: Invalid value for 'DIR': path 'shut' is not readable",
-    "init --out other/own.toml": "cannot be written: Permission denied",
-    "data check shut/recipe.toml": "cannot be reached",
-    "runs shut": "Error: Invalid value for '[DIR]': path 'shut' is not readable",
-}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user; the cases above run as any user")
-def test_what_belongs_to_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that every user may read, and so not below pytest's own, which is root's alone."""
-    with tempfile.TemporaryDirectory(prefix="oncurve-others-") as name, monkeypatch.context() as patch:
-        patch.chdir(lay_out(Path(name)))
-        os.chmod(".", 0o755)
-        Path("recipe.toml").write_text(EXACT)
-        for made, mode in (("shut", 0o700), ("other", 0o755), ("mine", 0o755)):
-            Path(made).mkdir(mode)
-        shutil.copytree("model", "shut/model")
-        for file in ("data.jsonl", "recipe.toml", "reward.py"):
-            shutil.copy(file, "shut")
-        os.chown("mine", 65534, 65534)
-        for words, message in OTHERS.items():
-
-            def act(words: str = words) -> None:
-                sys.argv = ["oncurve", *shlex.split(words)]
-                sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-                cli.main()
-
-            said = as_nobody(act)
-            if message.startswith("Error: "):  # with the usage of the command
-                assert (said.code, message in said.err, "Traceback" in said.err) == (2, True, False), said
-            else:
-                refused(said, message)
-            assert not [*Path("mine").iterdir(), *Path("other").iterdir()]
-
-
-IN_A_FULL_DISK = """
-mkdir full && mount -t tmpfs -o size=64k tmpfs full && dd if=/dev/zero of=full/other bs=1k 2>/dev/null
-"$0" -m oncurve train recipe.toml "rewards.0={kind='exact'}" --out full/out
-echo "code $?"
-ls -A full
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_from_the_start(changeable: Command) -> None:
-    if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode:
-        pytest.skip("only root may mount a small disk")
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", IN_A_FULL_DISK, sys.executable], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines() == ["code 2", "other"], done
-    assert "No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_directory_that_another_run_holds_is_not_taken(changeable: Command) -> None:
+def test_a_directory_that_another_run_holds_is_not_taken(command: Command) -> None:
     with RunDirectory.create(Path("taken"), {}):
         before = files()
         for more in ([], ["--resume-if-there"]):
-            refused(
-                changeable("train", "recipe.toml", "--out", "taken", *more), "taken is in use by another oncurve run"
-            )
+            refused(command("train", "recipe.toml", "--out", "taken", *more), "taken is in use by another oncurve run")
         assert files() == before

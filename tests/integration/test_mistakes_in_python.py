@@ -4,7 +4,6 @@ The command's: test_mistakes.py. Cells of a notebook, in a kernel: test_notebook
 """
 
 import functools
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 import oncurve
-from fakes.privileges import without_privileges
 from fakes.project import lay_out, words_tokenizer
 from fakes.tiny_policy import TinyLM
 from oncurve.errors import UserError
@@ -147,29 +145,6 @@ RESUME = {
 def test_a_call_of_resume(what: str) -> None:
     arguments, words = RESUME[what]
     refused(lambda: oncurve.resume(**arguments), words)
-
-
-SHUT = {
-    "recipe.toml": ({"recipe": "recipe.toml", "model": None, "data": None}, "recipe.toml"),
-    "data.jsonl": ({}, "data.jsonl"),
-    "hidden": ({"data": "hidden/data.jsonl"}, "hidden/data.jsonl"),
-    "hidden/model": ({"model": "hidden/model"}, "hidden/model"),
-    "place": ({"out": "place/out"}, "place cannot be written to"),
-}
-
-
-@pytest.mark.parametrize("name", SHUT)
-def test_what_python_may_not_read_or_write(name: str, tmp_path: Path) -> None:
-    arguments, words = SHUT[name]
-    Path("hidden/model").mkdir(parents=True)
-    Path("place").mkdir()
-    mode = os.stat(name).st_mode
-    os.chmod(name, 0o555 if name == "place" else 0o000)
-    try:
-        with without_privileges():
-            refused(lambda: oncurve.train(**{**GIVEN, **arguments}), words)
-    finally:
-        os.chmod(name, mode)
 
 
 def test_a_run_that_is_there_is_gone_on_with_by_a_call_of_python() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.chat_server import ChatServer, Says
-from fakes.project import RECIPE, Said, lay_out, oncurve, refused
+from fakes.project import RECIPE, Said, refused
 from oncurve.report import RolloutFiles
 
 Command = Callable[..., Said]
@@ -25,32 +25,12 @@ def server() -> Iterator[ChatServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out(tmp_path_factory.mktemp("project"))
-
-
 @pytest.fixture
-def command(
-    laid_out: Path,
-    tmp_path: Path,
-    server: ChatServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Command:
-    shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    judged = f"""
-[[rewards]]
-kind = "model_judge"
-name = "grader"
-url = "{server.url}"
-model = "m"
-template = "{{{{ prompt }}}}: {{{{ completion }}}}"
-field = "score"
-"""
-    Path("recipe.toml").write_text(RECIPE + judged)
-    return lambda *arguments: oncurve(arguments, monkeypatch, capfd)
+def project(project: Path, server: ChatServer) -> Path:
+    judged = 'kind = "model_judge"\nname = "grader"\nmodel = "m"\nfield = "score"\n'
+    judged += f'url = "{server.url}"\ntemplate = "{{{{ prompt }}}}: {{{{ completion }}}}"\n'
+    Path("recipe.toml").write_text(f"{RECIPE}\n[[rewards]]\n{judged}")
+    return project
 
 
 def test_a_limit_ends_the_run_in_order_and_the_resumed_run_is_the_unbroken_one(

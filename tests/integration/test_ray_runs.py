@@ -1,8 +1,6 @@
 """`cluster.kind = "ray"` from the command line: the bits of `host`, whatever is killed, and what is refused."""
 
-import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,8 +16,8 @@ import psutil
 import pytest
 import torch
 
-from fakes.cluster_runs import compare, finish, start
-from fakes.project import lay_out, oncurve, refused
+from fakes.killed_runs import compare, finish, kill_all, metrics_of, start, until_checkpoints
+from fakes.project import refused
 from fakes.tiny_policy import tiny_model
 from fakes.toy_cluster import toy_cluster
 from fakes.vllm_server import server_program
@@ -45,47 +43,23 @@ RAY = ["cluster.kind=ray", *SETTINGS]
 HOST = ["cluster.kind=host", *SETTINGS]
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    lay_out(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def metrics_of(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def until_checkpoints(process: "subprocess.Popen[str]", out: Path, count: int) -> None:
-    deadline = time.monotonic() + 150
-    while len(durable.numbered(out / "checkpoints")) < count:
-        assert process.poll() is None, process.communicate(timeout=10)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @ray_is_here
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (["cluster.address=127.0.0.1:1"], ["cluster.address", "no Ray answers at 127.0.0.1:1", "ray start --head"]),
-        (
-            ["cluster.address=127.0.0.1:1", "cluster.learner_ranks=1", "cluster.rollout_workers=1"],
-            ["no Ray answers at 127.0.0.1:1"],
-        ),
         (["cluster.mixed=true"], ["cluster.mixed", "raise cluster.rollout_workers"]),
         (["cluster.address=ray://head:10001"], ["cluster.address", "host:port", "without ray://"]),
         (["cluster.address=127.0.0.1:65537"], ["cluster.address", "no port that there is"]),
     ],
 )
-def test_an_address_at_which_there_is_no_ray_is_refused(project, monkeypatch, capfd, settings, words) -> None:
-    arguments = ["train", "recipe.toml", *RAY, "cluster.learner_ranks=2", *settings, "--out", "out"]
-    refused(oncurve(arguments, monkeypatch, capfd), *words)
+def test_an_address_at_which_there_is_no_ray_is_refused(command, settings, words) -> None:
+    refused(command("train", "recipe.toml", *RAY, "cluster.learner_ranks=2", *settings, "--out", "out"), *words)
 
 
-def test_where_ray_is_not_installed_the_command_to_install_it_is_said(project, monkeypatch, capfd) -> None:
+def test_where_ray_is_not_installed_the_command_to_install_it_is_said(command, monkeypatch) -> None:
     monkeypatch.setattr("oncurve.cluster.ray_cluster.find_spec", lambda name: None)
-    said = oncurve(["train", "recipe.toml", *RAY, "--out", "out"], monkeypatch, capfd)
+    said = command("train", "recipe.toml", *RAY, "--out", "out")
     refused(said, "cluster.kind", "pip install 'oncurve[cluster]'")
 
 
@@ -120,12 +94,8 @@ def test_a_run_on_ray_that_is_killed_leaves_no_process_and_goes_on_without_ray(p
     finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
     process = start("train", "recipe.toml", *RAY, f"run.steps={steps}", "cluster.rollout_workers=1", "--out", "two")
     until_checkpoints(process, project / "two", 2)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert any("raylet" in child.name() for child in children)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(children, timeout=90)
-    assert alive == []
+    assert any("raylet" in child.name() for child in psutil.Process(process.pid).children(recursive=True))
+    kill_all(process)
     said = finish("resume", "two", "cluster.kind=host", "cluster.learner_ranks=2")
     assert "exact" in said
     assert "not exact" not in said
@@ -166,11 +136,7 @@ def test_a_run_that_is_killed_on_host_and_on_ray_goes_on_with_other_processes_to
     for count, (workers, ranks) in ((2, (2, 2)), (4, (1, 3))):
         process = start(*arguments)
         until_checkpoints(process, project / "two", count)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-        _, alive = psutil.wait_procs(children, timeout=90)
-        assert alive == []
+        kill_all(process)
         processes = ["cluster.kind=ray", f"cluster.rollout_workers={workers}", f"cluster.learner_ranks={ranks}"]
         arguments = ["resume", "two", *processes]
     said = finish(*arguments)
@@ -284,18 +250,29 @@ sys.exit(cli.main())
     return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=240)
 
 
+MIXED = ["cluster.mixed=true", "cluster.rollout_workers=1", "cluster.learner_ranks=2"]
+
+
 @ray_is_here
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "value"), [("torch", "2.99.0"), ("kernels for", "ZVECTOR")])
-def test_a_worker_of_another_torch_or_other_kernels_is_refused_with_both_in_the_message(
-    project: Path, name: str, value: str
+@pytest.mark.parametrize(
+    ("name", "value", "more"),
+    [
+        ("torch", "2.99.0", ["cluster.rollout_workers=1"]),
+        ("kernels for", "ZVECTOR", ["cluster.rollout_workers=1"]),
+        ("torch", "2.99.0", MIXED),  # for workers; ranks must be alike
+    ],
+)
+def test_processes_of_another_torch_or_other_kernels_are_refused_with_both_in_the_message(
+    project: Path, name: str, value: str, more: list[str]
 ) -> None:
     here = torch.__version__ if name == "torch" else torch.backends.cpu.get_cpu_capability()
-    run = run_of_other_versions(name, value, "train", "recipe.toml", *RAY, "cluster.rollout_workers=1", "--out", "out")
+    run = run_of_other_versions(name, value, "train", "recipe.toml", *RAY, *more, "--out", "out")
     assert run.returncode != 0
     assert f"has {name} {here}, and the run has {value}: their bits may differ" in run.stderr
-    assert "use the same version there" in run.stderr
-    assert "cluster.mixed=true" in run.stderr
+    if more is not MIXED:
+        assert "use the same version there" in run.stderr
+        assert "cluster.mixed=true" in run.stderr
     assert "Traceback" not in run.stderr
 
 
@@ -311,15 +288,6 @@ def test_mixed_accepts_workers_of_another_torch_and_gives_up_that_they_are_exact
     assert "the old log-probs are recomputed before the first update" in said
     last = metrics_of(project / "out")[-1]
     assert last["cluster/workers_alive"] == 2
-
-
-@ray_is_here
-@pytest.mark.slow
-def test_ranks_of_another_torch_are_refused_also_where_workers_are_not(project: Path) -> None:
-    both = [*RAY, "cluster.mixed=true", "cluster.rollout_workers=1", "cluster.learner_ranks=2", "--out", "out"]
-    run = run_of_other_versions("torch", "2.99.0", "train", "recipe.toml", *both)
-    assert run.returncode != 0
-    assert f"has torch {torch.__version__}, and the run has 2.99.0: their bits may differ" in run.stderr
 
 
 @ray_is_here

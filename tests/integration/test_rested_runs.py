@@ -7,17 +7,10 @@ import psutil
 import pytest
 
 import oncurve
-from fakes.project import lay_out
 from oncurve import durable
 from oncurve.errors import LostStateError
 
 SETTINGS = {"checkpoint": {"every": 1, "keep": 10}, "kl": {"coef": 0.05}}
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(lay_out(tmp_path))
-    return tmp_path
 
 
 def of_clusters() -> list[psutil.Process]:

@@ -7,14 +7,13 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from fakes.cluster_runs import finish, start
+from fakes.killed_runs import finish, metrics_of, start
 from fakes.project import lay_out, words_tokenizer
 from fakes.tolerance import about
 from fakes.vllm_server import documented, free_port, server_program, started, tiny_llama
@@ -71,11 +70,6 @@ def until(true: Callable[[], bool], seconds: float = SECONDS) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def metrics_of(out: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "policy/loss" in line]
 
 
 def logprobs_of(folder: Path, prompt: list[int], ids: list[int]) -> torch.Tensor:
