@@ -9,8 +9,6 @@ from fakes.learning import old_logprobs
 from integration.test_lagging_engine import PROMPTS, batch_seen, make as make_lagging
 from oncurve import GRPO
 from oncurve.errors import ConfigError
-from oncurve.metrics import Metrics
-from oncurve.trainer import OldPolicy
 
 
 def make(exact: bool = False, mixed: bool = False, lag: bool = True, **sections: object) -> GRPO:
@@ -119,21 +117,3 @@ def test_a_correction_may_be_a_class_of_yours(tmp_path, monkeypatch):
     torch.testing.assert_close(batch.policy_weights[batch.loss_mask], ratio[batch.loss_mask])
     with pytest.raises(ConfigError, match=r"correction\.kind: OneEach must return an oncurve\.losses\.Importance"):
         make(correction={"kind": "mine.py:OneEach"}).train_step(PROMPTS)
-
-
-def test_a_learner_without_entropy_is_named():
-    trainer = make(lag=False, filter={"top_entropy": 0.3})
-
-    class Silent:
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __getattr__(self, name):
-            return getattr(self.inner, name)
-
-        def score(self, batch, want):
-            return self.inner.score(batch, want - {"entropy"})
-
-    batch = batch_seen(trainer)
-    with pytest.raises(ConfigError, match=r"filter\.top_entropy: Silent\.score left out the entropy"):
-        OldPolicy(top_entropy=0.3).score(batch.having(entropy=None), Silent(trainer.learner), True, Metrics())

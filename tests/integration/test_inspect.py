@@ -56,24 +56,6 @@ def test_all_steps_or_one_are_written_beside_the_exports_of_the_model(command: C
     assert one.read_bytes() == logs("run/export/inspect")[1].read_bytes()
 
 
-REFUSED = {
-    "run --to wandb": "--to: expected huggingface or inspect, got 'wandb'",
-    "run --to inspect --adapter": "--adapter: logs of Inspect hold no weights",
-    "run --to inspect --step best": "--step: expected the number of a step, got 'best'",
-    "run --to inspect --step 7": "there are no rollouts of step 7 in run; there are those of: 1, 2",
-    "run --to inspect --out model": "model exists; nothing is overwritten",
-    "model --to inspect": "model has no config.toml",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_be_exported_is_a_sentence_and_leaves_nothing(command: Command, words: str) -> None:
-    before = sorted(Path().rglob("*"))
-    said = command("export", *words.split())
-    assert (said.code, REFUSED[words] in said.err, "Traceback" in said.err) == (2, True, False), said.err
-    assert sorted(Path().rglob("*")) == before
-
-
 def test_rollouts_that_a_run_removes_meanwhile_are_left_out(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,10 +36,6 @@ class Recording(Lagging):
     def build(self, sampling, tokenizer, eos_ids, seed):
         return Recorded(super().build(sampling, tokenizer, eos_ids, seed).inner)
 
-
-class Lame(Lagging):
-    def build(self, sampling, tokenizer, eos_ids, seed):
-        return object()
 """
 
 
@@ -83,18 +79,3 @@ def test_it_is_closed_when_an_error_ends_the_run(project, command):
     assert "RuntimeError: no more" in broken.err
     said = log(project)
     assert [entry[0] for entry in said] == ["generate", "generate", "close"]
-
-
-def test_what_is_no_engine_is_refused(project, command):
-    refused = command("train", "recipe.toml", "engine.kind=recorder.py:Lame", "--out", "run")
-    assert refused.code == 2
-    assert "engine.kind: what it builds is no rollout engine: object lacks exact" in refused.err
-    assert "follow and generate and close" in refused.err
-
-
-def test_the_default_is_the_local_engine_and_other_names_are_refused(project, command):
-    shown = command("config", "show", "recipe.toml")
-    assert '[engine]\nkind = "local"' in shown.out
-    refused = command("config", "show", "recipe.toml", "engine.kind=lokal")
-    assert refused.code == 2
-    assert "did you mean 'local'" in refused.err

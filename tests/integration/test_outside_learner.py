@@ -14,7 +14,6 @@ from pathlib import Path
 
 from logged import Logged, LoggedLearner
 from oncurve.learner import LearnerSettings
-from oncurve.spec import Component
 
 
 class Breaking(LoggedLearner):
@@ -40,10 +39,6 @@ class Lame(Logged):
 
 
 class Unbuilt(LearnerSettings):
-    pass
-
-
-class Foreign(Component):
     pass
 """
 
@@ -84,7 +79,6 @@ def test_a_run_with_it_that_broke_off_ends_as_one_with_the_local_learner(project
     [
         ("Lame", "learner.kind: object lacks version and changes and weights"),
         ("Unbuilt", "learner.kind: Unbuilt must derive from oncurve.learner.LearnerConfig, or"),
-        ("Foreign", "learner.kind: Foreign must derive from oncurve.learner.LearnerConfig, or"),
     ],
 )
 def test_what_is_no_learner_is_refused(project, command, kind, said):
