@@ -8,7 +8,7 @@ import torch
 from fakes.learning import old_logprobs
 from integration.test_lagging_engine import PROMPTS, batch_seen, make as make_lagging
 from oncurve import GRPO
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 
 
 def make(exact: bool = False, mixed: bool = False, lag: bool = True, **sections: object) -> GRPO:
@@ -92,7 +92,7 @@ def test_the_filter_of_tokens_and_the_correction_go_together():
 
 CORRECTIONS = """
 from oncurve.losses import ImportanceWeights
-from oncurve.spec import Component
+from oncurve.components import Component
 
 
 class Halved(Component):

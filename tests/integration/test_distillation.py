@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fakes.killed_runs import compare, finish, killed_at
 from fakes.tolerance import about
 from oncurve.advantages import TeacherSettings, teacher_of
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import explain, load_config, missing, plan
-from oncurve.errors import ConfigError, DataError
 from oncurve.forecast.unloaded import teacher_bytes
 from oncurve.models import tiny
 from oncurve.models.loading import loaded_from
@@ -126,7 +126,7 @@ def test_a_killed_run_goes_on_to_the_bits_of_the_unbroken_one(teacher: Path, tmp
     more = ('advantage.base="grpo"', 'rewards=[{kind="regex", pattern="1"}]', "run.steps=4", "checkpoint.keep=9")
     words = ["train", "grpo", *settings(f"advantage.teacher={teacher}", *more)]
     finish(*words, "--out", str(tmp_path / "whole"))
-    place = ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", 3)
+    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 3)
     killed_at(place, *words, "--out", str(tmp_path / "parts"))
     finish("resume", str(tmp_path / "parts"))
     compare(tmp_path / "whole", tmp_path / "parts", 4)

@@ -7,7 +7,7 @@ from torch import Tensor
 from fakes.tiny_policy import TinyLM
 from oncurve import GRPO
 from oncurve.advantages import ADVANTAGE_KINDS
-from oncurve.spec import Component
+from oncurve.components import Component
 from oncurve.types import TrainBatch
 
 PROMPTS = torch.arange(6)[:, None]

@@ -18,7 +18,7 @@ import pytest
 from fakes.privileges import without_privileges
 from fakes.project import RECIPE, Said, oncurve, refused
 from oncurve.models.loading import ModelConfig, hub
-from oncurve.run.directory import RunDirectory
+from oncurve.run.directory.folder import RunDirectory
 
 Command = Callable[..., Said]
 EXACT = RECIPE.replace('kind = "regex"\npattern = "w1"\nprocesses = 1', 'kind = "exact"')

@@ -14,7 +14,7 @@ import pytest
 import oncurve
 from fakes.project import lay_out, words_tokenizer
 from fakes.tiny_policy import TinyLM
-from oncurve.errors import UserError
+from oncurve.base.errors import UserError
 from oncurve.models.loading import ModelConfig, hub
 
 

@@ -7,9 +7,9 @@ import torch
 
 import oncurve
 from oncurve import durable
-from oncurve.config.equation import explain
-from oncurve.config.in_words import plan
 from oncurve.config.loading import load_config
+from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.plan import plan
 from oncurve.demo.show import RECIPES
 from oncurve.learner import ActorCritic
 from oncurve.models import tiny

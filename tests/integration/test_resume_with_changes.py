@@ -92,7 +92,7 @@ def test_a_changed_run_that_is_stopped_goes_on_to_the_same_bits(command: Command
 def test_a_changed_run_that_is_killed_goes_on_to_the_same_bits(command: Command) -> None:
     assert command("resume", "run", "run.steps=5", RATE, "checkpoint.every=1").code == 0
     shutil.copytree("short", "other")
-    place = ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", 2)
+    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 2)
     killed_at(place, "resume", "other", "run.steps=5", RATE, "checkpoint.every=1")
     finish("resume", "other")
     assert weights("run", 5) == weights("other", 5)

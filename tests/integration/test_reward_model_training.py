@@ -20,10 +20,10 @@ from fakes.project import Said, refused
 from fakes.reward_examples import DATA, UPDATES, write_examples
 from fakes.tolerance import about
 from oncurve import durable
-from oncurve.learner.reward_model import RewardLearner
 from oncurve.metrics import METRICS
 from oncurve.models.classifiers.load import load_classifier
-from oncurve.run.reward_models import load_reward_recipe, train_reward_model
+from oncurve.reward_models.learner import RewardLearner
+from oncurve.run.commands.reward_models import load_reward_recipe, train_reward_model
 
 Command = Callable[..., Said]
 kinds = pytest.mark.parametrize("kind", DATA)
@@ -184,7 +184,7 @@ def test_a_signal_ends_it_after_its_update_and_it_goes_on_exactly(
     assert equals_whole(out, kind)
 
 
-LEARNER = ("oncurve.learner.reward_model", "RewardLearner")
+LEARNER = ("oncurve.reward_models.learner", "RewardLearner")
 KILLS = [
     *((*LEARNER, "update", count) for count in (1, 6, 8)),
     (*LEARNER, "save", 1),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.project import Said
-from oncurve.run.directory import RunDirectory
+from oncurve.run.directory.folder import RunDirectory
 
 Command = Callable[..., Said]
 LENGTH = "rewards=[{kind='python', path='reward.py:length', processes=1}]"

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = {".py", ".toml", ".yaml", ".md", ".j2", ".css"}
@@ -24,7 +24,7 @@ FILES = sorted(
     ]
 )
 WORDS = {
-    r"(?<!model )judg(e|es|ed|ing|ement|ements|ment|ments)": "verifier, score, evaluate or label",
+    r"(?<!model )(?<!rewards[./])judg(e|es|ed|ing|ement|ements|ment|ments)": "verifier, score, evaluate or label",
     r"roll outs?": "continuation in labelling; else rollout",
     r"mend(s|ed|ing)?": "fix or suggestion",
     r"anew": "again",
@@ -50,10 +50,10 @@ WORDS = {
 """A pattern over lower-case words that single spaces separate, and what is written instead."""
 
 STREAMS = {
-    "src/oncurve/output.py",
+    "src/oncurve/base/output.py",
     "src/oncurve/models/decode/cuda_graphs.py",
-    "src/oncurve/rewards/model_judge.py",
-    "src/oncurve/web.py",
+    "src/oncurve/rewards/judge/model_judge.py",
+    "src/oncurve/base/web.py",
 }
 """The files in which a stream is CUDA's, an output's, a key of OpenAI's requests, or a method of httpx2."""
 NAMES = {

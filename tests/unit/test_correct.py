@@ -2,11 +2,11 @@
 
 import pytest
 
-from oncurve.config.in_words import plan
 from oncurve.config.loading import load_config
+from oncurve.config.sentences.plan import plan
 from oncurve.evaluate import NO_VERIFIER, evaluate, part_is_1
 from oncurve.rewards import Accepts, InProcess, ModelReward, RewardSet, RewardSettings
-from oncurve.rewards.rewardset import verifier_of
+from oncurve.rewards.scoring.rewardset import verifier_of
 from oncurve.rollout import Sampling
 from oncurve.types import Completion, Group, Prompt
 

@@ -8,7 +8,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from oncurve.process import keep_freed_memory
+from oncurve.machine.threads import keep_freed_memory
 done = keep_freed_memory() if sys.argv[1] == "kept" else False
 def fill():
     for _ in range(20):

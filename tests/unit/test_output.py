@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from oncurve import output
+from oncurve.base import output
 from oncurve.display import Progress, Screen, say
 
 HOSTILE = "\x1b[2J\x1b]52;c;aGk=\x07 \x9b31m \x00 \r \x08 \u202e \u2066 \u200f \ud800 \x7f \u2028"
@@ -207,7 +207,7 @@ DOOR = {"output.py", "display/screen.py", "cluster/vllm/minder.py"}  # the minde
 SAYS = {"print", "typer.echo", "typer.secho", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write",
         "sys.__stdout__.write", "sys.__stderr__.write", "Console", "rich.print", "rich.console.Console",
         "warnings.warn"}  # fmt: skip
-WORKERS = {"workers/serve.py"}  # their standard error is a pipe to the door
+WORKERS = {"processes/pool/serve.py"}  # their standard error is a pipe to the door
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))

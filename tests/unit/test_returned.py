@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from fakes.tiny_policy import random_groups
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.batching import collate
+from oncurve.components import Component
 from oncurve.data import DataSettings, load_rows
-from oncurve.errors import ConfigError, DataError
 from oncurve.kl import kl_value
 from oncurve.losses import TokenSum, objective_loss
 from oncurve.rewards import RewardSet
 from oncurve.rewards.settings import RewardSettings
 from oncurve.rollout import RolloutEngine, sample
-from oncurve.spec import Component
 from oncurve.trainer.credit import weighted_by
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from oncurve.errors import ConfigError, suggest
-from oncurve.imports import locate
-from oncurve.spec import Component, build, kind_of, validated
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.imports import locate
+from oncurve.components import Component, build, kind_of, validated
 
 
 class Clip(Component):
@@ -134,7 +134,7 @@ def test_a_table_is_expected():
 
 
 CODE = """
-from oncurve.spec import Component
+from oncurve.components import Component
 import neighbour
 
 class Mine(Component):
@@ -184,7 +184,7 @@ def test_what_cannot_be_located_is_said(path: str, said: str, tmp_path: Path):
 
 
 def test_only_a_component_class_is_a_kind():
-    assert "is not a class derived from oncurve.spec.Component" in complaint({"kind": "json:dumps"})
+    assert "is not a class derived from oncurve.components.Component" in complaint({"kind": "json:dumps"})
 
 
 def test_suggest_is_silent_when_nothing_is_near():

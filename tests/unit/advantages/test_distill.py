@@ -10,8 +10,7 @@ from torch import Tensor
 from oncurve.advantages import ADVANTAGE_KINDS, GAEAdvantage, GroupAdvantage, check_advantage, distillation_advantages
 from oncurve.advantages.distill import Distill
 from oncurve.batching import collate
-from oncurve.capabilities import described
-from oncurve.spec import build
+from oncurve.components import build, described
 from oncurve.types import AdvantagesAndReturns, Completion, Group, Prompt, Score, TrainBatch
 
 

@@ -17,10 +17,10 @@ from fakes.learning import gradient, relative_error
 from fakes.shards import batch_for, llama, make_learner, make_llama, sharded, whole_state
 from fakes.tiny_policy import random_groups
 from fakes.tolerance import assert_close
+from oncurve.base.errors import ConfigError, LostStateError, TrainingError
 from oncurve.batching import collate
 from oncurve.cluster.sharding.shard_learner import ShardLearner
 from oncurve.durable import StorageError, read_tensors
-from oncurve.errors import ConfigError, LostStateError, TrainingError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import wrap

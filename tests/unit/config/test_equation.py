@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import pytest
 
-from oncurve.config.equation import explain
-from oncurve.config.in_words import plan
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
-from oncurve.config.notes import RunFacts
 from oncurve.config.sections import RunConfig
-from oncurve.errors import ConfigError
+from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.notes import RunFacts
+from oncurve.config.sentences.plan import plan
 from oncurve.learner import ReferenceSettings
 from oncurve.rollout import LocalEngine
 

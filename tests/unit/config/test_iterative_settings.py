@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.config.completeness import missing
-from oncurve.config.equation import explain
-from oncurve.config.in_words import plan
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config, to_toml
-from oncurve.errors import ConfigError
+from oncurve.config.rules.completeness import missing
+from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.plan import plan
 from oncurve.forecast.unloaded import reward_model_bytes
 from oncurve.models import tiny
 from oncurve.run.iterations import ScoredBy

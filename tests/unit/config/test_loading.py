@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from oncurve.advantages import GroupAdvantage
+from oncurve.base.errors import ConfigError
 from oncurve.cluster import CLUSTER_KINDS
+from oncurve.components import kind_of
 from oncurve.config.loading import load_config, to_tables, to_toml
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.data import Files, InMemory, Task
-from oncurve.errors import ConfigError
 from oncurve.losses import Clipped, Reinforce, SeqMeanTokenSumNorm, SequenceProduct
 from oncurve.rewards import REWARD_KINDS, Python
-from oncurve.spec import kind_of
 
 
 def config(*overrides: str, recipe: str | Path | None = None, **settings: Any) -> RunConfig:
@@ -97,7 +97,7 @@ def test_a_component_from_python_is_a_section():
 
 
 MINE = """
-from oncurve.spec import Component
+from oncurve.components import Component
 
 class Mine(Component):
     scale: float = 3.0
@@ -109,7 +109,7 @@ class Mine(Component):
 """
 
 MEDIAN = """
-from oncurve.spec import Component
+from oncurve.components import Component
 
 class Median(Component):
     share: float = 0.5

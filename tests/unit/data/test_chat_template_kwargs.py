@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from oncurve.base.errors import ConfigError, ModelError
 from oncurve.config import load_config, to_toml
 from oncurve.data import Files, Rows, open_prompts
-from oncurve.errors import ConfigError, ModelError
 from oncurve.models import tiny
 
 TEMPLATE = (

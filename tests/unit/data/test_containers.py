@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from oncurve.base.errors import DataError
 from oncurve.data import InMemory
 from oncurve.data.containers import as_rows
-from oncurve.errors import DataError
 
 ROWS = [{"prompt": f"w{index}", "answer": index, "share": index / 7, "tags": [index, 1]} for index in range(3, 9)]
 

@@ -13,9 +13,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
 from oncurve.data import Files, InMemory, PromptOrder, Rows, load_eval_rows, load_rows, open_prompts
-from oncurve.errors import ConfigError, DataError
 
 CHAT = [{"role": "user", "content": "Wie groß ist 2+2? 🙂"}]
 VERL = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.base.errors import DataError
 from oncurve.data.jsonl import first_twice, read_jsonl
-from oncurve.errors import DataError
 
 
 def written(tmp_path: Path, content: bytes, name: str = "data.jsonl") -> Path:

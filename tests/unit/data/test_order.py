@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from oncurve.base.errors import DataError
 from oncurve.data import PromptOrder
-from oncurve.errors import DataError
 from oncurve.types import Prompt
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from oncurve.base.errors import DataError
 from oncurve.data import InMemory, Prompts, Task, load_rows, open_prompts
-from oncurve.errors import DataError
 
 
 class Letters:

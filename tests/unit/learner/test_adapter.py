@@ -12,8 +12,8 @@ from fakes.architectures import architecture
 from fakes.learning import carried_over, finished, old_logprobs, with_reference
 from fakes.tiny_policy import random_groups
 from fakes.tolerance import assert_close
+from oncurve.base.errors import CheckpointError
 from oncurve.batching import collate
-from oncurve.errors import CheckpointError
 from oncurve.learner import (
     ActorCritic,
     AdapterReference,

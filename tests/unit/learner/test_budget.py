@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fakes.learning import carried_over, finished, gradient, make_learner, old_logprobs
 from fakes.tiny_policy import random_groups
+from oncurve.base.errors import TrainingError
 from oncurve.batching import collate
-from oncurve.errors import TrainingError
 from oncurve.learner import LocalLearner
 
 GROUPS = random_groups()

@@ -13,8 +13,8 @@ from fakes.learning import carried_over, make_learner, with_reference
 from fakes.tiny_policy import random_groups
 from fakes.tolerance import TOLERANCE, assert_close
 from oncurve.advantages import GAEAdvantage
+from oncurve.base.errors import CheckpointError
 from oncurve.batching import collate
-from oncurve.errors import CheckpointError
 from oncurve.learner import (
     ActorCritic,
     CriticConfig,

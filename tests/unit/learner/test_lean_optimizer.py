@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fakes.learning import finished, make_learner
 from fakes.tiny_policy import random_groups
-from oncurve.learner import LearnerConfig, MasterAdamW, adamw
-from oncurve.learner.adamw import Piece, Workspace, pieces
-from oncurve.learner.masters import SplitMaster
+from oncurve.learner import LearnerConfig, MasterAdamW
+from oncurve.learner.optimizer import adamw
+from oncurve.learner.optimizer.adamw import Piece, Workspace, pieces
+from oncurve.learner.optimizer.masters import SplitMaster
 from oncurve.randomness import rounding_key, rounding_table
 
 COMBINATIONS = list(itertools.product(["float32", "split"], ["float32", "bfloat16"]))

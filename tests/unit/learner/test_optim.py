@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fakes.tolerance import about, assert_close
-from oncurve.errors import CheckpointError, ModelError
+from oncurve.base.errors import CheckpointError, ModelError
 from oncurve.learner import MasterAdamW, scheduled_rate
 
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from fakes.learning import carried_over, finished, gradient, make_learner, old_logprobs, with_reference
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
+from oncurve.base.errors import CheckpointError, ConfigError, ModelError
 from oncurve.batching import collate
-from oncurve.errors import CheckpointError, ConfigError, ModelError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models.generic import GenericModel

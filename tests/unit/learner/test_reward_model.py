@@ -12,11 +12,11 @@ from torch import Tensor
 from fakes.classifiers import LONGEST, lay_down
 from fakes.learning import carried_over, relative_error
 from fakes.tolerance import about, assert_close
-from oncurve.errors import CheckpointError, DataError
-from oncurve.learner import reward_model
-from oncurve.learner.reward_model import Example, OutcomeModel, ProcessModel, RewardLearner
+from oncurve.base.errors import CheckpointError, DataError
 from oncurve.metrics import Metrics
 from oncurve.models.classifiers.load import load_classifier
+from oncurve.reward_models import learner as reward_learner
+from oncurve.reward_models.learner import Example, OutcomeModel, ProcessModel, RewardLearner
 from oncurve.types import LabelledSteps, PreferencePair
 from oracles.finite_differences import finite_difference_gradient
 from oracles.plain_reward_model import plain_chances, plain_pair_loss, plain_reward, plain_step_loss, plain_updates
@@ -140,7 +140,7 @@ def test_the_pieces_that_a_batch_is_computed_in_change_nothing(
 ) -> None:
     learner = learners(head)
     whole, measured = gradient(learner, EXAMPLES[head]), learner.measure(EXAMPLES[head])
-    monkeypatch.setattr(reward_model, "TOKENS", tokens)
+    monkeypatch.setattr(reward_learner, "TOKENS", tokens)
     calls = []
     scores = type(learner.classifier).scores
     monkeypatch.setattr(

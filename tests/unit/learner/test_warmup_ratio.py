@@ -3,8 +3,8 @@
 import pytest
 
 from fakes.tiny_policy import TinyLM
+from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models.loading.weights import loaded_from

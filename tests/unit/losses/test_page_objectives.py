@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from oncurve.base.imports import locate
 from oncurve.batching import collate
-from oncurve.imports import locate
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from fakes.architectures import ARCHITECTURES, RAGGED, TokenRows, architecture, token_rows
 from fakes.learning import finished, gradient
 from fakes.tiny_policy import TinyLM, random_groups
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import GenericModel, TransformersModel

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, architecture, token_rows
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import ModelConfig, TransformersModel
 from oncurve.models.attention.hook import NAME, attention, switched
 from oncurve.models.layers.rms_norm import replace_norms

@@ -21,7 +21,7 @@ from transformers import (
 import oncurve
 from fakes.architectures import ARCHITECTURES, architecture
 from fakes.tiny_policy import TinyLM
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import wrap
 
 _SIZES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import has_template, render, tiny
 from oncurve.models.loading import chat_templates as chat
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fakes.classifiers import TRIMMING, byte_tokenizer, classifier
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.classifiers.classifier import Classifier
 
 ASKED = ({"role": "user", "content": "2+2?"},)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fakes.classifiers import classifier, lay_down
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import save
 from oncurve.models.classifiers.load import load_classifier
 

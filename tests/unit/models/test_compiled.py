@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oncurve import compiled as module
-from oncurve.compiled import allow_many_forms, compiled
+from oncurve.machine import compiled as module
+from oncurve.machine.compiled import allow_many_forms, compiled
 
 
 class OnCuda(torch.Tensor):

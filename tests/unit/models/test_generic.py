@@ -8,7 +8,7 @@ from torch import nn
 
 from fakes.architectures import ROWS, UNIFORM, VOCABULARY, architecture
 from fakes.tiny_policy import TinyLM
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import GenericModel
 from oracles.plain_forward import next_logits, plain_logits
 

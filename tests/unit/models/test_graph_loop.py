@@ -6,7 +6,7 @@ import torch
 from fakes.architectures import VOCABULARY, architecture
 from fakes.decoding import request
 from fakes.recorder import record
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import TransformersModel
 from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop

@@ -21,8 +21,8 @@ from transformers import (
 from fakes.architectures import architecture
 from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
+from oncurve.base.errors import ConfigError, DataError, ModelError
 from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError, DataError, ModelError
 from oncurve.models import LocalWeights, TransformersModel, wrap
 from oncurve.models.decode.cuda_graphs import GraphBuffers
 from oncurve.models.layers.lengths import longest_row_of, positions_of

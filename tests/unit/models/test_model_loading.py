@@ -18,10 +18,10 @@ from transformers.utils import logging
 import oncurve.models
 from fakes.architectures import UNIFORM, VOCABULARY, architecture
 from fakes.tiny_policy import TinyLM
+from oncurve.base.errors import ConfigError, ModelError
+from oncurve.components import build
 from oncurve.durable import LazyTensors
-from oncurve.errors import ConfigError, ModelError
 from oncurve.models import ModelConfig, TransformersModel, save
-from oncurve.spec import build
 
 
 def tokenizer_of(size: int = VOCABULARY) -> PreTrainedTokenizerFast:

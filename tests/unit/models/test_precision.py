@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from oncurve.base.errors import ModelError
 from oncurve.config.loading import load_config, to_toml
-from oncurve.errors import ModelError
 from oncurve.models.loading.precision import native_bfloat16, resolved
 from oncurve.models.loading.weights import ModelConfig
 

@@ -8,8 +8,8 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
+from oncurve.base.errors import ConfigError, ModelError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError, ModelError
 from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, tiny
 

@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from oncurve.base.errors import DataError, ModelError
 from oncurve.compat import GRPO
-from oncurve.errors import DataError, ModelError
 from oncurve.models import LocalWeights, wrap
 from oncurve.models.layers.rotation import reach_of, set_reach
 from oncurve.rollout import InProcessEngine, Sampling

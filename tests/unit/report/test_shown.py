@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.display import run_card
 from oncurve.display.card import curve
-from oncurve.errors import ConfigError
 from oncurve.report import Groups, Page, charts_page
 
 LINES = [{"step": float(step), "reward/mean": step / 4, "policy/kl": 0.0} for step in range(1, 5)]

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from oncurve.rewards import Numeric
-from oncurve.rewards.answers import LONGEST_NUMBER, Number, boxed, final_answer, marked_number, number_in, text_after
+from oncurve.rewards.functions.answers import (
+    LONGEST_NUMBER,
+    Number,
+    boxed,
+    final_answer,
+    marked_number,
+    number_in,
+    text_after,
+)
 
 
 def value_in(text: str, unmarked: bool = True) -> Fraction | None:

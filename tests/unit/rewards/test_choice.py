@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fakes.scoring import group, rewards_of
-from oncurve.errors import ConfigError, DataError
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.rewards import Choice, RewardSet
 
 CITIES = ["Rome", "Paris", "A city", "Oslo"]

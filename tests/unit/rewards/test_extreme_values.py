@@ -12,11 +12,11 @@ from hypothesis import given, strategies as st
 
 from fakes.scoring import faults_of, group, rewards_of
 from oncurve.advantages import group_advantages
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.metrics import Metrics
 from oncurve.rewards import Accepts, InProcess, RewardSet, RewardSettings
 from oncurve.rewards.component import LARGEST_REWARD
-from oncurve.trainer.observe import observe_groups
+from oncurve.trainer.watching.observe import observe_groups
 
 EXTREME = [1e308, -1e308, 1.7976931348623157e308, 1e300, -1e300, 9e299, 1e155, -1e155, 0.0, 5e-324, 1.0]
 

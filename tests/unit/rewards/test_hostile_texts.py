@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from oncurve.rewards import Exact, Numeric
-from oncurve.rewards.answers import boxed, text_after
-from oncurve.rewards.math import _to_parse
+from oncurve.rewards.functions.answers import boxed, text_after
+from oncurve.rewards.functions.math import _to_parse
 from oncurve.steps import lines, splitter_of
 from oncurve.tasks.arithmetic import check_steps, is_correct, problem
 

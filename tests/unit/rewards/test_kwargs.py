@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.config import load_config, to_toml
-from oncurve.errors import ConfigError
 from oncurve.rewards import RewardSet
 from oncurve.types import Completion, Group, Prompt
 

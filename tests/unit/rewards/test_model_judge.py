@@ -11,9 +11,10 @@ import pytest
 
 from fakes.chat_server import ChatServer, Says
 from fakes.scoring import faults_of, group, rewards_of
+from oncurve.base.errors import ConfigError, DataError, RewardError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError, DataError, RewardError
-from oncurve.rewards import ModelJudge, RewardSet, endpoint, verifier_of
+from oncurve.rewards import ModelJudge, RewardSet, verifier_of
+from oncurve.rewards.judge import endpoint
 
 Build = Callable[..., RewardSet]
 

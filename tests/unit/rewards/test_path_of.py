@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.imports import locate
+from oncurve.base.imports import locate
 from oncurve.rewards import path_of
 
 SOURCE = """

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
 from oncurve.rewards import Numeric
-from oncurve.rewards.answers import marked_number
-from oncurve.rewards.math import Checker
+from oncurve.rewards.functions.answers import marked_number
+from oncurve.rewards.functions.math import Checker
 
 Test = TypeVar("Test", bound=Callable[..., None])
 

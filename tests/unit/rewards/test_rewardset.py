@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fakes.scoring import faults_of, group, rewards_of
-from oncurve.errors import ConfigError, RewardError, TrainingError
+from oncurve.base.errors import ConfigError, RewardError, TrainingError
 from oncurve.rewards import REWARD_KINDS, Exact, Numeric, Python, RewardSet
 from oncurve.rewards.component import as_value
 from oncurve.types import Group
@@ -239,7 +239,9 @@ def test_a_failed_build_leaves_no_worker_behind(tmp_path: Path) -> None:
     (tmp_path / "fine.py").write_text("def f(completion): return 1.0\n")
     with pytest.raises(ConfigError):
         RewardSet.build([{"path": "fine.py:f"}, {"path": "fine.py:g"}], base=tmp_path)
-    assert [child for child in psutil.Process().children() if "oncurve.workers" in " ".join(child.cmdline())] == []
+    assert [
+        child for child in psutil.Process().children() if "oncurve.processes.pool" in " ".join(child.cmdline())
+    ] == []
 
 
 def test_a_cheap_reward_in_workers_costs_milliseconds_of_processor_time_a_step(tmp_path: Path) -> None:

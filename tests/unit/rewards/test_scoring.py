@@ -14,7 +14,7 @@ import torch
 
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
 from fakes.scripted import TableModel
-from oncurve.errors import DataError, RewardError, TrainingError
+from oncurve.base.errors import DataError, RewardError, TrainingError
 from oncurve.evaluate import evaluate
 from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet

@@ -3,8 +3,8 @@
 import pytest
 
 from fakes.scoring import group, rewards_of
+from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 from oncurve.rewards import Cosine, Format, LengthCap, Math, Python, Repetition, RewardSet, verifier_of
 
 THINK = {

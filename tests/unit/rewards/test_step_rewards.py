@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fakes.scoring import group
-from oncurve.errors import ConfigError, RewardError
+from oncurve.base.errors import ConfigError, RewardError
 from oncurve.rewards import Python, RewardSet, TaskSteps
-from oncurve.rewards.callables import Adapted
+from oncurve.rewards.functions.callables import Adapted
 from oncurve.steps import token_ends
 from oncurve.tasks.arithmetic import problem, solution
 from oncurve.types import Completion, Group, Prompt, Score

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.rewards import Exact, Math, Numeric, Regex, RewardSet, Task
 from oncurve.tasks.arithmetic import problem, solution
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from fakes.tolerance import assert_close
-from oncurve.errors import DataError
+from oncurve.base.errors import DataError
 from oncurve.models import LocalWeights
 from oncurve.models.causal import CausalModel
 from oncurve.models.generic import GenericModel

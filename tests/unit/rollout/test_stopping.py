@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from fakes.scripted import ByteTokenizer
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.rollout.stopping import Detokenizer, GrowingText, StopSearch, StopTable
 
 HALF = "\ufffd"

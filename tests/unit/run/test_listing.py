@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oncurve import durable
-from oncurve.errors import RunDirectoryError
+from oncurve.base.errors import RunDirectoryError
 from oncurve.run import list_runs, table_of
 
 CONFIG = "[run]\nsteps = 20\n[checkpoint]\nbest = 'eval/reward'\n"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.tasks import ArithmeticTask
 from oncurve.tasks.arithmetic import (
     GAINS,

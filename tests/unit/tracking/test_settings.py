@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import oncurve
+from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 from oncurve.models import tiny
 from oncurve.run.tracking import check_tracking
 from oncurve.tracking import tables

@@ -11,7 +11,7 @@ import torch
 from fakes.learning import finished, make_learner
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
-from oncurve.errors import CheckpointError
+from oncurve.base.errors import CheckpointError
 from oncurve.learner import LearnerConfig, LocalLearner, ReferenceSettings
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.trainer import Checkpoints, ReferenceSchedule, StepResult, TrainerState

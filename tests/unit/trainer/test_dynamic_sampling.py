@@ -14,12 +14,12 @@ import torch
 from fakes.loops import PROMPTS, make_loop, resumed
 from fakes.tiny_policy import random_groups
 from oncurve import durable
+from oncurve.base.errors import TrainingError
 from oncurve.data import PromptOrder
-from oncurve.errors import TrainingError
 from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
 from oncurve.trainer import Collected, DynamicSampling, TrainerState
-from oncurve.trainer.surplus import SurplusGroup, load_surplus, save_surplus
+from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
 from oncurve.types import Completion, Group, Prompt, Score
 
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}

@@ -10,8 +10,8 @@ from fakes.learning import finished, gradient, make_learner
 from fakes.loops import make_loop, resumed
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, EntropyBonus, KLPenalty, Regularizer
 from oncurve.metrics import Metrics

@@ -19,8 +19,9 @@ from oncurve import durable
 from oncurve.batching import collate
 from oncurve.metrics import METRICS
 from oncurve.report import RolloutFiles
-from oncurve.trainer import Checkpoints, Recorder, TrainerState, recorder as module
-from oncurve.trainer.refusals import Refusals
+from oncurve.trainer import Checkpoints, Recorder, TrainerState
+from oncurve.trainer.saving import recorder as module
+from oncurve.trainer.saving.refusals import Refusals
 
 if not os.path.exists("/dev/full"):
     pytest.skip("this system has no /dev/full", allow_module_level=True)

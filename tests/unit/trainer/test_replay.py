@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.errors import CheckpointError
-from oncurve.trainer.replay import FILE, Replay
+from oncurve.base.errors import CheckpointError
+from oncurve.reward_models.replay import FILE, Replay
 from oncurve.types import LabelledSteps, PreferencePair
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fakes.tiny_policy import random_groups
+from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 from oncurve.report import RolloutFiles, read_run, steps_in_words
 from oncurve.trainer import Recorder, RolloutsSettings, TrainerState
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fakes.loops import make_loop
-from oncurve.config.in_words import plan
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError
+from oncurve.config.sentences.plan import plan
 from oncurve.losses import OBJECTIVE_KINDS, Clipped, has_importance_ratio
 from oncurve.trainer import Trainer
 from oncurve.types import TokenLoss, TokenStats, TrainBatch

@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
+from oncurve.base.errors import ConfigError, ModelError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError, ModelError
 from oncurve.models import LoraSettings, ModelConfig, tiny
 from oncurve.models.loading.quantization import bits_and_bytes, quantization_config
 
