@@ -120,15 +120,6 @@ def test_another_metric_begins_anew_and_a_finished_run_says_what_has_no_effect(c
     assert "eval.patience = 1 ended it early; to go on: oncurve resume out eval.patience=0" in again.out
 
 
-def test_a_run_without_a_directory_says_that_it_ended_early(capfd: pytest.CaptureFixture[str]) -> None:
-    tables = {**SETTINGS, "checkpoint": {"best": "eval/accuracy"}, "eval": {**SETTINGS["eval"], "patience": 1}}
-    with oncurve.train("recipe.toml", steps=9, settings=tables) as run:
-        assert len(run.metrics) == 1
-    out = capfd.readouterr().out
-    assert "ended early after step 1: eval/accuracy has not been better than before training in 1 evaluation" in out
-    assert "stays" not in out  # no checkpoint does
-
-
 def test_a_run_that_never_beats_its_start_ends_says_so_and_has_no_best_checkpoint(command: Command) -> None:
     words = [word for word in WORDS if not word.startswith("checkpoint.best")]
     words += ["checkpoint.best=eval/accuracy", "eval.patience=2", "run.steps=9", "--out", "out"]
@@ -220,10 +211,7 @@ def test_sigusr1_makes_a_checkpoint_now_and_changes_no_bit(command: Command) -> 
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-@pytest.mark.parametrize("by", ["the command", "Python"])
-def test_sigusr1_while_the_model_loads_counts(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capfd, by: str
-) -> None:
+def test_sigusr1_while_the_model_loads_counts(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     real, before = ModelConfig.build, signal.getsignal(signal.SIGUSR1)
 
     def asked(*arguments: Any, **named: Any) -> Any:
@@ -231,13 +219,8 @@ def test_sigusr1_while_the_model_loads_counts(
         return real(*arguments, **named)
 
     monkeypatch.setattr(ModelConfig, "build", asked)
-    if by == "Python":
-        with oncurve.train("recipe.toml", out="out", steps=2, settings={"checkpoint": {"every": 0}}):
-            errors = capfd.readouterr().err
-    else:
-        said = command("train", "recipe.toml", "run.steps=2", "checkpoint.every=0", "--out", "out")
-        assert said.code == 0
-        errors = said.err
-    assert "SIGUSR1: nothing is trained now; a run that begins writes a checkpoint after its first step" in errors
+    said = command("train", "recipe.toml", "run.steps=2", "checkpoint.every=0", "--out", "out")
+    assert said.code == 0
+    assert "SIGUSR1: nothing is trained now; a run that begins writes a checkpoint after its first step" in said.err
     assert list(checkpoints("out")) == ["step-000001", "step-000002"]
     assert signal.getsignal(signal.SIGUSR1) is before

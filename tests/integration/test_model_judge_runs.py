@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.chat_server import ChatServer, Says
-from fakes.project import RECIPE, Said, refused
+from fakes.project import RECIPE, Said
 from oncurve.report import RolloutFiles
 
 Command = Callable[..., Said]
@@ -58,20 +58,6 @@ def test_a_limit_ends_the_run_in_order_and_the_resumed_run_is_the_unbroken_one(
     name = "checkpoints/step-000003/learner.safetensors"
     assert Path("out", name).read_bytes() == Path("whole", name).read_bytes()
     assert "grader" in str(RolloutFiles(Path("out")).read(1))
-
-
-def test_an_endpoint_that_does_not_answer_is_refused_before_the_model_loads(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("the model was loaded")
-    )
-    closed = "rewards.1.url=http://127.0.0.1:9/v1"
-    refused(command("train", "recipe.toml", closed, "--out", "out"), "reward grader: url: nothing answers at")
-    no_key = "rewards.1.api_key_env=NO_SUCH_KEY_HERE"
-    refused(command("train", "recipe.toml", no_key, "--out", "out"), "variable NO_SUCH_KEY_HERE is not set")
-    missing = "rewards.1.template={{ answr }} {{ completion }}"
-    refused(command("train", "recipe.toml", missing, "--out", "out"), "did you mean 'answer'?")
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])

@@ -19,8 +19,7 @@ from oncurve import durable
 from oncurve.base.errors import ModelError
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
-from oncurve.models.loading.weights import loaded_from
-from oncurve.run.assembly import Overrides, Run, assemble
+from oncurve.run.assembly import Run, assemble
 from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.session import create_directory
 from oncurve.trainer import StepResult
@@ -168,21 +167,6 @@ def test_a_step_that_is_abandoned_after_the_move_does_not_move_it_twice(tmp_path
         assert (run.trainer.state.step, run.learner.reference.version) == (4, 2 if saved else 1)
         run.train()
         assert same(ended(run), whole)
-
-
-def test_a_reference_that_cannot_follow_is_refused_before_anything_is_made_of_it() -> None:
-    settings = {
-        "data": {"kind": "list", "rows": ({"prompt": [1, 2], "answer": "1"},)},
-        "rollout": {"group_size": 2, "max_new_tokens": 2},
-        "rewards": [{"kind": "task"}],
-        "reference": {"every": 3},
-    }
-    config, base = load_config(settings=settings)
-    wider = Overrides(loaded_from(TinyLM(), None), loaded_from(TinyLM(width=5), None))
-    with pytest.raises(ModelError, match="the reference cannot follow the policy"):
-        assemble(config, base, wider)
-    with assemble(config, base, Overrides(loaded_from(TinyLM(), None), loaded_from(TinyLM(seed=1), None))) as run:
-        run.learner.move_reference(1.0)
 
 
 def test_the_smallest_api_moves_its_reference_too() -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from fakes.calls import Counted
 from fakes.killed_runs import compare, finish, kill_all, metrics_of, start, until_checkpoints
 from fakes.project import refused
 from fakes.tiny_policy import tiny_model
@@ -23,11 +24,11 @@ from fakes.toy_cluster import toy_cluster
 from fakes.vllm_server import server_program
 from oncurve import durable
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import RayCluster, RayFleet
+from oncurve.cluster import Ended, RayCluster, RayFleet
 from oncurve.models import LocalWeights
+from oncurve.processes.fleets import ray_fleet
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.rollout import InProcessEngine, Sampling
-from oncurve.run.directory.identity import compare as compare_settings
 from oncurve.types import Prompt
 
 ray_is_here = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -290,77 +291,6 @@ def test_mixed_accepts_workers_of_another_torch_and_gives_up_that_they_are_exact
     assert last["cluster/workers_alive"] == 2
 
 
-@ray_is_here
-@pytest.mark.slow
-def test_places_without_a_machine_wait_and_a_machine_that_dies_is_named() -> None:
-    """In a process of its own: one process is connected to one Ray."""
-    with toy_cluster(2) as toy:
-        code = f"""
-import sys, time
-sys.path[:0] = {sys.path!r}
-from fakes.calls import Counted
-from oncurve.cluster import Ended, RayFleet
-from oncurve.processes.fleets import ray_fleet
-ray_fleet.ROOM_SECONDS = 5.0
-fleet = RayFleet(Counted, 3, 20.0, {toy.address!r})
-def until(count):
-    deadline = time.monotonic() + 90
-    while len(fleet.up()) < count and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(fleet.up()) == count, fleet.up()
-until(2)
-time.sleep(5.0)
-assert len(fleet.settled(60.0)) == 2, fleet.up()
-print("two", flush=True)
-input()
-until(3)
-print("three", flush=True)
-input()
-began, events = time.monotonic(), []
-while not events and time.monotonic() - began < 60:
-    events = fleet.wait(1.0)
-print(events, flush=True)
-assert isinstance(events[0], Ended), events
-assert any(words in events[0].cause for words in ("its machine", "the connection to the process")), events
-living = fleet.settled(1.0)
-assert len(living) == 2, living
-number = fleet.call(living[0], "add", b"")
-assert fleet.wait(10.0)[0].value == 1
-fleet.close()
-print("closed", flush=True)
-"""
-        program = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert program.stdout is not None
-        assert program.stdin is not None
-        try:
-            assert program.stdout.readline() == "two\n"
-            toy.tell("add")
-            program.stdin.write("\n")
-            program.stdin.flush()
-            assert program.stdout.readline() == "three\n"
-            toy.tell("remove 2")
-            said, _ = program.communicate("\n", timeout=90)
-            assert program.returncode == 0, said
-            assert "closed" in said
-        finally:
-            program.kill()
-            program.wait(10)
-
-
-def test_a_resume_may_change_host_to_ray_and_back_and_nothing_else_of_the_kind() -> None:
-    for was, now, refused_lines in (
-        ("host", "ray", 0),
-        ("ray", "host", 0),
-        ("none", "ray", 1),
-        ("host", "none", 1),
-        ("host", None, 1),
-    ):
-        before, after = ({"settings": {"cluster.kind": kind}, "files": {}} for kind in (was, now))
-        assert len(compare_settings(before, after).refused) == refused_lines, (was, now)
-
-
 def servers_of(project: Path) -> list[psutil.Process]:
     """The minders whose servers are started by the program in a project."""
     found = []
@@ -408,10 +338,34 @@ class Seeing:
 
 @ray_is_here
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["gpus_for_each", "sampled_on_gpus", "a_ray_of_its_own_first"])
+@pytest.mark.parametrize("part", ["machines_come_and_go", "gpus_for_each", "sampled_on_gpus", "a_ray_of_its_own_first"])
 def test_ray_in_a_process_that_has_had_no_other_ray(part: str) -> None:
     code = f"from integration.test_ray_runs import {part}; {part}()"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True, timeout=400)
+
+
+def machines_come_and_go() -> None:
+    """Places without a machine wait, and a machine that dies is named."""
+    ray_fleet.ROOM_SECONDS = 5.0
+    with toy_cluster(2) as toy, RayFleet(Counted, 3, 20.0, toy.address) as fleet:
+        for order, count in (("", 2), ("add", 3)):
+            if order:
+                toy.tell(order)
+            deadline = time.monotonic() + 90
+            while len(fleet.up()) < count and time.monotonic() < deadline:
+                time.sleep(0.1)
+            time.sleep(0 if order else 5.0)
+            assert len(fleet.settled(60.0)) == count, fleet.up()
+        toy.tell("remove 2")
+        deadline, events = time.monotonic() + 60, list[Any]()
+        while not events and time.monotonic() < deadline:
+            events = fleet.wait(1.0)
+        assert isinstance(events[0], Ended), events
+        assert any(words in events[0].cause for words in ("its machine", "the connection to the process")), events
+        living = fleet.settled(1.0)
+        assert len(living) == 2, living
+        fleet.call(living[0], "add", b"")
+        assert fleet.wait(10.0)[0].value == 1
 
 
 def gpus_for_each() -> None:
