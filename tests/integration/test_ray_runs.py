@@ -90,21 +90,6 @@ def test_a_run_on_ray_is_the_run_of_one_process(project: Path, weights: str) -> 
 
 @ray_is_here
 @pytest.mark.slow
-def test_a_run_on_ray_that_is_killed_leaves_no_process_and_goes_on_without_ray(project: Path) -> None:
-    steps = 6
-    finish("train", "recipe.toml", *HOST, f"run.steps={steps}", "--out", "one")
-    process = start("train", "recipe.toml", *RAY, f"run.steps={steps}", "cluster.rollout_workers=1", "--out", "two")
-    until_checkpoints(process, project / "two", 2)
-    assert any("raylet" in child.name() for child in psutil.Process(process.pid).children(recursive=True))
-    kill_all(process)
-    said = finish("resume", "two", "cluster.kind=host", "cluster.learner_ranks=2")
-    assert "exact" in said
-    assert "not exact" not in said
-    compare(project / "one", project / "two", steps)
-
-
-@ray_is_here
-@pytest.mark.slow
 def test_a_ray_of_the_run_alone_is_reached_from_this_machine_alone(project: Path) -> None:
     more = ["cluster.rollout_workers=2", "cluster.learner_ranks=2", "run.steps=400"]
     process = start("train", "recipe.toml", *RAY, *more, "--out", "two")
@@ -126,22 +111,26 @@ def test_a_ray_of_the_run_alone_is_reached_from_this_machine_alone(project: Path
 
 @ray_is_here
 @pytest.mark.slow
-@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize(("lag", "last"), [(0, "host"), (2, "ray")])
 def test_a_run_that_is_killed_on_host_and_on_ray_goes_on_with_other_processes_to_the_same_bits(
-    project: Path, lag: int
+    project: Path, lag: int, last: str
 ) -> None:
+    """No process of a killed run is left, nor one of its Ray."""
     same = [*SETTINGS, f"cluster.lag={lag}", "run.steps=9"]
     finish("train", "recipe.toml", "cluster.kind=host", *same, "--out", "one")
-    processes = ["cluster.kind=host", "cluster.rollout_workers=1", "cluster.learner_ranks=2"]
-    arguments = ["train", "recipe.toml", *same, *processes, "--out", "two"]
-    for count, (workers, ranks) in ((2, (2, 2)), (4, (1, 3))):
-        process = start(*arguments)
+    begin = ["train", "recipe.toml", *same, "--out", "two"]
+    for kind, workers, ranks, count in (("host", 1, 2, 2), ("ray", 2, 2, 4), (last, 1, 3, 0)):
+        processes = [f"cluster.kind={kind}", f"cluster.rollout_workers={workers}", f"cluster.learner_ranks={ranks}"]
+        if not count:
+            said = finish(*begin, *processes)
+            break
+        process = start(*begin, *processes)
         until_checkpoints(process, project / "two", count)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("raylet" in child.name() for child in children) == (kind == "ray")
         kill_all(process)
-        processes = ["cluster.kind=ray", f"cluster.rollout_workers={workers}", f"cluster.learner_ranks={ranks}"]
-        arguments = ["resume", "two", *processes]
-    said = finish(*arguments)
-    assert "of a Ray cluster" in said
+        begin = ["resume", "two"]
+    assert ("of a Ray cluster" in said) == (last == "ray")
     assert "exact: the run goes on to the same numbers" in said
     compare(project / "one", project / "two", 9)
 
