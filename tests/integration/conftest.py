@@ -1,4 +1,4 @@
-"""A small project and the command line in it; modules whose tests share a project have their own fixture `place`."""
+"""A small project and the command line in it; modules whose tests share a project have their own fixture `site`."""
 
 import shutil
 from collections.abc import Callable
@@ -16,17 +16,17 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(laid_out: Path, tmp_path: Path) -> Path:
+def site(laid_out: Path, tmp_path: Path) -> Path:
     """A copy of the project, for this test alone."""
     return shutil.copytree(laid_out, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture
-def project(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project, in which the test works."""
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(site)
     monkeypatch.setattr(hub, "reachable", lambda: False)
-    return place
+    return site
 
 
 @pytest.fixture

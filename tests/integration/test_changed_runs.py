@@ -43,7 +43,7 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(laid_out: Path) -> Path:
+def site(laid_out: Path) -> Path:
     """The project, with `run` as it was after the first of its steps. Its paths are absolute, so it is taken back."""
     kept = laid_out.parent / "kept"
     if not kept.exists():

@@ -25,7 +25,7 @@ EVERY = {"checkpoint": {"every": 1, "keep": 5}}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps in `run`, which was exported after its first while it went on; one with an adapter."""
     folder = lay_out(tmp_path_factory.mktemp("project"))
 

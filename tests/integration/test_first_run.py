@@ -32,7 +32,7 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(laid_out: Path, tmp_path: Path) -> Path:
+def site(laid_out: Path, tmp_path: Path) -> Path:
     for name in ("model", "data.jsonl", "reward.py"):
         (tmp_path / name).symlink_to(laid_out / name)
     return tmp_path

@@ -33,7 +33,7 @@ def length(completion, answer):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with two rewards, one of which fails at some completions."""
     folder = lay_out(tmp_path_factory.mktemp("project"))
     (folder / "reward.py").write_text(FAULTY)

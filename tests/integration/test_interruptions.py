@@ -49,7 +49,7 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project, with the run that nothing interrupts in `whole`."""
     folder = lay_out(tmp_path_factory.mktemp("project"))
     (folder / "reward.py").write_text(REWARD)

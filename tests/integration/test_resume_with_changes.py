@@ -30,7 +30,7 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(laid_out: Path) -> Path:
+def site(laid_out: Path) -> Path:
     """The project itself; `run` is a copy of `short`."""
     for name in ("run", "other"):
         shutil.rmtree(laid_out / name, ignore_errors=True)

@@ -39,7 +39,7 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(laid_out: Path) -> Path:
+def site(laid_out: Path) -> Path:
     return laid_out
 
 
