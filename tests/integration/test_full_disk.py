@@ -64,6 +64,19 @@ def equals_whole(out):
         assert one == two, step
     assert Path(out, "report.html").is_file()
 
+def ends_without_room(at, but=0):
+    train("whole")
+    try:
+        train("out", lambda result: result.step == at and fill(but))
+        sys.exit("nothing was raised")
+    except DiskError as error:
+        print("raised:", error, *error.__notes__)
+
+def mended_by_a_resume():
+    free()
+    assert command("resume", "out") == 0
+    equals_whole("out")
+
 lay_out(Path("."))
 """
 FULL_FOR_A_WHILE = """

@@ -106,7 +106,7 @@ REFUSED = {
     "learner.moments=bfloat16": "learner.moments: cannot change in a resume",
     "kl.coef=0": "kl.coef: cannot become 0 in a resume: the checkpoints hold the reference",
     "learner.learning_rat=1": "did you mean 'learning_rate'?",
-    "rollout.max_new_tokens=100000": "rollout.max_new_tokens",
+    "run.steps=many": "run.steps: ",
 }
 
 
@@ -118,6 +118,13 @@ def test_what_cannot_change_is_refused_by_name_before_anything_is_loaded(
     monkeypatch.setattr("oncurve.models.loading.weights.ModelConfig.build", lambda *_: pytest.fail("loaded"))
     said = command("resume", "run", word)
     assert (said.code, REFUSED[word] in said.err, "Traceback" in said.err) == (2, True, False), said.err
+    assert files("run") == before
+
+
+def test_a_change_that_cannot_be_begun_leaves_the_run_as_it_was(command: Command) -> None:
+    before = files("run")
+    said = command("resume", "run", "run.steps=4", "rollout.max_new_tokens=100000", RATE)
+    assert (said.code, "rollout.max_new_tokens" in said.err) == (2, True), said.err
     assert files("run") == before
 
 
