@@ -153,7 +153,7 @@ def test_a_step_that_is_abandoned_after_the_move_does_not_move_it_twice(tmp_path
         whole = ended(run)
     out, saved = tmp_path / "out", again == "after a checkpoint of it"
     with put_together(out, *settings, *(["checkpoint.every=0"] if saved else [])) as run:
-        run.trainer.scorer = AbandonsOnce(run.trainer.scorer, 4)
+        run.trainer.groups.scorer = AbandonsOnce(run.trainer.groups.scorer, 4)
         run.train()
         assert (run.trainer.state.step, run.learner.reference.version) == (4, 2)
         if saved:
