@@ -15,7 +15,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from oncurve.base.errors import ConfigError, DataError, TrainingError, UserError
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.config import load_config, plan
 from oncurve.run import assemble, check_data_of, check_rewards_of, train_recipe
 
