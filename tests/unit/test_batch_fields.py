@@ -102,22 +102,6 @@ def test_joining_the_pieces_gives_the_whole():
         assert (one is None and other is None) or torch.equal(one, other), name
 
 
-def test_batches_of_different_kinds_are_not_joined():
-    batch = richer()
-    plain = TrainBatch(**{entry.name: getattr(batch, entry.name) for entry in fields(TrainBatch)})
-    with pytest.raises(ValueError, match="Richer, TrainBatch"):
-        concat([batch, plain])
-
-
-def test_moving_takes_every_field_along():
-    moved = richer().to(torch.device("meta"))
-    for name, axes in axes_of(moved).items():
-        value = getattr(moved, name)
-        if value is not None and axes != "G":
-            assert value.device.type == "meta", name
-    check(richer().to(torch.device("cpu")))
-
-
 def test_an_incident_holds_every_field(tmp_path: Path):
     batch = richer()
     path = Recorder(tmp_path, TrainerState()).incident(1, 0, batch, "why")

@@ -12,12 +12,10 @@ from torch import Tensor
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve.advantages import GroupAdvantage
-from oncurve.capabilities import Equation, Impossible, Inert, described, stated
+from oncurve.capabilities import Equation, described, stated
 from oncurve.config import load_config
 from oncurve.config.equation import explain
-from oncurve.config.in_words import plan
-from oncurve.config.without_effect import inert
-from oncurve.data import DataSettings, Files, Rows
+from oncurve.data import DataSettings, Rows
 from oncurve.errors import ConfigError
 from oncurve.kl import Estimator, k2
 from oncurve.learner import LearnerConfig, LocalLearner
@@ -26,8 +24,6 @@ from oncurve.losses import (
     Clipped,
     KLPenalty,
     Regularizer,
-    SeqMeanTokenSumNorm,
-    TokenSum,
     has_importance_ratio,
     reads_reference,
     zero_gradient_at_zero_advantage,
@@ -95,44 +91,6 @@ def test_an_outside_component_explains_itself_and_its_letters_are_explained() ->
     }
     assert "the policy that sampled" in said["π_old"]
     assert "π_ref" not in said
-
-
-def test_a_component_that_does_not_describe_itself_is_named_and_said_to_be_described_nowhere() -> None:
-    text = explain(config(objective=Pulled(clip_high=0.3)))
-    assert "{ Pulled(clip_low=0.2, clip_high=0.3, dual_clip=None, delta=None) - 0.001 KL_it }" in text.splitlines()[0]
-    assert "Pulled   described nowhere: it has no describe() of its own" in text
-
-
-class Growing(TokenSum):
-    """An aggregation from elsewhere that takes a constant from elsewhere in the configuration."""
-
-    steps: int | None = None
-
-    def resolved(self, config: Any) -> Growing:
-        return self.model_copy(update={"steps": config.run.steps})
-
-
-class Halved(GroupAdvantage):
-    """An advantage from elsewhere, with rules of its own."""
-
-    share: float = 0.5
-
-    impossible: ClassVar[tuple[Impossible, ...]] = (
-        Impossible(lambda advantage: advantage.share > 1, "advantage.share: it must be 1 at most"),
-    )
-    inert: ClassVar[tuple[Inert, ...]] = (
-        Inert(("advantage.eps",), ("advantage.share",), lambda advantage: advantage.share == 0, "0 is 0"),
-    )
-
-
-def test_constants_and_rules_of_an_outside_component_count() -> None:
-    made = config(aggregation=Growing(), run={"steps": 7})
-    assert made.token_weights.steps == 7
-    assert any("has a gradient that grows with the batch" in line for line in plan(made))
-    assert config(aggregation=SeqMeanTokenSumNorm()).token_weights.max_length == 512
-    with pytest.raises(ConfigError, match=r"^advantage\.share: it must be 1 at most"):
-        config(advantage=Halved(share=2))
-    assert inert(config(advantage=Halved(share=0, eps=1e-3))) == ["advantage.eps has no effect: 0 is 0"]
 
 
 class Table(DataSettings):
@@ -232,8 +190,3 @@ def test_an_estimator_of_the_users_is_named_by_its_path() -> None:
     )
     loss = Regularizer(KLPenalty(estimator=f"{__name__}:chi2", coef=2.0))(TokenStats(logprobs), batch).loss
     assert loss.tolist() == [[2 * 0.5**2 / 2, 2 * 1.0**2 / 2]]
-
-
-def test_a_file_states_nothing_of_its_columns() -> None:
-    assert Files(path="a").column_names() is None
-    assert config(data={"path": "a", "template": "{anything}"}).data.unknown_column() is None

@@ -104,12 +104,6 @@ def test_the_only_checker_of_answers_says_what_is_right(others, weight):
     assert result.pass_at_k[1].value == pytest.approx(2 / 3)
 
 
-def test_of_rewards_of_the_users_own_the_only_one_that_counts_says_it():
-    verifier, result = found(own((1.0, 0.0, 1.0), 0.5), own((-1.0, 0.0, -0.5), -1.0, "penalty"))
-    assert verifier == "own"
-    assert result.pass_at_k[1].value == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize(
     "tables",
     [
@@ -155,14 +149,3 @@ def test_a_prompt_to_which_the_verifier_does_not_apply_is_neither_right_nor_wron
             if len(rewards) == 2:
                 none = evaluate(Answers(), scorer, rows[1:], **three, **wanted)
                 assert (none.greedy_accuracy, none.pass_at_k, none.unverified) == (None, {}, 1)
-
-
-def test_what_is_one_quantity_has_one_interval_and_one_line():
-    _, result = found(exact())
-    assert result.greedy_accuracy == result.greedy_reward
-    assert result.mean_reward == result.pass_at_k[1]
-    assert result.text().count("mean reward") == 1
-    assert "mean reward = pass@1" in result.text()
-    _, other = found(own(HALF))
-    assert other.mean_reward != other.pass_at_k[1]
-    assert "  pass@1 = maj@1 " in other.text()

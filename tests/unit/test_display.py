@@ -14,7 +14,7 @@ from oncurve.display import (
     show_group,
     sparkline,
 )
-from oncurve.display.text import clock, one_line, wrapped
+from oncurve.display.text import one_line, wrapped
 
 EVIL = "\x1b[2J\x1b]0;title\x07a\x1b]52;c;aGk=\x1b\\b\x9b31m\x00\u202ec[red]\r\x08 \U0001f600"
 
@@ -95,20 +95,12 @@ def test_control_characters_in_model_text_are_escapes() -> None:
     assert one_line("abcdefghij", 8) == "abcde..."
 
 
-def test_spans_of_time() -> None:
-    assert [clock(x) for x in (7, 750, 11100, float("inf"))] == ["0:07", "12:30", "3:05:00", "?"]
-
-
 def test_sparklines() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert sparkline([1.0] * 100, width=10) == "▁" * 10
     assert sparkline([]) == ""
     assert sparkline([0, float("nan"), 1], ascii_only=True) == "_#"
     assert len(sparkline(list(range(1000)), width=16)) == 16
-
-
-def test_wrapping_hangs_the_items_of_a_list() -> None:
-    assert wrapped("a b\n  1. cc dd", 8) == "a b\n  1. cc\n     dd"
 
 
 def test_plain_where_there_is_no_terminal_no_colour_or_no_utf8(monkeypatch) -> None:
@@ -137,27 +129,6 @@ def test_plain_progress_is_one_ascii_line_a_step() -> None:
     assert "left 0:02" in lines[1]
     assert "accuracy 50%" in lines[2]
     assert len(lines) == 3
-
-
-def test_what_the_first_step_has_once_does_not_count_for_the_time_left() -> None:
-    console, clock_seconds = pipe(), Clock()
-    with Progress(100, console, clock_seconds) as progress:
-        for number, seconds in ((1, 600.0), (2, 2.0), (3, 4.0)):
-            clock_seconds.now += seconds
-            progress.step(step(number))
-            expected = {1: 600.0, 2: 2.0, 3: 3.0}[number]
-            assert progress.seconds_left() == (100 - number) * expected
-
-
-def test_a_long_run_prints_some_of_its_lines_with_the_first_and_the_last() -> None:
-    console = pipe()
-    with Progress(601, console, Clock()) as progress:
-        for number in range(1, 602):
-            progress.step(step(number))
-    numbers = [int(n) for n in re.findall(r"step +(\d+)/", printed(console))]
-    assert numbers[0] == 1
-    assert numbers[-1] == 601
-    assert 50 <= len(numbers) <= 62
 
 
 def test_the_time_left_of_a_resumed_run_counts_only_its_own_steps() -> None:
@@ -190,24 +161,6 @@ def test_the_live_line_is_redrawn_in_colour_and_stays_at_the_end() -> None:
     last = letters(text[text.rindex("step ") :])
     assert "2/2" in last
     assert "accuracy 62%" in last
-
-
-def test_a_narrow_terminal_folds_between_fields() -> None:
-    console = terminal(width=60)
-    with Progress(2, console, Clock()) as progress:
-        progress.step(step(1))
-    lines = [letters(line) for line in re.split(r"[\r\n]", printed(console))]
-    assert 40 < max(len(line) for line in lines) <= 60
-
-
-def test_zeros_are_not_printed_as_numbers_once_they_last() -> None:
-    console = pipe(width=100)
-    with Progress(6, console, Clock()) as progress:
-        for number in range(1, 7):
-            progress.step(step(number, reward=0.0, constant=1.0))
-    text = printed(console)
-    assert text.count("reward 0.00 ") == 2
-    assert text.count("no gradient: all groups are constant") == 4
 
 
 def test_advice_is_set_off_and_wrapped_and_truncation_is_on_the_line() -> None:
@@ -267,13 +220,6 @@ def test_the_explanation_fits_the_rule_that_was_used() -> None:
     assert "standard deviation" not in other
     assert "teaches nothing" in explain_group([ScoredCompletion("", 0.5, 0.0)] * 3)
     assert "has a reward" in explain_group([ScoredCompletion("", None, None)])
-
-
-def test_completions_without_a_reward_are_last_and_say_so() -> None:
-    console = pipe()
-    show_group(console, "p", [ScoredCompletion("broken", None, None), *group()])
-    assert re.search(r"none +none  broken", printed(console))
-    assert printed(console).index("broken") > printed(console).index("?")
 
 
 def test_before_and_after() -> None:

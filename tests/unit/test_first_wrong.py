@@ -34,25 +34,6 @@ def test_the_likeliest_place_is_that_of_all_ways_enumerated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "place"),
-    [
-        ([0.9, 0.4, 0.2], 1),
-        ([0.9, 0.9], None),
-        ([0.6, 0.6, 0.6], 0),  # 0.4 against 0.24, 0.144 and 0.216 for none
-        ([1.0, 1.0], None),
-        ([0.0], 0),
-        ([], None),
-        ([0.5], 0),  # as likely as none
-        ([0.5, 0.0], 0),  # as likely as the second
-        ([1.0, 0.5, 0.0], 1),
-        ([1.0, 0.5], 1),
-    ],
-)
-def test_of_places_that_are_equally_likely_the_first(right: list[float], place: int | None) -> None:
-    assert find_first_wrong(right) == place
-
-
-@pytest.mark.parametrize(
     ("labels", "place"),
     [
         ((1.0, 0.0, None), 1),
@@ -106,11 +87,3 @@ def test_the_intervals_are_those_of_the_formulas() -> None:
     assert score.gain.value == pytest.approx(-0.2)
     assert score.gain.low == pytest.approx((won - lost) / all_of_them - spread, rel=1e-6)
     assert score.gain.high == pytest.approx((won - lost) / all_of_them + spread, rel=1e-6)
-
-
-def test_nothing_to_score_is_an_error() -> None:
-    for trained, held_out in (([], [labelled(1)]), ([labelled(1)], [])):
-        with pytest.raises(ValueError, match="no completions to score"):
-            score_first_wrong(trained, held_out, [[0.5]] * len(held_out))
-    with pytest.raises(ValueError, match="zip"):
-        score_first_wrong([labelled(1)], [labelled(1)], [])

@@ -45,15 +45,6 @@ def test_the_table_holds_every_tokens_logprob_and_no_gradient():
     assert torch.allclose(entropy_of_logprobs(table), entropy(logits, 0.7), rtol=1e-14)
 
 
-def test_the_backward_may_be_repeated_and_changes_nothing():
-    logits, ids = logits_and_ids()
-    logprobs, table = token_logprobs_and_table(logits, ids)
-    before = table.clone()
-    first, again = (torch.autograd.grad(logprobs.sum(), logits, retain_graph=True)[0] for _ in range(2))
-    assert torch.equal(first, again)
-    assert torch.equal(table, before)
-
-
 def test_a_token_ruled_out_has_gradient_zero():
     logits = torch.tensor([[0.0, 1.0, -torch.inf]], dtype=torch.float64, requires_grad=True)
     logprobs, table = token_logprobs_and_table(logits, torch.tensor([1]))

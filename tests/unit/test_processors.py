@@ -5,7 +5,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, strategies as st
@@ -21,9 +20,6 @@ from oncurve.processors import (
     Contention,
     Reading,
     Watch,
-    foreign,
-    read,
-    seconds_waiting,
 )
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and libgomp")
@@ -52,48 +48,6 @@ class Machine:
         return self.now
 
 
-def test_foreign_is_what_all_processes_used_less_what_this_process_did() -> None:
-    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(12.0, {}, 103.5, 42.5)) == pytest.approx(0.5)
-    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(12.0, {}, 101.9, 42.0)) == 0.0  # ticks are coarse
-    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(10.0, {}, 100.0, 40.0)) == 0.0
-
-
-def test_threads_that_wait_are_added_up_whether_they_come_or_go() -> None:
-    before = Reading(10.0, {"1": 5.0, "2": 1.0, "3": 9.0}, 0.0, 0.0)
-    now = Reading(14.0, {"1": 6.0, "2": 3.0, "4": 1.0}, 0.0, 0.0)  # 3 has ended, 4 is new
-    assert seconds_waiting(before, now) == pytest.approx(1.0 + 2.0 + 1.0)
-    assert seconds_waiting(now, now) == 0.0
-    assert seconds_waiting(Reading(10.0, {"1": 5.0}, 0.0, 0.0), Reading(11.0, {"1": 0.5}, 0.0, 0.0)) == 0.0  # id reused
-
-
-@linux
-def test_a_reading_grows_by_what_this_process_uses() -> None:
-    before = read()
-    until = time.process_time() + 0.3
-    while time.process_time() < until:
-        pass
-    now = read()
-    assert before is not None
-    assert now is not None
-    assert now.own - before.own >= 0.3
-    assert now.all - before.all >= 0.2  # the ticks of the same work, and all else's
-    assert now.clock > before.clock
-    assert set(now.waited) & set(before.waited)
-
-
-def test_half_a_second_of_a_neighbour_is_contention_and_one_window_is_none() -> None:
-    assert after(Contention(2), BUSY, QUIET, BUSY, QUIET, BUSY) == [False] * 5
-    assert after(Contention(2), QUIET, BUSY, BUSY, BUSY) == [False, False, True, True]
-
-
-def test_contention_ends_after_two_seconds_without_a_neighbour() -> None:
-    contention = Contention(2)
-    after(contention, BUSY, BUSY)
-    assert after(contention, *[QUIET] * (LEAVE_WINDOWS - 1), BUSY, *[QUIET] * LEAVE_WINDOWS) == (
-        [True] * (2 * LEAVE_WINDOWS - 1) + [False]
-    )
-
-
 @pytest.mark.parametrize(
     ("threads", "waiting", "present"),
     [
@@ -107,10 +61,6 @@ def test_contention_ends_after_two_seconds_without_a_neighbour() -> None:
 )
 def test_what_is_contention(threads: int, waiting: float, present: bool) -> None:
     assert any(after(Contention(threads), *[waiting] * 100)) is present
-
-
-def test_contention_stays_while_the_threads_sleep() -> None:
-    assert all(after(Contention(2), BUSY, *[0.33] * 100)[2:])  # as it was measured: fewer wait then
 
 
 @given(st.lists(st.floats(0, 2), max_size=80), st.integers(1, 4))
@@ -182,13 +132,6 @@ def test_threads_that_waited_are_counted_from_one_question_to_the_next() -> None
     assert watch.waiting() == pytest.approx(1.5 * WINDOW_SECONDS)
     machine.window(0.0)
     assert watch.waiting() == pytest.approx(0.0)
-
-
-def test_where_the_system_says_nothing_nothing_is_watched() -> None:
-    watch = Watch(2, 2, lambda: None)
-    watch.start()
-    assert (watch.waiting(), watch.notice(), watch.short) == (None, None, False)
-    watch.stop()
 
 
 def run(code: str, **environment: str) -> str:

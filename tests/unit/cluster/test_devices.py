@@ -18,7 +18,7 @@ from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
 from oncurve.cluster.fleets.channel import pickled
-from oncurve.cluster.fleets.devices import VISIBLE, Gpus, check_settings, entries_of, gpus_of, placed
+from oncurve.cluster.fleets.devices import VISIBLE, Gpus, check_settings, placed
 from oncurve.errors import ConfigError
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
@@ -54,20 +54,6 @@ def test_too_few_gpus_are_refused_with_what_is_needed_and_what_to_lower() -> Non
         placed(gpus(4), 2, 3, 1)
     with pytest.raises(ConfigError, match="1 rank with a GPU each and 1 worker with 0 need 1, and this machine has 0"):
         placed(gpus(0), 1, 1, 0)
-
-
-def test_gpus_of_two_models_are_refused_only_where_both_would_be_used() -> None:
-    several = gpus(3, "H100", "H100", "A100")
-    assert placed(several, 1, 1, 1).workers == ("b",)
-    with pytest.raises(ConfigError, match=r"A100 and H100, whose results differ .* set CUDA_VISIBLE_DEVICES"):
-        placed(several, 2, 1, 1)
-
-
-def test_the_entries_of_a_process_that_sees_some_gpus_are_passed_on() -> None:
-    assert entries_of(None, 3) == ["0", "1", "2"]
-    assert entries_of("4, 6", 2) == ["4", "6"]
-    assert entries_of("GPU-1f,GPU-2e,9", 2) == ["GPU-1f", "GPU-2e"]
-    assert gpus_of(torch.device("cpu")) is None
 
 
 class Seeing:
@@ -147,14 +133,6 @@ def test_what_does_not_go_with_gpus_is_refused_by_name(given: tuple[bool, bool, 
     assert all(word in str(error.value) for word in words)
     check_settings(True, False, 8)
     check_settings(False, True, 1)
-
-
-def test_servers_that_run_already_take_no_gpu_of_this_machine() -> None:
-    settings = {"rollout_workers": 2, "rollout_gpus": 4, "engine": "vllm", "learner_ranks": 2}
-    there = HostCluster.model_validate({**settings, "vllm_addresses": ["http://127.0.0.1:1", "http://127.0.0.1:2"]})
-    assert there.placement(gpus(2)).ranks == ("b",)
-    with pytest.raises(ConfigError, match="need 10, and this machine has 2"):
-        HostCluster.model_validate(settings).placement(gpus(2))
 
 
 @pytest.mark.slow

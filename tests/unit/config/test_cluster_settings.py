@@ -36,25 +36,6 @@ def test_a_lag_that_nothing_corrects_is_noted() -> None:
     assert note not in said()
 
 
-def test_a_resume_does_not_change_it_without_saying_so() -> None:
-    assert not any(fnmatchcase("cluster.lag", pattern) for pattern in FREE)
-
-
-def test_ranks_that_divide_the_model_need_no_gradient_shards() -> None:
-    assert "An update is made by 9 processes" in said("cluster.learner_ranks=9", "cluster.sharding=fsdp")
-    with pytest.raises(ConfigError, match=r"cluster.learner_ranks: a rank without a shard"):
-        said("cluster.learner_ranks=9")
-
-
-def test_workers_without_a_shard_are_noted() -> None:
-    note = "note: of the 5 workers 3 will have nothing to do: the 12 groups of a step are decoded in fewer shards"
-    assert note in said("cluster.rollout_workers=5", "data.prompts_per_step=12")
-    assert "nothing to do" not in said("cluster.rollout_workers=2", "data.prompts_per_step=12")
-    assert "nothing to do" not in said(
-        "cluster.rollout_workers=5", "data.prompts_per_step=12", "cluster.shard_groups=2"
-    )
-
-
 def test_the_plan_says_that_the_order_of_finishing_is_not_exact() -> None:
     text = said("cluster.lag=2", "cluster.rollout_workers=3", "cluster.order=window")
     assert "in the order in which they are finished, out of prompts of up to 2 steps ahead" in text

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -10,7 +9,6 @@ from oncurve.config.in_words import plan
 from oncurve.config.loading import load_config
 from oncurve.config.notes import RunFacts
 from oncurve.config.sections import RunConfig
-from oncurve.errors import ConfigError
 from oncurve.learner import ReferenceSettings
 from oncurve.rollout import LocalEngine
 
@@ -25,13 +23,6 @@ def equation(*overrides: str, recipe: str | None = None) -> str:
 
 def said(*overrides: str, recipe: str | None = None, facts: RunFacts | None = None) -> str:
     return "\n".join(plan(config(*overrides, recipe=recipe), facts))
-
-
-def test_a_step_of_several_updates_is_said_to_go_as_many_times_as_far():
-    for recipe, overrides, updates in (("gspo", [], 4), ("grpo", ["learner.ppo_epochs=3"], 3), ("dapo", [], 1)):
-        line = f"= {updates} updates, each at the whole learning rate: a step goes up to {updates} times as far as one"
-        assert (line in said(*overrides, recipe=recipe)) == (updates > 1)
-    assert "whole learning rate" not in said(recipe="dapo")
 
 
 def test_the_equation_has_the_numbers_in():
@@ -85,19 +76,6 @@ def test_the_familys_objectives_are_in_the_equation(chosen, written):
         assert "π_old" not in shown
 
 
-def test_dppo_leaves_no_choice_of_old_logprobs():
-    assert config("objective.kind=dppo").old_logprobs == "rollout"
-    assert config("objective.kind=clipped").old_logprobs == "recompute"
-    plan_of_two = said("objective.kind=dppo", "learner.ppo_epochs=2")
-    assert "the old log-probs are those that the sampler recorded" in plan_of_two
-    with pytest.raises(ConfigError, match="the objective's own ratio is to the sampler's policy"):
-        config("objective.kind=dppo", "correction.kind=truncated")
-    with pytest.raises(
-        ConfigError, match="set to no effect: the objective's ratio is to the log-probs that the sampler"
-    ):
-        config("objective.kind=dppo", "learner.ppo_epochs=2", "learner.old_logprobs=rollout")
-
-
 class Inexact(LocalEngine):
     exact: ClassVar[bool] = False
 
@@ -133,13 +111,6 @@ def test_the_plan_says_when_clipping_can_bind():
     )
 
 
-def test_the_plan_says_loudly_that_k1_in_the_loss_pulls_nowhere():
-    text = said(recipe="rlox")
-    assert 'note: kl.estimator = "k1" in the loss has no effect on-policy' in text
-    assert all(name in text for name in ("k2", "k3+", "k3"))
-    assert "no effect on-policy" not in said()
-
-
 def test_the_plan_counts_epochs_and_memory_once_they_are_known():
     facts = RunFacts(
         rows=7473,
@@ -156,14 +127,6 @@ def test_the_plan_counts_epochs_and_memory_once_they_are_known():
     assert "The model has 1,000,000 parameters on cpu; fast path." in text
     assert "Evaluation before step 1 and every 10 steps on 50 held-out prompts: greedy and 4 samples each." in text
     assert "no reference is kept" in said("kl.coef=0")
-
-
-def test_the_plan_says_what_becomes_of_a_reference_that_was_given():
-    facts = RunFacts(reference_given=True, reference_bytes=4_000_000)
-    assert "KL to the reference that was given, 0.001 × k3 in the loss; it takes memory (4 MB)." in said(facts=facts)
-    unheld = said("kl.coef=0", facts=facts)
-    assert "no reference is kept" not in unheld
-    assert "unless the objective adds it. The reference that was given is scored (4 MB)." in unheld
 
 
 def test_the_plan_and_the_equation_say_how_the_reference_follows():
@@ -206,25 +169,3 @@ def test_what_looks_like_a_mistake_is_noted():
         assert any(line.startswith("note: ") and words in line for line in said(*overrides).splitlines()), words
     assert "a step takes some of them twice" in said(facts=RunFacts(rows=10))
     assert "note: " not in said()
-
-
-def test_the_plan_names_what_is_missing():
-    assert "missing: model.path: name a folder" in said()
-    assert "model.path" not in said(facts=RunFacts(parameters=1_000_000))  # given as a module
-    assert "missing: " not in said("model.path=m", "data.kind=task", "rewards=[{kind='math'}]")
-
-
-def test_the_plan_claims_no_ratio_of_1_for_an_engine_that_is_not_exact(tmp_path: Path):
-    (tmp_path / "elsewhere.py").write_text(
-        "from oncurve.rollout import LocalEngine\n\nclass Elsewhere(LocalEngine):\n    exact = False\n"
-    )
-    assert "with one update per rollout the ratio is 1" in said(facts=RunFacts())
-    for overrides in ([], ["learner.ppo_epochs=2"]):
-        text = said(*overrides, f"engine.kind={tmp_path / 'elsewhere.py'}:Elsewhere")
-        assert "the ratio is 1" not in text
-        assert "the engine is not exact, so clipping can bind from the 1st update" in text
-
-
-@pytest.mark.parametrize(("keep", "kept"), [(4, "the last 4 kept."), (5, "all kept."), (10**9, "all kept.")])
-def test_the_plan_says_which_checkpoints_are_kept(keep: int, kept: str) -> None:
-    assert f"A checkpoint every 20 steps, {kept}" in said(f"checkpoint.keep={keep}", "run.steps=100")

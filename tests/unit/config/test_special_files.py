@@ -15,7 +15,6 @@ from oncurve.data.jsonl import read_jsonl
 from oncurve.data.reward_examples import _rows
 from oncurve.errors import UserError
 from oncurve.imports import locate
-from oncurve.paths import not_a_file
 from oncurve.rewards import RewardSet
 from oncurve.run.directory import RunDirectory
 from oncurve.run.evaluation import evaluate_target
@@ -71,12 +70,6 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
     reader.join(60)
     assert not reader.is_alive()
     assert f" is {kind}" in said[0]
-
-
-def test_files_folders_and_what_is_missing_are_none_of_these(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert not_a_file(tmp_path / "file") is None is not_a_file(tmp_path)
-    assert not_a_file(tmp_path / "missing") is None
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """`data.chat_template_kwargs`: variables of the model's chat template reach every prompt."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from oncurve.config import load_config, to_toml
+from oncurve.config import load_config
 from oncurve.data import Files, Rows, open_prompts
 from oncurve.errors import ConfigError, ModelError
 from oncurve.models import tiny
@@ -46,15 +45,6 @@ def test_a_name_that_the_template_does_not_use_is_refused(tokenizer: Any) -> Non
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match=r"data\.chat_template_kwargs: the model's chat template is missing"):
         texts(tokenizer, chat_template_kwargs={"enable_thinking": False})
-
-
-def test_it_is_said_in_a_recipe_and_changed_by_a_word(tmp_path: Path) -> None:
-    recipe = tmp_path / "a.toml"
-    recipe.write_text("[data]\nchat_template_kwargs = { enable_thinking = false, style = 'short' }\n")
-    changed, _ = load_config(recipe, ["data.chat_template_kwargs.style=long"])
-    assert changed.data.chat_template_kwargs == {"enable_thinking": False, "style": "long"}
-    (tmp_path / "b.toml").write_text(to_toml(changed))
-    assert load_config(tmp_path / "b.toml")[0] == changed
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pandas
 import pyarrow
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from oncurve.data import InMemory
 from oncurve.data.containers import as_rows
@@ -62,23 +61,6 @@ def test_every_container_gives_the_rows_that_a_list_gives(container: str) -> Non
         [types(v) for v in row.values()] for row in ROWS
     ]
     assert as_rows(rows) == rows
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), count=st.integers(1, 5))
-def test_random_columns_are_random_rows(data: st.DataObject, count: int) -> None:
-    kinds = data.draw(st.lists(st.sampled_from([st.text(max_size=5), st.integers(-9, 9), st.booleans()]), min_size=1))
-    table = {f"c{i}": data.draw(st.lists(kind, min_size=count, max_size=count)) for i, kind in enumerate(kinds)}
-    rows = tuple({name: values[row] for name, values in table.items()} for row in range(count))
-    assert as_rows(table) == rows
-    assert as_rows(pandas.DataFrame(table)) == rows
-    assert as_rows(row for row in rows) == rows
-
-
-def test_prompts_alone() -> None:
-    assert as_rows(["a", "b"]) == as_rows(pandas.Series(["a", "b"])) == as_rows(numpy.array(["a", "b"])) == ("a", "b")
-    assert as_rows([torch.tensor([1, 2]), [3]]) == ([1, 2], [3])
-    assert as_rows(torch.tensor([[1, 2], [3, 4]])) == as_rows(numpy.array([[1, 2], [3, 4]])) == ([1, 2], [3, 4])
 
 
 def test_missing_cells_of_a_frame_are_none() -> None:
@@ -147,11 +129,6 @@ def test_what_is_no_container_of_rows_is_refused(what: str) -> None:
     given, words = WRONG[what]
     with pytest.raises(DataError, match=words):
         as_rows(given)
-
-
-@pytest.mark.parametrize("given", [[], {}, pandas.DataFrame(), datasets.Dataset.from_list([]), iter(())])
-def test_empty_ones_have_no_rows(given: Any) -> None:
-    assert as_rows(given) == ()
 
 
 def test_rows_that_json_cannot_hold_are_named() -> None:

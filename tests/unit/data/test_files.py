@@ -3,7 +3,6 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from oncurve.config import load_config
-from oncurve.data import Files, InMemory, PromptOrder, Rows, load_eval_rows, load_rows, open_prompts
+from oncurve.data import Files, InMemory, PromptOrder, load_eval_rows, load_rows, open_prompts
 from oncurve.errors import ConfigError, DataError
 
 CHAT = [{"role": "user", "content": "Wie groß ist 2+2? 🙂"}]
@@ -110,14 +109,6 @@ def test_a_bad_file_is_named_with_the_place(tmp_path: Path, name: str, content: 
     assert said in complaint(path=str(tmp_path / name))
 
 
-@pytest.mark.parametrize("mark", [";", "\t", "|"])
-def test_the_words_for_a_table_with_another_separator_make_one_that_is_read(tmp_path: Path, mark: str):
-    (tmp_path / "a b.csv").write_text(f'prompt{mark}answer\n"x{mark}, y"{mark}1\n')
-    words = complaint(path=str(tmp_path / "a b.csv")).partition("commas: ")[2]
-    subprocess.run(["bash", "-c", words], check=True)
-    assert rows_of(path=str(tmp_path / "a b-commas.csv")) == [{"prompt": f"x{mark}, y", "answer": "1"}]
-
-
 def test_cells_of_parquet_become_what_json_holds(tmp_path: Path):
     row = {"prompt": "a", "x": float("nan"), "at": datetime.date(2026, 1, 2), "raw": b"text", "ids": [1, 2]}
     file = table(tmp_path / "a.parquet", [row])
@@ -181,17 +172,6 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
     assert said in str(caught.value)
 
 
-def test_paths_are_those_of_the_recipe_and_ids_of_the_hub_stay(tmp_path: Path):
-    (tmp_path / "there").mkdir()
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[data]\npath = ["a.jsonl", "openai/gsm8k", "there/*.csv"]\neval_path = "there"\n')
-    data = load_config(recipe)[0].data
-    assert isinstance(data, Files)
-    assert data.path == (str(tmp_path / "a.jsonl"), "openai/gsm8k", str(tmp_path / "there" / "*.csv"))
-    assert data.eval_path == str(tmp_path / "there")
-    assert Files(path=["a.jsonl"]) == Files(path="a.jsonl")
-
-
 def test_columns_get_other_names_and_parts_of_a_table_become_columns(tmp_path: Path):
     file = jsonl(tmp_path / "a.jsonl", [{"question": "a", "meta": {"truth": 4}, "level": 1}])
     columns = {"prompt": "question", "answer": "meta.truth"}
@@ -213,23 +193,6 @@ def test_rows_of_verl_are_read_from_parquet_and_a_frame_with_their_answer(tmp_pa
     frame = pandas.read_parquet(file)
     assert isinstance(frame["prompt"][0], numpy.ndarray)
     assert list(load_rows(InMemory(rows=frame)).items) == wanted
-
-
-@pytest.mark.parametrize(
-    ("row", "answer"),
-    [
-        ({"prompt": "a", "ground_truth": "4"}, "4"),
-        ({"prompt": "a", "solution": "x = 4"}, "x = 4"),
-        ({"prompt": CHAT, "ground_truth": 4, "solution": "no"}, 4),
-        ({"prompt": "a", "answer": "5", "solution": "4"}, "5"),
-        ({"prompt": "a", "ground_truth": ["4"]}, None),
-        ({"prompt": "a", "reward_model": None}, None),
-    ],
-)
-def test_the_answer_is_found_where_trl_and_verl_keep_it(row: dict[str, Any], answer: Any):
-    found = load_rows(InMemory(rows=(row,))).items[0]
-    assert found.get("answer") == answer
-    assert {name: value for name, value in found.items() if name in row} == row
 
 
 class Letters:
@@ -257,25 +220,6 @@ def test_sources_give_prompts_by_their_weights_in_every_epoch_and_go_through_the
     assert {counts[f"b{n}"] for n in range(10)} == {6}
     assert [prompt.text for prompt in order.take(57, 30)[0]] == taken[57:87]  # a resumed run goes on with the same
     assert taken[:40] != taken[40:80]
-
-
-def test_without_shuffling_the_sources_alternate_and_keep_their_order(tmp_path: Path):
-    taken = [prompt.text for prompt in weighted(tmp_path, [1, 1], shuffle=False).take(0, 6)[0]]
-    assert taken == ["a0", "b0", "a1", "b1", "a2", "b2"]
-
-
-def test_without_weights_several_sources_are_the_rows_of_one(tmp_path: Path):
-    order = weighted(tmp_path, None)
-    rows = Rows([{"prompt": f"{s}{n}"} for s, c in (("a", 30), ("b", 10)) for n in range(c)], range(40), str)
-    plain = PromptOrder(open_prompts(rows, Files(), Letters()), seed=3)
-    assert order.take(0, 90)[0] == plain.take(0, 90)[0]
-
-
-def test_a_source_that_gives_no_prompt_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"source 2 of data\.path gives less than one prompt an epoch"):
-        weighted(tmp_path, [1000, 1])
-    with pytest.raises(DataError, match=r"source 2 of data\.path has no prompt left"):
-        weighted(tmp_path, [1, 1], limit=5)
 
 
 def test_the_content_of_files_is_what_a_resume_compares(tmp_path: Path):

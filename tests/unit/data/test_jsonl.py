@@ -60,25 +60,11 @@ def test_equal_keys_are_found_in_one_pass(tmp_path: Path):
     assert "column 'k' occurs twice" in complaint(written(tmp_path, b'{"x": 1' + b', "k": 0' * 100_000 + b"}"))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n\t\n"])
-def test_a_file_without_rows_is_refused(tmp_path: Path, content: bytes):
-    assert "data.jsonl has no rows" in complaint(written(tmp_path, content))
-
-
 def test_a_missing_file_is_named_with_its_neighbour(tmp_path: Path):
     written(tmp_path, b"{}", "train.jsonl")
     assert "there is no file" in complaint(tmp_path / "trian.jsonl")
     assert "did you mean 'train.jsonl'?" in complaint(tmp_path / "trian.jsonl")
     assert "there is no file" in complaint(tmp_path / "nowhere" / "train.jsonl")
-
-
-def test_a_directory_is_named_with_what_is_in_it(tmp_path: Path):
-    written(tmp_path, b"{}", "train.jsonl")
-    assert "is a directory; name one file (it has: train.jsonl)" in complaint(tmp_path)
-
-
-def test_another_format_is_not_read_as_text(tmp_path: Path):
-    assert "data.csv is not JSONL" in complaint(written(tmp_path, b"a,b", "data.csv"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, strategies as st
 
 from oncurve.data import PromptOrder
-from oncurve.errors import DataError
 from oncurve.types import Prompt
 
 
@@ -36,18 +34,3 @@ def test_what_is_taken_depends_on_the_cursor_only(size: int, start: int, counts:
         taken += [prompt.id for prompt in some]
     assert cursor == start + sum(counts)
     assert taken == (ids(PromptOrder(prompts(size), seed=1), start, len(taken)) if taken else [])
-
-
-def test_a_batch_larger_than_the_data_wraps_around():
-    order = PromptOrder(prompts(3), seed=0)
-    assert sorted(ids(order, 0, 6)) == [100, 100, 101, 101, 102, 102]
-    assert order.epoch(6) == 2.0
-
-
-def test_nothing_is_never_taken_silently():
-    with pytest.raises(DataError, match="no prompts"):
-        PromptOrder([], seed=0)
-    with pytest.raises(ValueError, match="count >= 1"):
-        PromptOrder(prompts(1), seed=0).take(0, 0)
-    with pytest.raises(ValueError, match="cursor >= 0"):
-        PromptOrder(prompts(1), seed=0).take(-1, 1)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from oncurve.data import InMemory, Prompts, Task, load_rows, open_prompts
+from oncurve.data import InMemory, Prompts, load_rows, open_prompts
 from oncurve.errors import DataError
 
 
@@ -60,20 +60,6 @@ def test_a_string_becomes_a_users_message_where_there_is_a_chat_template():
     assert prompts[0].text == "hi"
 
 
-def test_chat_can_be_refused_and_asked_for():
-    assert said_to_model(opened("hi", chatty=True, chat="never")) == "hi"
-    with pytest.raises(DataError, match=r"data row 0: .* has no chat template"):
-        opened("hi", chat="always")
-
-
-def test_a_system_message_comes_first():
-    assert said_to_model(opened("hi", chatty=True, system="Be brief.")) == "<system>Be brief.<user>hi<>"
-    messages = [{"role": "user", "content": "hi"}]
-    assert said_to_model(opened({"prompt": messages}, chatty=True, system="S")) == "<system>S<user>hi<>"
-    with pytest.raises(DataError, match="no chat template"):
-        opened("hi", system="Be brief.")
-
-
 def test_messages_go_through_the_chat_template_and_errors_name_the_row():
     messages = [
         {"role": "user", "content": "a"},
@@ -85,24 +71,6 @@ def test_messages_go_through_the_chat_template_and_errors_name_the_row():
     assert prompts[0].text == "a\nb\nc"
     with pytest.raises(DataError, match="data row 0: the model's chat template refuses these messages"):
         opened({"prompt": messages[:2]}, chatty=True)
-
-
-@pytest.mark.parametrize("ids", [[65, 66], torch.tensor([65, 66])])
-def test_token_ids_are_taken_as_they_are(ids: Any):
-    assert opened({"prompt": ids})[0].ids == (65, 66)
-    assert opened({"prompt": ids})[0].text == "AB"
-    assert opened({"prompt": ids}, tokenizer=None)[0].text == ""
-
-
-def test_words_need_a_tokenizer():
-    with pytest.raises(DataError, match="data row 0: a prompt that is text needs a tokenizer"):
-        opened("hi", tokenizer=None)
-
-
-@pytest.mark.parametrize("ids", [[65, -1], [-(10**30)], torch.tensor([65, -1])])
-def test_negative_token_ids_are_refused(ids: Any):
-    with pytest.raises(DataError, match="data row 0: column 'prompt' holds a negative token id"):
-        opened({"prompt": ids})
 
 
 @pytest.mark.parametrize("ids", [[65, 100], [2**63], [10**30, 1], torch.tensor([100])])
@@ -170,22 +138,6 @@ def test_prompts_that_are_too_long_are_dropped_and_counted_and_the_rest_keep_the
     assert [prompts[index].id for index in range(len(prompts))] == [1, 3]
     with pytest.raises(DataError, match=r"all 4 prompts are too long; .* lower rollout.max_new_tokens by 6$"):
         open_prompts(load_rows(settings), settings, Letters(), fits=0)
-
-
-def test_what_fits_the_model_bounds_prompts_too():
-    settings = InMemory(rows=("12345", "12"), overlong="drop", max_prompt_tokens=100)
-    assert open_prompts(load_rows(settings), settings, Letters(), fits=3).dropped == 1
-    assert open_prompts(load_rows(settings), settings, Letters()).dropped == 0
-
-
-def test_a_few_generated_prompts_speak_for_all():
-    settings = Task(size=10**7)
-    assert len(open_prompts(load_rows(settings), settings, Letters(), fits=1000)) == 10**7
-    few = Task(size=40, overlong="drop")
-    lengths = [len(row["prompt"]) for row in load_rows(few).items]
-    prompts = open_prompts(load_rows(few), few, Letters(), fits=sorted(lengths)[20])
-    assert 0 < prompts.dropped < 40
-    assert len(prompts) == 40 - prompts.dropped
 
 
 def test_prompts_that_are_too_long_keep_their_last_tokens_and_are_counted():

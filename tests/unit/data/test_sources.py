@@ -65,16 +65,6 @@ def test_a_system_message_is_not_put_before_another_or_before_token_ids():
     assert "holds token ids" in complaint(InMemory(rows=([1, 2],), system="Be brief."))
 
 
-def test_bare_prompts_in_memory_are_rows_of_the_prompt_column():
-    assert list(load_rows(InMemory(rows=("a", "b"), prompt_column="q")).items) == [{"q": "a"}, {"q": "b"}]
-    assert list(load_rows(InMemory(rows=([1, 2], [3]), prompt_column="q")).items) == [{"q": [1, 2]}, {"q": [3]}]
-    assert list(load_rows(InMemory(rows=({"q": "a"},), prompt_column="q")).items) == [{"q": "a"}]
-
-
-def test_the_limit_takes_the_first_rows():
-    assert list(load_rows(InMemory(rows=("a", "b", "c"), limit=2)).numbers) == [0, 1]
-
-
 def test_a_fraction_is_held_out_and_keeps_its_numbers():
     settings = InMemory(rows=tuple(str(n + 1) for n in range(40)), eval_fraction=0.25)
     train, held = load_rows(settings), load_eval_rows(settings)
@@ -87,24 +77,12 @@ def test_a_fraction_is_held_out_and_keeps_its_numbers():
     assert len(load_eval_rows(settings).first(4)) == 4
 
 
-def test_a_tiny_fraction_holds_out_one_row_and_a_large_one_leaves_an_error():
-    assert len(load_eval_rows(InMemory(rows=("a", "b"), eval_fraction=0.01))) == 1
-    assert "there is no row to train on" in complaint(InMemory(rows=("a", "b"), eval_fraction=0.99))
-    assert "there is no row to train on" in complaint(InMemory())
-
-
 def test_held_out_rows_may_come_from_their_own_file(tmp_path: Path):
     train, held = jsonl(tmp_path, QUESTIONS), jsonl(tmp_path, QUESTIONS[:2], "eval.jsonl")
     settings = Files(path=str(train), eval_path=str(held), prompt_column="question")
     assert len(load_rows(settings)) == 10
     assert len(load_eval_rows(settings)) == 2
     assert not load_eval_rows(Files(path=str(train), prompt_column="question"))
-
-
-def test_a_bad_held_out_row_is_refused_too(tmp_path: Path):
-    train, held = jsonl(tmp_path, [{"prompt": "a"}]), jsonl(tmp_path, [{"prompt": ""}], "eval.jsonl")
-    with pytest.raises(DataError, match=r"eval\.jsonl line 1: column 'prompt' is an empty string"):
-        load_eval_rows(Files(path=str(train), eval_path=str(held)))
 
 
 def test_the_built_in_task_makes_its_problems_on_demand():
@@ -118,17 +96,6 @@ def test_the_built_in_task_makes_its_problems_on_demand():
     with pytest.raises(IndexError):
         rows.items[1_000_000]
     assert rows.items[0:2] == [rows.items[0], rows.items[1]]
-
-
-def test_rows_in_memory_can_be_kept_in_a_file(tmp_path: Path):
-    settings = InMemory(rows=({"prompt": "a"}, {"prompt": "é", "answer": None}), limit=2, eval_fraction=0.5)
-    kept = settings.kept_as(tmp_path / "data.jsonl")
-    assert kept.path == "data.jsonl"  # next to the run's config.toml
-    assert kept.limit == 2
-    assert kept.eval_fraction == 0.5
-    assert [dict(row) for row in load_rows(kept, tmp_path).items] == [dict(row) for row in load_rows(settings).items]
-    with pytest.raises(DataError, match="cannot be kept"):
-        InMemory(rows=({"prompt": object()},)).kept_as(tmp_path / "bad.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -146,13 +113,3 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
     with pytest.raises(ConfigError) as caught:
         build(settings, DATA_KINDS, "data", "files")
     assert said in str(caught.value)
-
-
-def test_a_file_is_asked_for_where_there_is_none():
-    assert complaint(Files()) == "data.path: missing; name a file of rows: JSONL, parquet or CSV"
-
-
-def test_the_questions_of_gsm8k_are_rows(test_data: Path):
-    rows = load_rows(Files(path=str(test_data / "gsm8k" / "train.jsonl"), template="{question}\nEnd with ####."))
-    assert len(rows) == 7473
-    assert rows.items[0]["answer"].endswith("#### 72")

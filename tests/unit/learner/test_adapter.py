@@ -13,15 +13,12 @@ from fakes.learning import carried_over, finished, old_logprobs, with_reference
 from fakes.tiny_policy import random_groups
 from fakes.tolerance import assert_close
 from oncurve.batching import collate
-from oncurve.errors import CheckpointError
 from oncurve.learner import (
     ActorCritic,
     AdapterReference,
     CriticConfig,
     LearnerConfig,
     LocalLearner,
-    Reference,
-    SharedCriticConfig,
 )
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import CausalModel, wrap
@@ -101,15 +98,6 @@ def test_an_adapter_that_began_trained_has_a_frozen_copy_of_itself_as_the_refere
     assert learner.reference.state().keys() == learner.model.adapter.parameters.keys()
 
 
-def test_a_reference_that_is_copied_computes_what_the_policy_does() -> None:
-    learner = moved_on(learner_of("lean"))
-    assert not torch.equal(with_reference(learner, BATCH).ref_logprobs, old_logprobs(learner, BATCH))
-    changes = learner.changes
-    learner.move_reference(1.0)
-    assert learner.changes == changes + 1
-    assert torch.equal(with_reference(learner, BATCH).ref_logprobs, old_logprobs(learner, BATCH))
-
-
 def test_a_first_average_is_the_average_of_base_and_policy() -> None:
     """From the base, π_ref ← α π_θ + (1 - α) π_base is the policy's low-rank product times α: by merged weights."""
     learner = moved_on(learner_of("float64"))
@@ -145,29 +133,6 @@ def test_a_saved_learner_goes_on_bit_for_bit(precision: str, moves: list[float],
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_checkpoint_over_another_base_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"base model, have changed .*model\.path"):
-        carried_over(moved_on(learner_of()), learner_of(seed=1), tmp_path)
-
-
-def test_a_reference_that_was_given_is_a_model_of_its_own() -> None:
-    given = wrap(architecture("llama", seed=4))
-    learner = moved_on(learner_of(reference=given))
-    assert type(learner.reference) is Reference
-    assert torch.equal(
-        with_reference(learner, BATCH).ref_logprobs,
-        with_reference(learner_of(reference=wrap(architecture("llama", seed=4))), BATCH).ref_logprobs,
-    )
-
-
-def test_the_policy_given_as_its_own_reference_is_the_policy_with_its_adapter_off() -> None:
-    model = policy(torch.float32)
-    regularizer = Regularizer(KLPenalty(coef=0.1))
-    learner = LearnerConfig(learning_rate=0.05).build(model, Clipped(), regularizer, reference=model)
-    before = old_logprobs(learner, BATCH)
-    assert torch.equal(with_reference(moved_on(learner), BATCH).ref_logprobs, before)
-
-
 def test_a_critic_of_its_own_is_a_second_adapter_on_the_same_base(tmp_path: Path) -> None:
     def pair() -> ActorCritic:
         return CriticConfig(learning_rate=1e-2).build(learner_of())
@@ -182,20 +147,6 @@ def test_a_critic_of_its_own_is_a_second_adapter_on_the_same_base(tmp_path: Path
     assert sum(parameter.numel() for parameter in trained) == both.actor.optimizer.trained_count + 32 + 1  # its head
     record = carried_over(both, pair(), tmp_path)
     assert "base" in record["critic"]
-
-
-@pytest.mark.parametrize("settings", [CriticConfig(learning_rate=1e-2), SharedCriticConfig(learning_rate=1e-2)])
-def test_a_critic_learns_and_the_base_stays(settings: CriticConfig) -> None:
-    learner = settings.build(learner_of())
-    base = of_base(learner.actor)
-    losses = []
-    for _ in range(4):
-        batch = finished(learner, GROUPS).having(returns=torch.ones_like(BATCH.completion_ids, dtype=torch.float32))
-        result = learner.update(batch)
-        assert not result.skipped
-        losses.append(result.metrics.result()["critic/loss"])
-    assert losses[-1] < losses[0]
-    assert all(torch.equal(parameter, base[name]) for name, parameter in learner.actor.optimizer.frozen.items())
 
 
 @pytest.mark.slow

@@ -1,13 +1,12 @@
 """Out of memory on a device: the pass is done again in smaller micro-batches, and they stay small."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fakes.learning import carried_over, finished, gradient, make_learner, old_logprobs
+from fakes.learning import finished, gradient, make_learner, old_logprobs
 from fakes.tiny_policy import random_groups
 from oncurve.batching import collate
 from oncurve.errors import TrainingError
@@ -50,27 +49,6 @@ def test_the_update_is_done_again_from_its_start_and_is_the_same(monkeypatch: py
     assert max(small.passes) <= 20
 
 
-def test_scoring_passes_are_halved_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = collate(GROUPS)
-    right = old_logprobs(make_learner(), batch)
-    learner = make_learner()
-    Small(learner, 20, monkeypatch)
-    torch.testing.assert_close(old_logprobs(learner, batch), right, rtol=0, atol=1e-12)
-
-
-def test_the_smaller_budget_is_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = make_learner()
-    batch = finished(learner, GROUPS)
-    Small(learner, 20, monkeypatch)
-    learner.update(batch)
-    resumed = make_learner()
-    carried_over(learner, resumed, tmp_path)
-    assert resumed.budget.tokens == learner.budget.tokens < 10_000
-    lower = make_learner(tokens_per_micro_batch=3)
-    carried_over(learner, lower, tmp_path)
-    assert lower.budget.tokens == 3  # what the settings say now may be less, never more
-
-
 def test_a_row_that_does_not_fit_alone_stops_the_run_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner()
     batch = finished(learner, GROUPS)
@@ -90,15 +68,6 @@ def test_an_embedding_is_sparse_within_an_update_only() -> None:
     assert not embedding.sparse
     old_logprobs(learner, collate(GROUPS))
     assert kinds[-1] is False
-
-
-def test_gradients_of_untied_embeddings_are_dense_when_they_are_stepped() -> None:
-    learner = make_learner(dtype=torch.float32, compute_dtype=torch.bfloat16)
-    learner.accumulate(finished(learner, GROUPS))
-    assert learner.weights().local().module.embedding.weight.grad.is_sparse
-    found = learner.optimizer.gradients()
-    assert not any(part.is_sparse for part in found.values())
-    assert found["embedding.weight"].dtype == torch.float32
 
 
 def test_a_tied_weight_has_the_sum_of_both_gradients_and_is_itself_again() -> None:
@@ -129,14 +98,3 @@ def test_rows_looked_up_do_not_pile_up_over_micro_batches(tied: bool, monkeypatc
     learner.accumulate(finished(learner, [*GROUPS, *GROUPS, *GROUPS]))
     assert len(held) > 3
     assert max(held) <= (0 if tied else len(embedding.weight))
-
-
-def test_an_interrupted_pass_leaves_the_embedding_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = make_learner(tied=True)
-    weight = learner.weights().local().module.embedding.weight
-    batch = finished(learner, GROUPS)
-    monkeypatch.setattr(learner, "objective", lambda stats, micro: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        learner.accumulate(batch)
-    assert learner.weights().local().module.embedding.weight is weight
-    assert not learner.weights().local().module.embedding.sparse

@@ -14,18 +14,16 @@ from fakes.tiny_policy import random_groups
 from fakes.tolerance import TOLERANCE, assert_close
 from oncurve.advantages import GAEAdvantage
 from oncurve.batching import collate
-from oncurve.errors import CheckpointError
 from oncurve.learner import (
     ActorCritic,
     CriticConfig,
     LearnerConfig,
-    NoCritic,
     SharedActorCritic,
     SharedCriticConfig,
     scheduled_rate,
 )
 from oncurve.learner.value_network import OwnCritic
-from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean, ValueLoss, value_loss
+from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean, value_loss
 from oncurve.models import wrap
 from oncurve.types import TrainBatch
 
@@ -77,17 +75,6 @@ def test_a_value_is_read_before_its_token() -> None:
         assert_close(values[row, :count], wanted[:-1].detach())
         assert_close(beyond[row], wanted[-1].detach())
         assert values[row, count:].abs().sum() == 0
-
-
-def test_it_begins_with_no_opinion_and_its_returns_are_what_comes() -> None:
-    learner = actor_critic()
-    batch = ready(learner)
-    assert batch.values is not None
-    assert batch.values.abs().max() == 0
-    rewards = batch.rewards[:, None] * batch.existing()
-    ends = batch.lengths[:, None] - 1 - torch.arange(batch.completion_ids.shape[1])
-    assert batch.returns is not None
-    assert_close(batch.returns, rewards * 0.9 ** ends.clamp(min=0), torch.float32)
 
 
 def test_the_gradient_is_that_of_finite_differences() -> None:
@@ -172,38 +159,6 @@ def test_its_state_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> No
 def optimizers_of(learner: ActorCritic | SharedActorCritic) -> list[dict[str, Tensor]]:
     critic = learner.critic.optimizer if isinstance(learner, ActorCritic) else learner.optimizer
     return [learner.actor.optimizer.state(), critic.state()]
-
-
-def test_a_checkpoint_without_a_critic_is_refused(tmp_path: Path) -> None:
-    alone = NoCritic().build(make_learner(kl_coef=0.0))
-    with pytest.raises(CheckpointError, match="no critic"):
-        carried_over(alone, actor_critic(), tmp_path)
-
-
-def test_values_that_are_not_finite_move_nothing() -> None:
-    learner = actor_critic()
-    batch = ready(learner)
-    assert batch.returns is not None
-    result = learner.update(batch.having(returns=batch.returns * math.inf))
-    assert result.skipped
-    assert result.reason.startswith("critic: loss")
-    assert learner.critic.optimizer.steps == learner.version == 0
-
-
-def test_a_batch_without_returns_or_weights_is_refused() -> None:
-    learner = actor_critic()
-    batch = ready(learner)
-    with pytest.raises(ValueError, match="values and returns"):
-        learner.update(batch.having(returns=None))
-    with pytest.raises(ValueError, match="token_weights"):
-        learner.update(batch.having(token_weights=None))
-
-
-def test_the_head_of_logits_is_not_trained() -> None:
-    actor = LearnerConfig().build(wrap(architecture("llama")), Clipped(), Regularizer(KLPenalty(coef=0.0)))
-    critic = OwnCritic(actor, 1e-5, ValueLoss(0.2))
-    assert "backbone.lm_head.weight" not in critic.optimizer.trained
-    assert "head.weight" in critic.optimizer.trained
 
 
 def shared(dtype: torch.dtype = torch.float64, budget: int = 10_000, **settings: object) -> SharedActorCritic:
@@ -318,36 +273,3 @@ def test_the_policys_schedule_runs_over_its_own_updates(schedule: str, shared: b
     own = total - warmup
     assert rates[:warmup] == [None] * warmup
     assert rates[warmup:] == [scheduled_rate(0.01, update, own, rising, schedule) for update in range(own)]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("broken", [0, 4])
-def test_a_skipped_update_does_not_hold_the_schedule_back(shared: bool, broken: int) -> None:
-    actor = make_learner(kl_coef=0.0, learning_rate=0.01, schedule="linear", total_updates=7)
-    learner = (SharedCriticConfig if shared else CriticConfig)(warmup_steps=2).build(actor)
-    rates = []
-    for update in range(7):
-        batch = ready(learner)
-        if update == broken:
-            batch = batch.having(returns=torch.full_like(batch.returns, torch.nan))
-        rates.append(learner.update(batch).metrics.result().get("optim/learning_rate"))
-    assert rates[-1] == pytest.approx(0.01 / 5)  # the last of five updates of its own, whichever was skipped
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("empty", [0, 4])
-def test_an_update_without_any_token_moves_neither_policy_nor_critic_where_it_is_skipped(
-    shared: bool, empty: int
-) -> None:
-    actor = make_learner(kl_coef=0.0, learning_rate=0.01, schedule="linear", total_updates=7, skip_empty_updates=True)
-    learner = (SharedCriticConfig if shared else CriticConfig)(warmup_steps=2).build(actor)
-    optimizers = (actor.optimizer, learner.optimizer if shared else learner.critic.optimizer)
-    for update in range(7):
-        batch, before = ready(learner), [optimizer.steps for optimizer in optimizers]
-        if update == empty:
-            batch = batch.having(loss_mask=torch.zeros_like(batch.loss_mask)).with_weights(
-                torch.zeros_like(batch.token_weights)
-            )
-        said = learner.update(batch).metrics.result()
-        assert ([optimizer.steps for optimizer in optimizers] == before) == (update == empty)
-    assert said["optim/learning_rate"] == pytest.approx(0.01 / 5)

@@ -12,14 +12,6 @@ from fakes.tiny_policy import random_groups
 from oncurve.learner import LearnerConfig, LocalLearner, MasterAdamW
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import CausalModel, wrap
-from oncurve.models.head import kept_gradient
-
-COMBINATIONS = [
-    ("float32", "float32", 18),
-    ("float32", "bfloat16", 14),
-    ("split", "float32", 16),
-    ("split", "bfloat16", 12),
-]
 
 
 def two_layers() -> nn.Sequential:
@@ -33,19 +25,6 @@ def give_gradients(net: nn.Module) -> None:
     for parameter in net.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.ones(parameter.shape)
-
-
-@pytest.mark.parametrize(("masters", "moments", "trained"), COMBINATIONS)
-def test_a_frozen_bfloat16_parameter_takes_two_bytes(masters: str, moments: str, trained: int) -> None:
-    net = two_layers()
-    optimizer = MasterAdamW(net, torch.bfloat16, masters=masters, moments=moments)
-    give_gradients(net)
-    optimizer.step(0.1, optimizer.gradient_norm())
-    give_gradients(net)
-    tensors = [*optimizer.state().values(), *net.parameters(), *optimizer.gradients().values()]
-    held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
-    assert sum(held.values()) == 30 * 20 * trained + 40 * 30 * 2
-    assert net[0].weight.grad is kept_gradient(net[0].weight) is None
 
 
 def test_a_frozen_parameter_is_rounded_once_and_never_stepped() -> None:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from fakes.learning import finished, make_learner
 from fakes.tiny_policy import random_groups
 from oncurve.learner import LearnerConfig, MasterAdamW, adamw
-from oncurve.learner.adamw import Piece, Workspace, pieces
+from oncurve.learner.adamw import Workspace
 from oncurve.learner.masters import SplitMaster
-from oncurve.randomness import rounding_key, rounding_table
 
 COMBINATIONS = list(itertools.product(["float32", "split"], ["float32", "bfloat16"]))
 
@@ -77,15 +76,6 @@ def test_the_high_half_is_the_nearest_bfloat16_and_ties_go_away_from_zero() -> N
     assert bool((parameter.detach()[tie].float().abs() > exact[tie].abs()).all())
 
 
-def test_a_model_given_in_bfloat16_is_its_own_high_half() -> None:
-    module = net().to(torch.bfloat16)
-    given = [parameter.detach().clone() for parameter in module.parameters()]
-    optimizer = MasterAdamW(module, torch.bfloat16, masters="split")
-    for name, before in zip(optimizer.masters, given, strict=True):
-        assert torch.equal(optimizer.masters[name], before.float())
-        assert not optimizer.state()[f"low.{name}"].any()
-
-
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
 def test_split_masters_are_trained_to_the_same_bits_as_whole_ones(slice_size: int, moments: str) -> None:
     modules = [net(), net()]
@@ -118,16 +108,6 @@ def test_slices_are_torchs_own_adamw_to_the_bit(slice_size: int) -> None:
         torch.testing.assert_close(given, right, rtol=1e-5, atol=1e-8)  # the tails of slices are not vectorised
 
 
-def test_pieces_cover_every_element_once_and_small_parameters_share_a_slice() -> None:
-    cut = list(pieces({"a": 3, "b": 12, "c": 1, "d": 1}, 5))
-    assert cut == [
-        [Piece("a", 0, 3), Piece("b", 0, 2)],
-        [Piece("b", 2, 7)],
-        [Piece("b", 7, 12)],
-        [Piece("c", 0, 1), Piece("d", 0, 1)],
-    ]
-
-
 def test_rounding_is_right_on_average_and_leaves_exact_values_alone() -> None:
     scratch = Workspace(torch.device("cpu"), lean=True)
     value = torch.tensor(1.0 + 3 / 1024)  # between 1 and 1 + 1/128: up with probability 3/8
@@ -142,21 +122,6 @@ def test_rounding_is_right_on_average_and_leaves_exact_values_alone() -> None:
     values = torch.cat(rounded)
     assert set(values.tolist()) == {1.0, 1.0 + 1 / 128}
     assert float(values.double().mean()) == pytest.approx(float(value), abs=3 * 1 / 128 * 0.5 / values.numel() ** 0.5)
-
-
-def test_noise_is_a_function_of_step_slice_and_position() -> None:
-    one, two = (Workspace(torch.device("cpu"), lean=True) for _ in range(2))
-    one.draw(3, 5)
-    two.draw(1, 1)
-    first = [noise.clone() for noise in two.at(0, 1000)[1]]
-    two.draw(3, 5)
-    for ours, theirs, others in zip(one.at(0, 1000)[1], two.at(0, 1000)[1], first, strict=True):
-        assert torch.equal(ours, theirs)
-        assert float((ours == others).float().mean()) < 0.01
-        assert 0 <= int(ours.min()) <= int(ours.max()) < 2**16
-        assert float(ours.double().mean()) == pytest.approx(2**15, rel=0.1)
-    assert len({rounding_key(step, index) for step in range(9) for index in range(9)}) == 81
-    assert rounding_table(4096, torch.device("cpu")).unique().numel() == 4096
 
 
 def test_a_second_moment_in_bfloat16_does_not_stall() -> None:
@@ -194,19 +159,6 @@ def test_every_combination_goes_on_bit_for_bit_from_its_state(masters: str, mome
     for name in ours:
         assert torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)), name
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("masters", "moments", "expected"),
-    [("float32", "float32", 18), ("float32", "bfloat16", 14), ("split", "float32", 16), ("split", "bfloat16", 12)],
-)
-def test_bytes_of_a_parameter_are_as_documented(masters: str, moments: str, expected: int) -> None:
-    optimizer, module = run_of(masters, moments, 1)
-    give_gradients(module, 1)
-    held = {tensor.data_ptr(): tensor for tensor in [*optimizer.state().values(), *module.parameters()]}
-    total = sum(tensor.numel() * tensor.element_size() for tensor in held.values())
-    total += sum(gradient.numel() * gradient.element_size() for gradient in optimizer.gradients().values())
-    assert total == expected * sum(parameter.numel() for parameter in module.parameters())
 
 
 def test_settings_reach_the_optimizer_and_float64_is_left_exact() -> None:

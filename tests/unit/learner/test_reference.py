@@ -7,15 +7,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from fakes.architectures import architecture
 from fakes.learning import carried_over, finished, make_learner, old_logprobs, with_reference
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
 from fakes.tolerance import assert_close
 from oncurve.batching import collate
-from oncurve.errors import CheckpointError, ModelError
-from oncurve.learner import CriticConfig, LearnerConfig, LocalLearner, Reference, ReferenceSettings
+from oncurve.errors import ModelError
+from oncurve.learner import LearnerConfig, LocalLearner, ReferenceSettings
 from oncurve.losses import Clipped, KLPenalty, Regularizer
-from oncurve.models import wrap
 from oncurve.models.generic import GenericModel
 
 GROUPS = random_groups()
@@ -65,14 +63,6 @@ def test_a_copy_computes_what_the_policy_does_and_the_kl_is_exactly_0(
     assert learner.update(finished(learner, GROUPS)).metrics.result()["policy/kl"] > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_copy_of_a_transformers_model_computes_what_the_policy_does(dtype: torch.dtype) -> None:
-    regularizer = Regularizer(KLPenalty(coef=0.1))
-    learner = LearnerConfig(learning_rate=0.05).build(wrap(architecture("qwen3")), Clipped(), regularizer, dtype=dtype)
-    moved_on(learner).move_reference(1.0)
-    assert torch.equal(with_reference(learner, BATCH).ref_logprobs, old_logprobs(learner, BATCH))
-
-
 @every_precision
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_moving_average_is_the_plain_one_of_the_masters(precision: str, tied: bool) -> None:
@@ -105,14 +95,6 @@ def test_small_moves_are_not_lost_to_rounding(precision: str) -> None:
     assert any(not torch.equal(parameter, before[name]) for name, parameter in computed.items())
 
 
-def test_a_copy_forgets_the_average_before_it() -> None:
-    learner = moved_on(learner_of("bfloat16"))
-    learner.move_reference(0.5)
-    learner.move_reference(1.0)
-    policy = dict(learner.weights().local().module.named_parameters())
-    assert same(learner.reference.state(), {name: parameter.detach() for name, parameter in policy.items()})
-
-
 @every_precision
 def test_a_saved_reference_goes_on_bit_for_bit(precision: str, tmp_path: Path) -> None:
     learner = moved_on(learner_of(precision))
@@ -124,29 +106,6 @@ def test_a_saved_reference_goes_on_bit_for_bit(precision: str, tmp_path: Path) -
         moved_on(each).move_reference(0.25)
     assert same(learner.reference.state(), resumed.reference.state())
     assert torch.equal(*(with_reference(each, BATCH).ref_logprobs for each in (learner, resumed)))
-
-
-def test_a_reference_of_another_model_is_not_loaded(tmp_path: Path) -> None:
-    other = Reference(GenericModel(TinyLM(width=5)))
-    with pytest.raises(CheckpointError, match="another"):
-        carried_over(other, learner_of("float32").reference, tmp_path)
-
-
-def test_without_a_reference_nothing_moves() -> None:
-    learner = learner_of("float32", kl_coef=0.0)
-    before = learner.changes
-    learner.move_reference(1.0)
-    assert learner.changes == before
-    assert learner.reference is None
-
-
-def test_with_a_critic_it_is_the_policys_reference(tmp_path: Path) -> None:
-    pair = CriticConfig(learning_rate=1e-3).build(learner_of("float32"))
-    before = pair.changes
-    pair.move_reference(1.0)
-    assert pair.changes == before + pair.actor.reference.version == before + 1
-    assert carried_over(pair, pair, tmp_path)["reference"]["version"] == 1
-    assert torch.equal(pair.actor.reference.state()["mix.bias"], pair.actor.optimizer.masters["mix.bias"])
 
 
 class Other(TinyLM):
@@ -190,15 +149,6 @@ def test_buffers_do_not_move_so_they_must_be_the_same() -> None:
     rounded = GenericModel(WithBuffer(1.0).bfloat16())
     with pytest.raises(ModelError, match="buffers"):
         moving.check(policy, rounded, torch.bfloat16)
-
-
-def test_what_cannot_follow_is_refused_only_where_it_is_asked_to() -> None:
-    policy, wider = tiny_model(torch.float32), GenericModel(TinyLM(width=5))
-    ReferenceSettings().check(policy, wider)
-    ReferenceSettings(every=1).check(policy, None)
-    ReferenceSettings(every=1).check(policy, tiny_model(torch.bfloat16), torch.bfloat16)
-    with pytest.raises(ModelError, match="cannot follow"):
-        ReferenceSettings(every=1).check(policy, wider)
 
 
 @pytest.mark.parametrize("wrong", [{"every": -1}, {"mixup_alpha": 0.0}, {"mixup_alpha": 1.5}, {"mixup": 0.5}])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fakes.learning import finished, gradient, make_learner, relative_error
+from fakes.learning import finished, make_learner
 from fakes.tiny_policy import random_groups
 from oncurve.batching import shards
 from oncurve.learner import LocalLearner
@@ -48,11 +48,6 @@ def test_shards_are_runs_of_rows_of_about_the_same_cost(count: int) -> None:
         begin += rows
 
 
-def test_a_batch_is_not_cut_into_no_shards() -> None:
-    with pytest.raises(ValueError, match="count must be >= 1, got 0"):
-        shards(batch_of(learner_of(torch.float64)), 0)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [2, 8, 32])  # of 20 rows: the last has shards without rows
 def test_the_gradient_has_the_bits_of_the_plain_tree(count: int, dtype: torch.dtype) -> None:
@@ -64,16 +59,6 @@ def test_the_gradient_has_the_bits_of_the_plain_tree(count: int, dtype: torch.dt
         assert torch.equal(part, right[name]), name
 
 
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
-def test_it_is_the_gradient_of_the_whole_batch(dtype: torch.dtype, allowed: float) -> None:
-    learner = learner_of(dtype, entropy_coef=0.05)
-    batch = batch_of(learner)
-    right = gradient(learner, batch)
-    learner.accumulate_shards(learner.cut(batch, 8))
-    found = torch.cat([part.flatten().double() for part in learner.optimizer.gradients().values()])
-    assert relative_error(found, right) <= allowed
-
-
 def test_loss_and_statistics_are_those_of_the_whole_batch() -> None:
     learner = learner_of(torch.float64, kl_coef=0.0)
     groups = random_groups(count=3, size=4, rewards=[[1.0, 0.0, 1.0, 0.0], [1.0] * 4, [0.0, 1.0, 1.0, 1.0]])
@@ -83,15 +68,6 @@ def test_loss_and_statistics_are_those_of_the_whole_batch() -> None:
     assert float(shared.loss) == pytest.approx(float(whole.loss), rel=1e-12)
     right = whole.metrics.result()
     assert shared.metrics.result() == {key: pytest.approx(value, rel=1e-12) for key, value in right.items()}
-
-
-def test_a_batch_without_a_gradient_is_still_an_update() -> None:
-    learner = learner_of(torch.float64, kl_coef=0.0)
-    batch = finished(learner, random_groups(count=2, size=4, rewards=[[1.0] * 4, [0.0] * 4]))
-    assert learner.cut(batch, 4) == [None] * 4
-    result = learner.apply(learner.joined(batch, learner.accumulate_shards(learner.cut(batch, 4))))
-    assert learner.version == 1
-    assert result.metrics.result()["optim/grad_norm"] == 0.0
 
 
 @pytest.mark.parametrize("settings", [{}, {"masters": "split", "moments": "bfloat16"}], ids=["whole", "lean"])

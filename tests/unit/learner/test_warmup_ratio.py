@@ -8,7 +8,6 @@ from oncurve.errors import ConfigError
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models.loading.weights import loaded_from
-from oncurve.run.session import identity_of
 
 
 @pytest.mark.parametrize(("ratio", "updates", "warmup"), [(0.1, 100, 10), (0.03, 100, 3), (0.1, 15, 2), (0.0, 50, 0)])
@@ -36,9 +35,3 @@ def test_both_in_one_place_are_refused_and_the_later_layer_counts(tmp_path) -> N
     recipe.write_text("[learner]\nwarmup_steps = 3\n")
     learner = load_config(recipe, ["learner.warmup_ratio=0.5"])[0].learner
     assert (learner.warmup_steps, learner.warmup_ratio) == (0, 0.5)
-
-
-def test_the_number_of_steps_belongs_to_the_identity_of_such_a_run(tmp_path) -> None:
-    config, base = load_config(None, ["learner.warmup_ratio=0.1", "run.steps=7"])
-    assert identity_of(config, base)["settings"]["run.steps"] == 7
-    assert "run.steps" not in identity_of(*load_config(None, ["run.steps=7"]))["settings"]

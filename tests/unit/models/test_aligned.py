@@ -8,9 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from fakes.architectures import architecture
-from fakes.classifiers import lay_down
 from oncurve.models import ModelConfig, tiny
-from oncurve.models.classifiers.load import load_classifier
 from oncurve.models.layers.alignment import ALIGNMENT, aligned
 from oncurve.models.loading.weights import loaded_from
 
@@ -39,13 +37,6 @@ def test_a_loaded_model_lies_where_torch_puts_tensors(tmp_path, size):
         assert starts(each.model.module) == {0}
         state = each.model.module.state_dict()
         assert all(torch.equal(tensor, stored[name].float()) for name, tensor in state.items() if name in stored)
-
-
-@SIZES
-@pytest.mark.parametrize("head", ["outcome", "process"])
-def test_a_loaded_classifier_lies_where_torch_puts_tensors(tmp_path, head, size):
-    folder = lengthened(lay_down(tmp_path / "model", head), size)
-    assert starts(load_classifier(str(folder), head, device="cpu").module) == {0}
 
 
 def test_tied_weights_stay_tied_and_what_lies_right_stays_where_it_is():

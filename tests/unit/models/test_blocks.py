@@ -8,8 +8,8 @@ from torch import nn
 from transformers import GemmaConfig, GemmaForCausalLM, Olmo2Config, Olmo2ForCausalLM, PhiConfig, PhiForCausalLM
 
 from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, architecture
-from oncurve.models import TransformersModel, wrap
-from oncurve.models.layers.blocks import blocks_of, keeps_nothing, replace_blocks
+from oncurve.models import TransformersModel
+from oncurve.models.layers.blocks import blocks_of, replace_blocks
 from oncurve.models.layers.prepacked_weights import PrepackedLinear
 from oncurve.models.layers.rms_norm import replace_norms
 from oracles.plain_forward import plain_logits
@@ -133,25 +133,6 @@ def test_a_decoder_keeps_the_weights_it_began_with_and_nothing_else_does(dtype):
     assert not torch.equal(after, before)
 
 
-def test_what_is_decoded_may_take_part_in_a_gradient():
-    model = wrap(architecture("llama"))
-    decoder = model.decoder(UNIFORM.prompts, [2] * len(UNIFORM.prompts), 6)
-    hidden = decoder.step(torch.zeros(len(decoder.groups), dtype=torch.int64))
-    model.logits(hidden).sum().backward()
-    model.logits(decoder.first_hidden).sum().backward()
-    logits_of(model.module, UNIFORM).sum().backward()
-    assert model.module.model.norm.weight.grad is not None
-
-
-def test_a_rotation_that_changes_with_length_is_not_run_under_inference_mode():
-    assert keeps_nothing(replaced("llama").model)
-    assert not keeps_nothing(architecture("llama").model)  # its layers are transformers'
-    assert not keeps_nothing(architecture("gpt2"))
-    module = replaced("llama")
-    module.model.rotary_emb.rope_type = "dynamic"
-    assert not keeps_nothing(module.model)
-
-
 def test_an_adapter_around_a_layer_is_respected():
     class Doubled(nn.Linear):
         def forward(self, x):
@@ -166,14 +147,6 @@ def test_an_adapter_around_a_layer_is_respected():
     inner.weight.data.mul_(2)
     assert torch.allclose(doubled, decoded(TransformersModel(module)), atol=1e-5)
     assert not torch.allclose(doubled, plain, atol=1e-2)
-
-
-def test_a_layer_that_somebody_watches_is_not_packed():
-    module = replaced("llama")
-    seen = []
-    module.model.layers[1].mlp.down_proj.register_forward_hook(lambda layer, args, output: seen.append(1))
-    decoded(TransformersModel(module))
-    assert len(seen) == 6  # the prompts, and five steps
 
 
 @pytest.mark.parametrize(
@@ -193,11 +166,3 @@ def test_what_computes_something_else_keeps_its_code(module, replaced_blocks):
     theirs = plain_logits(model, RAGGED.prompts, RAGGED.group_ids, RAGGED.completion_ids, RAGGED.lengths)
     assert replace_blocks(model) == replaced_blocks
     assert (logits_of(model, RAGGED) - theirs).abs().max() <= 1e-4 * theirs.abs().max()
-
-
-def test_a_model_with_blocks_can_be_copied():
-    module = replaced("qwen2")
-    twin = copy.deepcopy(module)
-    assert torch.equal(logits_of(twin, RAGGED), logits_of(module, RAGGED))
-    ours, theirs = blocks_of(module), blocks_of(twin)
-    assert len({id(block.shared) for block in ours + theirs}) == 2

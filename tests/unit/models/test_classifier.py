@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForSequenceClassification
 
-from fakes.classifiers import LONGEST, byte_tokenizer, classifier, lay_down, lay_down_bert, shipped_tokenizer
+from fakes.classifiers import LONGEST, byte_tokenizer, classifier, lay_down, lay_down_bert
 from fakes.tolerance import about
-from oncurve.models.classifiers.classifier import Classifier, OverlongError, batches_by_length, log_odds
+from oncurve.models.classifiers.classifier import Classifier, OverlongError, log_odds
 from oncurve.models.classifiers.load import load_classifier
 
 PAIRS = [
@@ -87,20 +87,6 @@ def test_neighbours_and_the_size_of_batches_change_nothing(head: str, outcome: C
     assert model.score([]) == []
 
 
-def test_texts_without_steps_have_no_verdicts(process: Classifier) -> None:
-    texts = [process.encode("2+2\n", "4"), process.encode("2+2\n", "4", (1,)), process.encode("1", "")]
-    assert [len(steps) for steps in process.score(texts)] == [0, 1, 0]
-    assert process.score(texts[:1]) == [[]]
-
-
-def test_scores_can_be_differentiated_and_scoring_leaves_no_gradient(outcome: Classifier) -> None:
-    text = outcome.encode("2+2=", "4")
-    assert outcome.scores([text]).requires_grad
-    outcome.score([text])
-    assert all(parameter.grad is None for parameter in outcome.module.parameters())
-    assert not outcome.module.training
-
-
 def test_log_odds_of_one_label_among_several() -> None:
     logits = torch.tensor([[1.0, 2.0, -0.5], [0.0, 0.0, 0.0]], dtype=torch.float64)
     chance = torch.softmax(logits, -1)
@@ -129,27 +115,6 @@ def test_a_process_model_of_two_labels_means_its_second_and_any_other_is_said(tm
     first = load_classifier(str(folder), "process", label="good", device="cpu")
     text = second.encode("2+2\n", "4", (1,))
     assert second.score([text])[0][0] + first.score([text])[0][0] == about(1.0)
-
-
-def test_a_token_classifier_of_one_logit_gives_its_sigmoid(tmp_path: Path) -> None:
-    model = classifier(tmp_path, "process", labels=1)
-    text = model.encode(*STEPS[0])
-    wanted = torch.sigmoid(alone(model, text.ids)[list(text.ends), 0]).tolist()
-    assert model.score([text])[0] == about(wanted)
-
-
-def test_batches_fill_their_budget_and_hold_every_text_once() -> None:
-    lengths = [3, 9, 1, 4, 9, 2, 5]
-    assert list(batches_by_length(lengths, 18)) == [[1, 4], [6, 3, 0], [5, 2]]
-    assert list(batches_by_length(lengths, 1)) == [[1], [4], [6], [3], [0], [5], [2]]
-    assert list(batches_by_length([], 10)) == []
-
-
-def test_the_end_of_text_stands_behind_a_text_once(outcome: Classifier) -> None:
-    end = shipped_tokenizer().eos_token_id
-    assert outcome.encode("2+2=", "4").ids[-2:] == (25, end)
-    assert outcome.encode("2+2=", "4<eos>").ids[-2:] == (25, end)
-    assert outcome.encode("", "").ids == (1, end)
 
 
 def test_a_text_that_is_too_long_is_refused_with_both_numbers(tmp_path: Path, outcome: Classifier) -> None:
@@ -187,11 +152,6 @@ def test_a_step_is_scored_at_the_token_of_its_last_visible_character(
     assert written_at(process, "9*9\n", completion, ends) == list(tokens)
 
 
-def test_two_steps_in_one_token_are_both_scored_there(process: Classifier) -> None:
-    encoded = process.encode("", "a has 7", (3, 5, 7))
-    assert encoded.ends == (2, 2, 3)
-
-
 def test_a_character_of_several_tokens_is_written_by_the_last(tmp_path: Path) -> None:
     model = classifier(tmp_path, "process", tokenizer=byte_tokenizer())
     encoded = model.encode("é", "√4\n2 ✓\nü", (3, 7, 8))
@@ -199,17 +159,3 @@ def test_a_character_of_several_tokens_is_written_by_the_last(tmp_path: Path) ->
     assert encoded.ends == (5, 11, 14)
     (end,) = model.encode("", "√", (1,)).ends
     assert end == 2
-
-
-def test_the_tokenizer_of_a_real_model_is_followed_too(tmp_path: Path, test_data: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(test_data / "tokenizers" / "qwen2")
-    model = Classifier(None, tokenizer, "process", 1, 0, None, "qwen2")
-    text = "First we multiply.\n\nSo 7 × 8 = 56.  \n那么答案是𝟝𝟞 🎉\n\nDone"
-    ends = tuple(index + 1 for index, letter in enumerate(text) if letter == "\n" and text[index + 1] != "\n")
-    ends = (*ends, len(text))
-    encoded = model.encode("What is 7 × 8?\n", text, ends)
-    before = len(tokenizer("What is 7 × 8?\n")["input_ids"])
-    for end, token in zip(ends, encoded.ends, strict=True):
-        visible = text[:end].rstrip()
-        assert tokenizer.decode(encoded.ids[before : token + 1]).rstrip().startswith(visible)
-        assert not tokenizer.decode(encoded.ids[before:token]).startswith(visible)

@@ -10,7 +10,6 @@ from oncurve.errors import ModelError
 from oncurve.models.classifiers.classifier import Classifier
 
 ASKED = ({"role": "user", "content": "2+2?"},)
-ENDS = "{% for m in messages %}{{ m.content }};{% endfor %}"
 
 
 def chatting(folder: Path, template: str = TRIMMING, head: Any = "process") -> Classifier:
@@ -60,21 +59,6 @@ def test_steps_are_found_in_what_the_template_made_of_them(
         assert read(model, ASKED, spelled, ends) == [HEAD + text for text in written]
 
 
-def test_a_template_that_keeps_white_space_moves_no_step(tmp_path: Path) -> None:
-    model = chatting(tmp_path, ENDS)
-    assert read(model, ASKED, " 4 \n;\n", (4, 6)) == ["2+2?; 4", "2+2?; 4 \n;"]
-
-
-def test_what_the_template_writes_before_a_completion_may_depend_on_it(tmp_path: Path) -> None:
-    thinks = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% elif '</t>' in m.content %}{{ m.content }};"
-        "{% else %}<t></t>{{ m.content }};{% endif %}{% endfor %}"
-    )
-    model = chatting(tmp_path, thinks)
-    assert read(model, ASKED, "4", (1,)) == ["2+2?<t></t>4"]
-    assert read(model, ASKED, "<t>hm\n</t>\n4", (6, 11, 12)) == ["2+2?<t>hm", "2+2?<t>hm\n</t>", "2+2?<t>hm\n</t>\n4"]
-
-
 def test_a_template_that_changes_a_completion_is_refused_only_where_its_steps_are_scored(tmp_path: Path) -> None:
     model = chatting(tmp_path, "{% for m in messages %}{{ m.content | upper }};{% endfor %}")
     assert model.tokenizer.decode(model.encode(ASKED, "four").ids) == "2+2?;FOUR;"
@@ -85,10 +69,4 @@ def test_a_template_that_changes_a_completion_is_refused_only_where_its_steps_ar
 def test_a_chat_for_a_model_without_a_template_is_refused_with_the_mend(tmp_path: Path) -> None:
     model = classifier(tmp_path)
     with pytest.raises(ModelError, match=r"has no chat template.*for chats or, with data\.chat = \"never\""):
-        model.encode(ASKED, "4")
-
-
-def test_a_template_that_refuses_is_quoted(tmp_path: Path) -> None:
-    model = chatting(tmp_path, "{{ raise_exception('no system turns') }}", "outcome")
-    with pytest.raises(ModelError, match="the chat template refuses these messages: no system turns"):
         model.encode(ASKED, "4")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fakes.classifiers import classifier, lay_down
+from fakes.classifiers import lay_down
 from oncurve.errors import ModelError
 from oncurve.models import save
 from oncurve.models.classifiers.load import load_classifier
@@ -30,12 +30,6 @@ def test_a_label_that_is_needed_or_unknown_is_asked_for_with_the_list(tmp_path: 
 
 def test_two_labels_of_an_outcome_model_have_no_natural_winner(tmp_path: Path) -> None:
     assert "has 2 labels, and none is chosen as the reward" in refusal(lay_down(tmp_path, labels=2))
-
-
-def test_a_label_of_a_single_logit_is_checked_too(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path)
-    assert load_classifier(str(folder), "outcome", label="LABEL_0", device="cpu").label is None
-    assert "has no label 'good'" in refusal(folder, label="good")
 
 
 def test_a_language_model_is_no_reward_model_until_it_is_trained(tmp_path: Path) -> None:
@@ -66,13 +60,6 @@ def test_a_new_process_model_names_its_labels_and_loads_again_as_one(tmp_path: P
     assert again.score([text]) == made.score([text])
 
 
-def test_a_reward_model_keeps_its_head_where_a_new_one_would_do(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path)
-    text = load_classifier(str(folder), "outcome", device="cpu").encode("2+2=", "4")
-    kept, asked = (load_classifier(str(folder), "outcome", device="cpu", new_head=new) for new in (False, True))
-    assert asked.score([text]) == kept.score([text]) != [[0.0]]
-
-
 @pytest.mark.parametrize("new_head", [False, True])
 def test_the_other_kind_of_classifier_is_refused(tmp_path: Path, new_head: bool) -> None:
     steps, whole = lay_down(tmp_path / "steps", "process"), lay_down(tmp_path / "whole")
@@ -91,14 +78,6 @@ def test_weights_that_are_missing_are_an_error(tmp_path: Path, lost: str) -> Non
     assert f"the weights lack {lost}" in refusal(folder, new_head=True)
 
 
-def test_a_backbone_that_lacks_a_part_gets_no_new_head(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path, "causal")
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.norm.weight"]
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert "the weights lack model.norm.weight" in refusal(folder, new_head=True)
-
-
 def test_what_is_no_model_is_named_with_its_setting(tmp_path: Path) -> None:
     assert refusal(tmp_path / "nothing" / "there").endswith("no such directory")
     with pytest.raises(ModelError, match=r"rewards\.path is not set"):
@@ -111,18 +90,3 @@ def test_the_shorter_of_two_lengths_holds(tmp_path: Path) -> None:
     folder = lay_down(tmp_path, longest=40)
     longest = [load_classifier(str(folder), "outcome", device="cpu", max_length=n).max_length for n in (None, 7, 900)]
     assert longest == [40, 7, 40]
-
-
-def test_bfloat16_computes_in_it_and_gives_numbers(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path)
-    half, full = (load_classifier(str(folder), "outcome", device="cpu", dtype=d) for d in ("bfloat16", "float32"))
-    text = full.encode("2+2=", "4")
-    assert half.module.score.weight.dtype == torch.bfloat16
-    assert half.scores([text]).dtype == torch.float32
-    assert half.score([text])[0] == pytest.approx(full.score([text])[0], rel=0.1, abs=0.1)
-
-
-def test_dropout_is_off(tmp_path: Path) -> None:
-    model = classifier(tmp_path, dropout=0.5)
-    texts = [model.encode("2+2=", "4")]
-    assert model.score(texts) == model.score(texts)

@@ -5,7 +5,6 @@ a GPU can show is tested where there is one.
 """
 
 import copy
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +14,6 @@ from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
 from fakes.decoding import request
 from fakes.recorder import record
 from oncurve.models import TransformersModel
-from oncurve.models.attention.packed_rows import PackedContext
-from oncurve.models.backend import graph_buffers, packed_context
 from oncurve.models.decode.cuda_graphs import GraphBuffers, Graphs, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.graph_rows import GraphRows
@@ -87,24 +84,6 @@ def test_groups_that_waited_join_others_and_follow_in_their_slots(at_once, captu
     assert buffers.shape.prompt_tokens >= 90
 
 
-def test_the_first_groups_alone_take_a_smaller_graph():
-    model = model_of()
-    buffers = buffers_of(model, record)
-    ids, lengths = completions(8, 1, 40), torch.tensor([40, 3, 20, 2, 2, 5, 1, 4])[:, None]
-    asked = prompts_of(3, 5, 4, 6, 2, 7, 3, 1), ids, lengths
-    assert worst_difference(GraphLoop(buffers, model.raw_logits), on_the_host(model), *asked) <= 1e-12
-    assert [key[1] for key in buffers.graphs._replays] == [8, 4, 1]
-
-
-def test_more_tokens_take_a_larger_graph(monkeypatch):
-    monkeypatch.setattr("oncurve.models.decode.cuda_graphs._FIRST_WIDTH", 4)
-    model = model_of()
-    buffers = buffers_of(model, record)
-    asked = prompts_of(3, 5), completions(2, 2, 20)
-    assert worst_difference(GraphLoop(buffers, model.raw_logits), on_the_host(model), *asked) <= 1e-12
-    assert [key[2] for key in buffers.graphs._replays] == [4, 8, 16, 32]
-
-
 def test_graphs_outlive_a_rollout_and_not_weights_that_moved():
     model = model_of()
     buffers = buffers_of(model, record)
@@ -141,20 +120,6 @@ def test_a_step_that_asks_the_host_is_called_from_then_on_and_said_so_once():
     assert numbers.tolist() == [0, 8, 16]
 
 
-def test_a_copy_of_a_model_has_no_buffers():
-    model = model_of()
-    assert copy.deepcopy({"buffers": buffers_of(model, record)}) == {"buffers": None}
-
-
-def test_runs_before_the_capture_leave_no_trace():
-    count = torch.zeros((), dtype=torch.int64)
-    graphs = Graphs(record)
-    for _ in range(5):
-        graphs.run("count", partial(count.add_, 1), [count])
-    assert count.item() == 5
-    assert len(graphs) == 1
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @torch.no_grad()
 def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
@@ -177,14 +142,6 @@ def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
     with pytest.raises((RuntimeError, NotImplementedError)):
         rows.poll()
     assert capture_on(meta) is None
-
-
-def test_a_cpu_gets_none_of_this():
-    model = model_of()
-    assert packed_context(CPU) is PackedContext
-    assert graph_buffers(model._run, model.module, CPU) is None
-    assert packed_context(torch.device("cuda")).__name__ == "FlexContext"
-    assert isinstance(model.token_loop(), HostLoop)
 
 
 def test_a_model_with_buffers_decodes_in_them_and_keeps_them():

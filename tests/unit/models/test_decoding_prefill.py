@@ -43,18 +43,3 @@ def test_pieces_give_what_the_whole_gives(monkeypatch, name, budget):
     for layer, pair in prefixes.layers.items():
         for kept, kept_in_pieces in zip(pair, prefixes_in_pieces.layers[layer], strict=True):
             torch.testing.assert_close(kept_in_pieces, kept, rtol=1e-12, atol=1e-12)
-
-
-def test_prompts_of_similar_length_share_a_piece(monkeypatch):
-    model = model_of("llama")
-    monkeypatch.setattr(prefill_room, "PIECE_TOKENS", 14)
-    pieces = []
-
-    def run(ids, positions, context):
-        pieces.append((positions == 0).sum().item())
-        return model._run(ids, positions, context)
-
-    with torch.no_grad():
-        prefill(run, prompts_of(LENGTHS), torch.device("cpu"))
-    # 23 tokens in two stretches, 11 alone, the two of 7 together, then 3 and 1.
-    assert pieces == [1, 0, 1, 2, 2]

@@ -9,7 +9,7 @@ import torch
 from fakes.architectures import ARCHITECTURES, ROWS, architecture, token_rows
 from fakes.tolerance import assert_close
 from oncurve.models.attention import flex
-from oncurve.models.attention.flex import BLOCK, FlexContext, kernel_for, trial
+from oncurve.models.attention.flex import BLOCK, FlexContext, trial
 from oncurve.models.attention.hook import register, switched
 from oncurve.models.attention.packed_rows import PackedContext
 from oncurve.models.layers.rms_norm import replace_norms
@@ -115,16 +115,6 @@ def listed(counts, numbers):
     counts, numbers = counts[0, 0], numbers[0, 0].long()
     chosen = torch.arange(numbers.shape[1])[None, :] < counts[:, None]
     return torch.zeros(numbers.shape, dtype=torch.bool).scatter_(1, numbers, chosen)
-
-
-def test_whole_prompts_before_long_completions_are_full_blocks():
-    rows = token_rows((64,), (0, 0), (49, 49))
-    _, full = FlexContext(*arguments(rows), block=16)._blocks(None)
-    assert full.sum() == (0 + 1 + 2 + 3) + 2 * ((4 + 0) + (4 + 1) + (4 + 2))
-
-
-def test_elsewhere_than_on_cuda_the_kernel_is_not_compiled():
-    assert kernel_for(torch.device("cpu")) is torch.nn.attention.flex_attention.flex_attention
 
 
 def broken(*args, **kwargs):

@@ -6,22 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fakes.architectures import ROWS, UNIFORM, VOCABULARY, architecture
+from fakes.architectures import ROWS, VOCABULARY, architecture
 from fakes.tiny_policy import TinyLM
 from oncurve.errors import ModelError
 from oncurve.models import GenericModel
 from oracles.plain_forward import next_logits, plain_logits
-
-
-class WithLogits(nn.Module):
-    """An object with `.logits` instead of a tensor, in bf16."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = TinyLM(VOCABULARY).bfloat16()
-
-    def forward(self, input_ids):
-        return SimpleNamespace(logits=self.inner(input_ids))
 
 
 class Returning(nn.Module):
@@ -70,24 +59,6 @@ def test_decoding_equals_each_row_alone_while_rows_are_dropped():
         for (_, written), token in zip(rows, ids.tolist(), strict=True):
             written.append(token)
         hidden = decoder.step(ids)
-
-
-def test_logits_are_widened_to_float32_and_hidden_states_are_the_logits():
-    model = GenericModel(WithLogits())
-    hidden = model.completion_hidden(UNIFORM.prompts, UNIFORM.group_ids, UNIFORM.completion_ids, UNIFORM.lengths)
-    assert hidden.dtype == torch.bfloat16
-    assert hidden.shape == (36, VOCABULARY)
-    assert model.logits(hidden).dtype == torch.float32
-    assert model.head()(hidden).dtype == torch.float32
-
-
-def test_a_module_without_parameters_will_do():
-    class Uniform(nn.Module):
-        def forward(self, input_ids):
-            return torch.zeros(*input_ids.shape, 3)
-
-    model = GenericModel(Uniform())
-    assert model.decoder([torch.tensor([1])], [2], 1).step(torch.tensor([0, 1])).shape == (2, 3)
 
 
 @pytest.mark.parametrize("result", [torch.zeros(2, 5), (torch.zeros(1, 5, 3),), None, SimpleNamespace(logits=None)])

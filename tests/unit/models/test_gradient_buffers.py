@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from oncurve.learner.optim import MasterAdamW
-from oncurve.models.head.gradient_buffers import gradient_dtype, keep_gradient, kept_bytes, kept_gradient
+from oncurve.models.head.gradient_buffers import keep_gradient, kept_bytes, kept_gradient
 from oncurve.models.head.linear_logprobs import linear_logprobs
 
 
@@ -52,35 +52,6 @@ def test_it_is_one_tensor_from_update_to_update_and_forgets_the_last_ones_number
     assert kept_gradient(layer.weight).data_ptr() == seen[0][0]
 
 
-def test_float32_and_float64_parameters_keep_theirs_too() -> None:
-    for dtype in (torch.float32, torch.float64):
-        layer = linear(dtype)
-        x = torch.randn(3, 6, dtype=dtype)
-        layer(x).sum().backward()
-        torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(4, 6))
-        assert layer.weight.grad is kept_gradient(layer.weight)
-
-
-def test_who_asks_autograd_for_gradients_gets_his_own() -> None:
-    layer = linear()
-    loss = layer(torch.ones(2, 6, dtype=torch.bfloat16)).sum()
-    (given,) = torch.autograd.grad(loss, [layer.weight])
-    assert given.dtype == torch.bfloat16
-    assert layer.weight.grad is None
-    assert kept_bytes(layer.parameters()) == 0
-
-
-def test_what_is_not_kept_says_its_own_dtype() -> None:
-    plain = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-    assert gradient_dtype(plain) == torch.bfloat16
-    plain.grad_dtype = torch.float32
-    assert gradient_dtype(plain) == torch.float32
-    assert kept_gradient(plain) is None
-    keep_gradient(plain, torch.float64)
-    keep_gradient(plain, torch.float32)  # once is enough
-    assert gradient_dtype(plain) == torch.float64
-
-
 @pytest.mark.parametrize("passes", [1, 3])
 def test_the_heads_gradient_goes_there_by_pieces(passes: int) -> None:
     hidden, weight, ids = head_inputs()
@@ -117,22 +88,3 @@ def test_a_sparse_gradient_that_came_before_stays_and_is_added_up() -> None:
     table = torch.log_softmax(hidden @ exact.t(), -1).gather(1, ids[:, None]).sum()
     wanted = torch.autograd.grad(table, exact)[0] + rows.to_dense()
     torch.testing.assert_close(optimizer.gradients()["0"], wanted, rtol=1e-12, atol=1e-13)
-
-
-def test_the_heads_gradient_for_who_asks_is_not_accumulated() -> None:
-    hidden, weight, ids = head_inputs()
-    keep_gradient(weight, torch.float32)
-    (given,) = torch.autograd.grad(linear_logprobs(hidden, weight, ids)[0].sum(), [weight])
-    assert weight.grad is None
-    linear_logprobs(hidden, weight, ids)[0].sum().backward()
-    assert torch.equal(given, weight.grad)
-
-
-def test_a_parameter_without_a_gradient_has_zeros_in_its_kept_tensor() -> None:
-    layer = linear(kept=False)
-    optimizer = MasterAdamW(layer, torch.bfloat16)
-    layer(torch.ones(2, 6, dtype=torch.bfloat16)).sum().backward()
-    optimizer.step(0.1, optimizer.gradient_norm())
-    found = optimizer.gradients()
-    assert all(float(gradient.abs().sum()) == 0 for gradient in found.values())
-    assert found["weight"].data_ptr() == kept_gradient(layer.weight).data_ptr()

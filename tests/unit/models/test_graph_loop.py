@@ -6,7 +6,6 @@ import torch
 from fakes.architectures import VOCABULARY, architecture
 from fakes.decoding import request
 from fakes.recorder import record
-from oncurve.errors import ModelError
 from oncurve.models import TransformersModel
 from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
@@ -60,14 +59,6 @@ def test_the_same_completions_however_seldom_it_polls(steps, rows, capture, monk
         assert [row for group in range(5) for row in order[group]] == got
 
 
-def test_greedy_and_without_an_end_every_row_goes_to_its_limit():
-    model = model_of()
-    asked = request(PROMPTS, KEYS, [], LONGEST, 0.0)
-    got = loop_of(model, record)(asked)
-    same(got, on_the_host(model)(asked))
-    assert {len(row.ids) for row in got} == {LONGEST}
-
-
 class Letters:
     """A tokenizer whose text is a letter a token."""
 
@@ -103,28 +94,6 @@ def test_a_model_with_buffers_is_decoded_in_them():
     same(got, wanted)
     assert model._buffers.shape.groups == 3
     assert sorted(order) == list(range(5))
-
-
-def test_numbers_that_are_none_are_refused():
-    model = model_of()
-    with torch.no_grad():
-        model.module.lm_head.weight.fill_(float("nan"))
-    for loop in (loop_of(model), on_the_host(model)):
-        with pytest.raises(ModelError, match="not finite"):
-            loop(request(PROMPTS, KEYS, ENDS, LONGEST))
-
-
-def test_the_rows_are_those_of_the_last_rollout_unless_something_differs():
-    model = model_of()
-    loop = loop_of(model, record)
-    asked = request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS)
-    rows = loop.rows_for(asked)
-    assert loop.rows_for(request(PROMPTS, KEYS, ENDS[::-1], LONGEST)) is rows
-    same(loop(asked), on_the_host(model)(asked))
-    assert loop.rows_for(asked) is rows
-    greedy = request(PROMPTS, KEYS, ENDS, LONGEST, 0.0)
-    assert loop.rows_for(greedy) is not rows
-    same(loop(greedy), on_the_host(model)(greedy))
 
 
 @NEEDS_CUDA

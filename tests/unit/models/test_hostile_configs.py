@@ -19,7 +19,6 @@ from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, save
 from oncurve.models.classifiers.load import load_classifier
 from oncurve.models.loading.checks import load_config, load_tokenizer
-from oncurve.models.loading.hub import offline
 
 KERNEL = "somebody/kernel"
 SAYINGS = {
@@ -79,12 +78,6 @@ def test_configurations_within_a_configuration_are_treated_alike(tmp_path: Path)
         assert each._experts_implementation is None
 
 
-@pytest.mark.parametrize("said", SAYINGS.values(), ids=SAYINGS.keys())
-def test_a_reward_model_too(tmp_path: Path, said: dict[str, object]) -> None:
-    module = load_classifier(str(amend(lay_down(tmp_path / "classifier"), said)), "outcome", device="cpu").module
-    assert module.config._attn_implementation == "sdpa"
-
-
 def test_quantized_weights_are_refused_before_anything_is_fetched_for_them(folder: Path, tmp_path: Path) -> None:
     said = {"quantization_config": {"quant_method": "fp8"}}
     amend(folder, said)
@@ -119,17 +112,6 @@ def test_code_that_comes_along_never_runs_unless_it_is_trusted(folder: Path, tmp
         with pytest.raises(ModelError):
             load()
         assert not ran.exists()
-
-
-def test_offline_is_put_back() -> None:
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    with offline(False):
-        assert before == constants.HF_HUB_OFFLINE
-    with offline(True):
-        assert constants.HF_HUB_OFFLINE
-    assert before == constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.slow

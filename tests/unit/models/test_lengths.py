@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 from transformers import (
     BioGptConfig,
     BioGptForCausalLM,
@@ -19,13 +18,11 @@ from transformers import (
 )
 
 from fakes.architectures import architecture
-from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
 from oncurve.config.loading import load_config
 from oncurve.errors import ConfigError, DataError, ModelError
-from oncurve.models import LocalWeights, TransformersModel, wrap
-from oncurve.models.decode.cuda_graphs import GraphBuffers
-from oncurve.models.layers.lengths import longest_row_of, positions_of
+from oncurve.models import LocalWeights, wrap
+from oncurve.models.layers.lengths import positions_of
 from oncurve.models.loading.weights import loaded_from
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.run.row_lengths import room_for_prompts
@@ -99,20 +96,6 @@ def test_the_last_row_that_fits_is_sampled_and_scored_and_the_next_one_refused(n
         )
 
 
-@pytest.mark.parametrize("capture", [None, record], ids=["called", "captured"])
-def test_rows_that_end_in_a_graph_do_not_run_out_of_the_models_positions(capture):
-    """A row that has ended is run with the others for as long as its group is there."""
-    module = learned("gpt2")
-    module.config.pad_token_id = None  # else transformers looks for it in every row, which a graph cannot hold
-    model = TransformersModel(module)
-    model._buffers = GraphBuffers(model._run, model.module, torch.device("cpu"), capture)
-    longest, others = prompt_of(POSITIONS - 5), Prompt(1, "", (3, 4))
-    groups = engine_of(model, 6).generate([longest, others], draw=0)
-    plain = engine_of(TransformersModel(learned("gpt2")), 6).generate([longest, others], draw=0)
-    for ours, theirs in zip(groups, plain, strict=True):
-        assert [completion.ids for completion in ours.completions] == [each.ids for each in theirs.completions]
-
-
 def test_settings_leave_room_for_a_prompt_or_are_refused():
     loaded = loaded_from(architecture("gpt2"))  # 128 positions
     config = lambda tokens: load_config(settings={"rollout": {"max_new_tokens": tokens}})[0]  # noqa: E731
@@ -121,8 +104,3 @@ def test_settings_leave_room_for_a_prompt_or_are_refused():
     with pytest.raises(ConfigError, match="129 leaves no room for a prompt"):
         room_for_prompts(loaded, config(129))
     assert room_for_prompts(loaded_from(TinyLM()), config(9999)) is None
-
-
-def test_a_module_that_says_nothing_has_no_limit():
-    assert positions_of(nn.Linear(2, 2)) is None
-    assert longest_row_of(nn.Linear(2, 2)) is None

@@ -132,34 +132,6 @@ def test_logits_never_exist_as_a_whole(monkeypatch):
     assert len(shapes) > 1
 
 
-def test_more_logits_are_kept_of_a_frozen_head(monkeypatch):
-    computed = []
-    product = fused_head._product
-
-    def watched(hidden, matrix, work):
-        computed.append(len(matrix))
-        return product(hidden, matrix, work)
-
-    monkeypatch.setattr(fused_head, "_product", watched)
-    monkeypatch.setattr(fused_head, "KEPT_BYTES", 0)
-    hidden, weight, ids = inputs(torch.float32)
-    for matrix, times in ((weight, 2), (weight.detach(), 1)):
-        computed.clear()
-        linear_logprobs(hidden, matrix, ids)[0].sum().backward()
-        assert sum(computed) == times * VOCABULARY
-
-
-def test_only_the_gradients_that_are_wanted_are_made():
-    hidden, weight, ids = inputs()
-    linear_logprobs(hidden.detach(), weight, ids)[0].sum().backward()
-    wanted = weight.grad.clone()
-    frozen = weight.detach()
-    linear_logprobs(hidden, frozen, ids)[0].sum().backward()
-    assert hidden.grad is not None
-    assert frozen.grad is None
-    assert torch.equal(weight.grad, wanted)
-
-
 def test_no_tokens_give_nothing_and_a_gradient_of_zero():
     _, weight, _ = inputs()
     hidden = torch.zeros(0, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -167,14 +139,6 @@ def test_no_tokens_give_nothing_and_a_gradient_of_zero():
     assert logprobs.shape == entropy.shape == (0,)
     logprobs.sum().backward()
     assert (weight.grad == 0).all()
-
-
-def test_what_cannot_be_is_refused():
-    hidden, weight, ids = inputs()
-    with pytest.raises(ValueError, match="temperature must be > 0"):
-        linear_logprobs(hidden, weight, ids, 0.0)
-    with pytest.raises(ValueError, match="do not belong together"):
-        linear_logprobs(hidden, weight, ids[1:])
 
 
 def test_a_head_that_does_more_than_multiply_has_no_matrix():

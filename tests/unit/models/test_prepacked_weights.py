@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from oncurve.models.layers import prepacked_weights as packing
-from oncurve.models.layers.prepacked_weights import PrepackedLinear, prepack
+from oncurve.models.layers.prepacked_weights import PrepackedLinear
 
 
 def layers(dtype, sizes=((12, True), (7, False), (129, True))):
@@ -35,10 +35,3 @@ def test_a_large_matrix_is_packed_by_pieces_and_a_small_one_is_not(monkeypatch: 
     assert len(PrepackedLinear(half, 4)._pieces) == 1
     monkeypatch.setattr(packing, "PIECE_BYTES", half[0].weight.nbytes // 4)
     assert len(PrepackedLinear(half, 4)._pieces) == 4
-
-
-def test_layers_that_are_watched_stay_as_they_are() -> None:
-    block, (layer,) = nn.Identity(), layers(torch.float32, ((8, False),))
-    assert list(prepack({block: [[layer]]}, 4)) == [block]
-    layer.register_forward_hook(lambda *_: None)
-    assert not prepack({block: [[layer]]}, 4)

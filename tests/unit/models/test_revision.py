@@ -8,8 +8,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from oncurve.config import load_config
-from oncurve.errors import ConfigError, ModelError
+from oncurve.errors import ModelError
 from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, tiny
 
@@ -50,9 +49,3 @@ def test_a_branch_and_its_commit_are_loaded() -> None:
 def test_a_revision_that_is_not_there_is_refused() -> None:
     with pytest.raises(ModelError, match="lab/tiny at revision v2 is neither a directory here nor a model the hub"):
         ModelConfig(path="lab/tiny", revision="v2").build()
-
-
-def test_a_folder_has_no_revisions() -> None:
-    with pytest.raises(ConfigError, match=r"model\.revision: model\.path is a folder, which has one version"):
-        load_config(None, [f"model.path={tiny.path()}", "model.revision=main"])
-    assert load_config(None, ["model.path=lab/tiny", "model.revision=main"])[0].model.revision == "main"

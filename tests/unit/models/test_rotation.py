@@ -1,6 +1,5 @@
 """A row is rotated in one way, however long its neighbours are and whichever path feeds it: beyond every threshold."""
 
-import copy
 import math
 
 import pytest
@@ -153,22 +152,6 @@ def test_a_row_beyond_what_the_run_has_said_is_refused(path):
     engine.follow(LocalWeights(model, 0))
     with pytest.raises(DataError, match=r"rows of at most 20: set rollout.max_new_tokens to 11"):
         engine.generate([Prompt(0, "", tuple(ids(9).tolist()))], draw=0)
-
-
-def test_a_copy_follows_what_its_original_is_told():
-    model = wrap(module_of("longrope"))
-    twin = copy.deepcopy(model)
-    set_reach(model.module, 30)
-    assert reach_of(twin.module) == 30
-    assert wrap(model.module).longest_row == POSITIONS + 1  # for another run it begins again
-
-
-def test_a_module_whose_rotation_is_constant_is_left_alone():
-    for name in set(MODELS) - set(GROWING):
-        module = module_of(name)
-        assert reach_of(wrap(module).module) is None
-        set_reach(module, 5)
-        assert wrap(module).longest_row == POSITIONS + 1
 
 
 @pytest.mark.parametrize("longest", [ORIGINAL - 8, 40])

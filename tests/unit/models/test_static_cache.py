@@ -85,13 +85,3 @@ def test_attention_is_that_of_each_row_by_itself_whenever_groups_come_and_go(win
     step(2, 7)
     twin.rows = {(slot, copy): row for (slot, copy), row in twin.rows.items() if slot < 1}
     step(1, 9)
-
-
-@torch.no_grad()
-def test_an_empty_slot_gives_finite_numbers():
-    cache = StaticCache(SHAPE, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(1)
-    cache.insert(0, prefixes_of(3, generator=generator), 0)
-    query = torch.randn(SHAPE.rows, HEADS, SIZE, dtype=torch.float64)
-    key = torch.randn(SHAPE.rows, KV_HEADS, SIZE, dtype=torch.float64)
-    assert StaticContext(cache, 3, 2).attend(0, query, key, key, 0.5, None).isfinite().all()

@@ -91,13 +91,6 @@ def test_beyond_each_row_stands_zero_and_only_what_was_asked_for_is_there():
     assert (stats.logprobs[batch_of().existing()] < 0).all()
 
 
-def test_the_kl_of_a_copy_is_zero():
-    model = fast_model()
-    batch = with_reference(batch_of(), fast_model())
-    full_kl = token_stats(model, batch, frozenset({"full_kl"}), 0.7, fast_model().head()).full_kl
-    assert full_kl.abs().max() < 1e-12
-
-
 def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
     model = fast_model()
     heads, kept = [], []
@@ -115,15 +108,6 @@ def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
     stats.logprobs.sum().backward()
     assert len(heads) > before  # made again, chunk by chunk
     assert max(heads) == 4
-
-
-def test_without_a_gradient_nothing_is_made_twice():
-    model, heads = fast_model(), []
-    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
-    with torch.no_grad():
-        stats = token_stats(model, batch_of(), chunk_tokens=4)
-    assert not stats.logprobs.requires_grad
-    assert sum(heads) == int(batch_of().lengths.sum())
 
 
 def test_an_observed_entropy_has_the_value_but_no_gradient():
@@ -163,43 +147,8 @@ def test_a_batch_of_several_chunks_keeps_its_graph_where_all_logits_together_are
         assert sum(rows for rows in heads if rows > 1) == made * tokens
 
 
-def test_a_reference_is_given_no_gradient():
-    model, reference = fast_model(), fast_model(seed=1)
-    batch = with_reference(batch_of(), reference)
-    token_stats(model, batch, frozenset({"full_kl"}), 1.0, reference.head()).full_kl.sum().backward()
-    assert all(parameter.grad is None for parameter in reference.module.parameters())
-    assert all(parameter.grad is not None for parameter in model.module.parameters())
-
-
-def test_bf16_weights_give_float32_streams():
-    stats = token_stats(fast_model(dtype=torch.bfloat16), batch_of(), frozenset({"entropy"}))
-    assert stats.logprobs.dtype == stats.entropy.dtype == torch.float32
-
-
 def test_a_batch_of_empty_completions_gives_empty_streams():
     batch = batch_of().having(lengths=torch.zeros(6, dtype=torch.long))
     stats = token_stats(fast_model(), batch, frozenset({"entropy"}))
     assert (stats.logprobs == 0).all()
     assert stats.entropy.shape == (6, 9)
-
-
-def test_an_unknown_stream_is_refused():
-    with pytest.raises(ValueError, match=r"no such token statistic: values; there are entropy, full_kl"):
-        token_stats(fast_model(), batch_of(), frozenset({"values"}))
-    with pytest.raises(ValueError, match=r"no such token statistic: full_kl; there are entropy"):
-        token_stats(fast_model(), batch_of(), observe=frozenset({"full_kl"}))
-
-
-def test_the_full_kl_without_a_reference_is_refused():
-    with pytest.raises(ValueError, match="ref_hidden and ref_head"):
-        token_stats(fast_model(), batch_of(), frozenset({"full_kl"}))
-
-
-def test_chunks_are_as_large_as_fits_whatever_the_vocabulary(monkeypatch):
-    monkeypatch.setattr("oncurve.models.head.stats.CHUNK_BYTES", 7 * 4 * VOCABULARY + 1)
-    model, heads = fast_model(), []
-    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
-    with torch.no_grad():
-        token_stats(model, batch_of())
-        token_stats(model, batch_of())
-    assert heads == [1, 7, 7, 7, 1, 7, 7, 7, 1]  # the vocabulary is asked for once

@@ -33,18 +33,7 @@ def test_a_chart_lies_within_its_drawing() -> None:
     assert not chart.dots
 
 
-def test_one_point_and_constant_series_can_be_drawn() -> None:
-    one = chart_of("policy/kl", [{"step": 1, "policy/kl": 0.0}])
-    assert one.dots
-    assert len(one.points) == 1
-    assert chart_of("reward/mean", [{"step": s, "reward/mean": -2.0} for s in (1, 2)]).last == "-2"
-
-
 def test_steps_without_the_key_are_gaps_and_a_key_nobody_has_is_no_chart() -> None:
     metrics = [{"step": 1, "reward/mean": 1.0}, {"step": 2}, {"step": 3, "reward/mean": 2.0}]
     assert len(chart_of("reward/mean", metrics).points) == 2
     assert chart_of("policy/kl", metrics) is None
-
-
-def test_a_key_of_another_version_is_drawn_all_the_same() -> None:
-    assert "does not declare" in chart_of("from_the_future", [{"step": 1, "from_the_future": 3.0}]).about.meaning

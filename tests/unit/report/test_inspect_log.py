@@ -91,23 +91,6 @@ def test_a_completion_without_a_usable_reward_has_no_score_and_says_why(tmp_path
     assert failed["metadata"]["fault"] == "timeout: 5 s"
 
 
-def test_a_prompt_that_a_step_has_twice_is_two_samples(tmp_path: Path) -> None:
-    log = written(tmp_path, [group(1, [1.0]), group(1, [0.0]), group(2, [0.0])])
-    assert [one["id"] for one in log["samples"]] == [1, "1-2", 2]
-    assert log["eval"]["dataset"]["sample_ids"] == ["1", "1-2", "2"]
-    assert len({one["uuid"] for one in log["samples"]}) == 3
-
-
-def test_a_chat_stays_a_chat(tmp_path: Path) -> None:
-    chat = ({"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2?"})
-    sample = written(tmp_path, [group(1, [1.0], messages=chat)])["samples"][0]
-    assert [(one["role"], one["content"]) for one in sample["messages"][:-1]] == [
-        ("system", "Be short."),
-        ("user", "2+2?"),
-    ]
-    assert [one["content"] for one in sample["input"]] == ["Be short.", "2+2?"]
-
-
 def test_the_head_names_model_data_step_and_settings_and_comes_before_the_samples(tmp_path: Path) -> None:
     log = written(tmp_path, [group(1, [1.0])])
     assert list(log)[:3] == ["version", "status", "eval"]  # Inspect reads a head without reading further

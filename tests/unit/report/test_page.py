@@ -135,32 +135,6 @@ def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answe
     assert not {"\u202e", "\x1b", "<script>"} & {mark for mark in ("\u202e", "\x1b", "<script>") if mark in page}
 
 
-def test_a_constant_group_says_that_it_teaches_nothing(tmp_path) -> None:
-    make_run(tmp_path, rewards=(0.0, 0.0))
-    assert "this group teaches nothing" in render_report(read_run(tmp_path))
-
-
-@pytest.mark.parametrize(("scale", "words"), [("none", "reward − mean of the group<"), ("batch", "of the batch<")])
-def test_the_advantage_is_explained_as_the_run_computes_it(tmp_path, scale, words) -> None:
-    make_run(tmp_path)
-    (tmp_path / "config.toml").write_text(f'[advantage]\nscale = "{scale}"\n')
-    assert f"{words}/code>" in render_report(read_run(tmp_path))
-
-
-def test_a_named_run_is_called_by_its_name(tmp_path) -> None:
-    make_run(tmp_path)
-    (tmp_path / "config.toml").write_text('[run]\nname = "first <light>"\n')
-    assert "<h1>first &lt;light&gt;</h1>" in render_report(read_run(tmp_path))
-
-
-def test_large_groups_show_eight_from_best_to_worst(tmp_path) -> None:
-    make_run(tmp_path, rewards=tuple(float(i) for i in range(64)))
-    html = render_report(read_run(tmp_path))
-    assert "8 of 64 completions are shown." in html
-    assert "reward <b>63</b>" in html
-    assert "reward <b>0</b>" in html
-
-
 def test_a_run_that_has_only_begun_has_a_page(tmp_path) -> None:
     (tmp_path / "config.toml").write_text("")
     html = render_report(read_run(tmp_path), notices=["Nothing was learned."])
@@ -189,14 +163,3 @@ def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) ->
     make_run(tmp_path)
     (tmp_path / "config.toml").write_text(settings)
     assert words in render_report(read_run(tmp_path))
-
-
-def test_one_answer_with_a_critic_teaches_something(tmp_path) -> None:
-    make_run(tmp_path, rewards=(1.0,))
-    files = RolloutFiles(tmp_path)
-    changed = json.loads(json.dumps(files.read(1)).replace('"advantage": 0.0', '"advantage": 0.5'))
-    files.write(1, files.content(changed))
-    files.remove(30)
-    html = render_report(read_run(tmp_path))
-    assert "teaches nothing" not in html
-    assert "Mean reward 1, standard deviation 0." in html

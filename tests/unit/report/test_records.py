@@ -62,15 +62,6 @@ def test_a_completion_that_is_not_valid_has_no_reward_and_no_advantage() -> None
     assert record["completions"][1]["fault"] == "timeout"
 
 
-def test_advantages_that_differ_by_token_are_all_kept() -> None:
-    scored = group((Score(1.0), Score(0.0, step_ends=(0, 2), step_rewards=(1.0, 0.0))))
-    record = group_record(scored, torch.tensor([[0.5, 0.5, 9.0], [0.25, -0.5, -0.5]]))
-    assert record["completions"][0]["advantage"] == 0.5
-    assert record["completions"][1]["advantage"] == -0.25
-    assert record["completions"][1]["advantages"] == [0.25, -0.5, -0.5]
-    assert record["completions"][1]["step_rewards"] == [1.0, 0.0]
-
-
 def test_tokens_that_the_policy_did_not_write_are_marked_in_the_record_and_read_back(tmp_path: Path) -> None:
     right, wrong = group(()).completions
     gaps = Group(group(()).prompt, (right, replace(wrong, trained=(True, False, True))), (Score(1.0), Score(0.0)))
@@ -81,17 +72,6 @@ def test_tokens_that_the_policy_did_not_write_are_marked_in_the_record_and_read_
     first, second = read_run(tmp_path).groups(1)[0]["completions"]
     assert "trained" not in first
     assert second["trained"] == [True, False, True]
-
-
-def test_an_unscored_group_can_be_recorded_too() -> None:
-    record = group_record(group(()))
-    assert "reward" not in record["completions"][0]
-    assert record["completions"][0]["advantage"] is None
-
-
-def test_advantages_of_another_group_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 rows of advantages for 2 completions"):
-        group_record(group(()), [1.0, 2.0, 3.0])
 
 
 def test_a_run_is_read_back(tmp_path) -> None:
@@ -105,11 +85,6 @@ def test_a_run_is_read_back(tmp_path) -> None:
     assert run.groups(1)[0]["completions"][0]["advantage"] == 1.0
     assert run.config == {"run": {"steps": 3}}
     assert run.environment == run.evaluation == {}
-
-
-def test_a_config_broken_by_hand_does_not_hide_the_run(tmp_path) -> None:
-    (tmp_path / "config.toml").write_text("[run\n")
-    assert read_run(tmp_path).config == {}
 
 
 def test_what_is_no_run_is_refused(tmp_path) -> None:

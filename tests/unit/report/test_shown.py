@@ -8,7 +8,7 @@ import pytest
 from oncurve.display import run_card
 from oncurve.display.card import curve
 from oncurve.errors import ConfigError
-from oncurve.report import Groups, Page, charts_page
+from oncurve.report import Groups, Page
 
 LINES = [{"step": float(step), "reward/mean": step / 4, "policy/kl": 0.0} for step in range(1, 5)]
 
@@ -48,22 +48,6 @@ def test_groups_show_texts_with_rewards_and_advantages_of_a_step() -> None:
     assert "<script>" not in page
     assert "Step 3." in page
     assert "+0.50" in page
-
-
-def test_sampled_groups_have_no_step_and_no_advantage() -> None:
-    page = Groups([group("4", advantage=None), group("5", reward=None, advantage=None)]).page().html
-    assert "Mean reward 1." in page
-    assert 'class="advantage"' not in page
-    assert "teaches nothing" not in page
-
-
-def test_charts_are_those_that_are_named_else_the_main_ones() -> None:
-    assert "policy/kl" not in charts_page(["reward/mean"], LINES).html
-    assert repr(charts_page([], LINES)).startswith("<curves of reward/mean, policy/kl: ")
-    with pytest.raises(ConfigError, match=r"no step has the metric 'reward/meen'; did you mean 'reward/mean'\?"):
-        charts_page(["reward/meen"], LINES)
-    with pytest.raises(ConfigError, match="no step to draw yet"):
-        charts_page([], [])
 
 
 def test_a_page_is_saved_and_never_over_a_file(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from oncurve.rewards import Numeric
-from oncurve.rewards.answers import LONGEST_NUMBER, Number, boxed, final_answer, marked_number, number_in, text_after
+from oncurve.rewards.answers import LONGEST_NUMBER, boxed, final_answer, marked_number
 
 
 def value_in(text: str, unmarked: bool = True) -> Fraction | None:
@@ -108,12 +108,6 @@ def test_without_a_mark_the_last_number_counts_only_when_asked() -> None:
     assert value_in("#### 42", unmarked=False) == 42
 
 
-def test_the_first_or_the_last_number() -> None:
-    assert number_in("1 in 2") == Number(Fraction(1))
-    assert number_in("1 in 2", last=True) == Number(Fraction(2))
-    assert number_in("none") is None
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -182,12 +176,6 @@ def test_a_text_that_states_no_single_number_has_none(text: str) -> None:
 )
 def test_a_text_that_states_one_number_has_it(text: str) -> None:
     assert Numeric()(f"The answer is {text}.", "5") == Numeric()(f"#### {text}", "5") == 1.0
-
-
-def test_only_what_follows_the_marker_counts() -> None:
-    assert text_after("<think> 1 </think> 2 </think> 3", "</think>") == " 3"
-    assert text_after("<think> 1", "</think>") is None
-    assert text_after("1", None) == "1"
 
 
 @given(st.fractions(min_value=-(10**9), max_value=10**9, max_denominator=1000))

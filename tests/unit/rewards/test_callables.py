@@ -1,7 +1,6 @@
 """User functions: three signatures, in a worker or here, filled by name."""
 
 import asyncio
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,7 @@ import pytest
 
 from fakes.scoring import group, rewards_of
 from oncurve.errors import ConfigError, DataError
-from oncurve.rewards import Python, RewardSet
-from oncurve.rewards.callables import Adapted
-from oncurve.rewards.python import why_in_process
+from oncurve.rewards import RewardSet
 
 USER_FILE = """
 import helper_of_the_user
@@ -96,15 +93,6 @@ def test_columns_by_name(user_file: Path) -> None:
     assert scored(user_file, "columns", group("4", "5", columns={"answer": "5", "level": 3})) == [3.0, 4.0]
 
 
-def test_all_columns_by_keywords(user_file: Path) -> None:
-    assert scored(user_file, "everything", group("abc", "d", columns={"answer": "5", "level": 3})) == [3.0, 1.0]
-
-
-def test_trl_columns_as_lists(user_file: Path) -> None:
-    groups = [group("4", "5", number=0), group("6", number=1, columns={"answer": "6"})]
-    assert scored(user_file, "trl", *groups) == [1.0, 0.0, 1.0]
-
-
 def test_trl_extras_are_given_when_asked_by_name(user_file: Path) -> None:
     table = {"path": "mine.py:trl_everything", "processes": 1}
     with RewardSet.build([table], base=user_file.parent) as rewards:
@@ -120,11 +108,6 @@ def test_trl_conversations(user_file: Path) -> None:
     assert scored(user_file, "chat", group("4", "5", messages=asked)) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(("name", "value"), [("asynchronous", 1.0), ("asynchronous_one", 2.0), ("array", 1.0)])
-def test_other_shapes_of_functions(user_file: Path, name: str, value: float) -> None:
-    assert scored(user_file, name) == [value, value]
-
-
 def test_a_worker_imports_what_it_serves_alone(user_file: Path) -> None:
     assert scored(user_file, "heavy") == [0.0, 0.0]
 
@@ -136,10 +119,6 @@ def test_verls_compute_score_finds_the_truth(user_file: Path) -> None:
         {"answer": "4"},
     ):
         assert scored(user_file, "compute_score", group("4", "5", columns=columns)) == [1.0, 0.0]
-
-
-def test_objects_that_keep_count_work(user_file: Path) -> None:
-    assert scored(user_file, "stateful") == [1.0, 2.0]
 
 
 def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: Path) -> None:
@@ -162,11 +141,6 @@ def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: 
                     rewards.check_rows([{"reward_model": {"style": "rule"}}], str)
 
 
-def test_a_row_without_the_column_is_named(user_file: Path) -> None:
-    with pytest.raises(DataError, match="row 17 of the data has only: question"):
-        scored(user_file, "columns", group("4", columns={"question": "?"}, number=17))
-
-
 @pytest.mark.parametrize(
     ("path", "words"),
     [
@@ -180,11 +154,6 @@ def test_a_row_without_the_column_is_named(user_file: Path) -> None:
 def test_a_function_that_cannot_be_used_is_refused_before_the_run(user_file: Path, path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         RewardSet.build([{"path": path, "processes": 1}], base=user_file.parent)
-
-
-def test_what_is_not_json_is_a_mistake_in_the_data(user_file: Path) -> None:
-    with pytest.raises(DataError, match="reward columns: a column cannot be sent to its worker: a object"):
-        scored(user_file, "columns", group("4", columns={"answer": object()}))
 
 
 def test_a_closure_runs_here_and_is_announced() -> None:
@@ -214,13 +183,6 @@ def test_an_async_function_runs_where_a_loop_is_running_already() -> None:
     assert asyncio.run(notebook()) == [1.0]
 
 
-def test_a_function_of_this_process_alone_falls_back_to_it() -> None:
-    namespace: dict[str, Any] = {"__name__": "a_module_that_is_nowhere"}
-    exec("def lonely(completion):\n    return 3.0\n", namespace)  # noqa: S102 - a module no worker can import
-    with RewardSet.build([namespace["lonely"]]) as rewards:
-        assert rewards_of(rewards.score([group("a")])) == [3.0]
-
-
 def test_what_a_script_defines_travels_to_workers_unless_it_would_not_be_the_same(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         """
@@ -244,32 +206,3 @@ print(why_in_process(counting), "|", why_in_process(calls_counting), "|", why_in
     )
     run = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
     assert run.stdout == "it uses the variable calls | it uses the variable calls | it uses torch\n", run.stderr
-
-
-def test_what_cannot_be_pickled_stays() -> None:
-    import threading
-
-    class Locked:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-
-        def __call__(self, completion: str) -> float:
-            return 1.0
-
-    assert re.match("it cannot be pickled", why_in_process(Locked()) or "")
-
-
-def test_a_python_reward_is_a_path_or_a_function() -> None:
-    with pytest.raises(ConfigError, match="give a path"):
-        RewardSet.build([{"kind": "python"}])
-    with pytest.raises(ConfigError, match="kind"):
-        RewardSet.build([{"kind": "exakt"}])
-    assert Python(path="a.py:score").default_name == "score"
-    assert "function" not in Python(function=len).model_dump()
-
-
-def test_functions_without_readable_parameters_are_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Adapted(dict)
-    with pytest.raises(ConfigError, match="cannot be given by name"):
-        Adapted(lambda *texts: 1.0)

@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 
-from fakes.scoring import group, rewards_of
-from oncurve.errors import ConfigError, DataError
+from oncurve.errors import DataError
 from oncurve.rewards import Choice, RewardSet
 
 CITIES = ["Rome", "Paris", "A city", "Oslo"]
-ARC = {"label": ["1", "2", "3", "4"], "text": CITIES}
 
 
 @pytest.mark.parametrize(
@@ -75,13 +73,6 @@ def test_the_answer_column_is_a_letter_a_text_or_an_index_from_0(answer: Any) ->
     assert [reward(text, answer, CITIES) for text in ("B", "A", "C")] == [1.0, 0.0, 0.0]
 
 
-def test_labels_may_be_numbers() -> None:
-    assert Choice(options="choices")("The answer is (2).", "2", ARC) == 1.0
-    assert Choice(options="choices")("Answer: Paris", "2", ARC) == 1.0
-    assert Choice()("Answer: 2", "2") == 1.0
-    assert Choice()("Answer: 2.5", "2") == 0.0
-
-
 def test_a_mark_can_be_required_and_an_empty_answer_does_not_apply() -> None:
     assert Choice(unmarked=False)("I choose (B)", "B") == 0.0
     assert Choice(unmarked=False)("Answer: B", "B") == 1.0
@@ -108,16 +99,3 @@ def test_a_row_that_cannot_be_used_is_refused_with_its_place(row: dict[str, Any]
         rewards.check_rows([{"answer": "B", "choices": CITIES}, row], lambda index: f"line {index + 1}")
     assert str(caught.value).startswith("line 2: reward choice")
     assert said in str(caught.value)
-
-
-def test_it_scores_groups_by_their_columns() -> None:
-    with RewardSet.build([{"kind": "choice", "options": "of", "after": "</think>"}]) as rewards:
-        scored = rewards.score(
-            [group("(B)</think>Answer: Rome", "</think>B", "B", columns={"answer": 0, "of": CITIES})]
-        )
-    assert rewards_of(scored) == [1.0, 0.0, 0.0]
-
-
-def test_its_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'options'"):
-        RewardSet.build([{"kind": "choice", "option": "x"}])

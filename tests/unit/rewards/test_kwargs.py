@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from oncurve.config import load_config, to_toml
 from oncurve.errors import ConfigError
 from oncurve.rewards import RewardSet
 from oncurve.types import Completion, Group, Prompt
@@ -46,17 +45,6 @@ def test_each_signature_gets_them(tmp_path: Path, name: str) -> None:
     assert rewards_of(tmp_path, table | {"kwargs": {"limit": 11}}, limit=1) == [1.0, 1.0]  # a column does not count
 
 
-def test_a_function_in_this_process_gets_them(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    def closure(completion: str, limit: int) -> float:
-        seen.append(completion)
-        return float(len(completion) <= limit)
-
-    assert rewards_of(tmp_path, {"kind": "python", "function": closure, "kwargs": {"limit": 4}}) == [1.0, 0.0]
-    assert seen == ["four", "eleven long"]
-
-
 @pytest.mark.parametrize(
     ("name", "kwargs", "error"),
     [
@@ -69,15 +57,3 @@ def test_what_a_function_does_not_take_is_refused_at_load(tmp_path: Path, name: 
     (tmp_path / "f.py").write_text(FUNCTIONS)
     with pytest.raises(ConfigError, match=error):
         RewardSet.build([{"path": f"f.py:{name}", "kwargs": kwargs, "processes": 1}], base=tmp_path)
-
-
-def test_they_are_said_in_a_recipe_and_changed_by_a_word(tmp_path: Path) -> None:
-    recipe = tmp_path / "a.toml"
-    recipe.write_text('[[rewards]]\npath = "f.py:plain"\nkwargs = { limit = 4, unit = 0.5 }\n')
-    assert load_config(recipe)[0].rewards[0].kwargs == {"limit": 4, "unit": 0.5}
-    changed, _ = load_config(recipe, ["rewards.0.kwargs.limit=5"])
-    assert changed.rewards[0].kwargs == {"limit": 5, "unit": 0.5}
-    (tmp_path / "b.toml").write_text(to_toml(changed))
-    assert load_config(tmp_path / "b.toml")[0] == changed
-    with pytest.raises(ConfigError, match=r"rewards\.0\.kwargs"):
-        load_config(recipe, ["rewards.0.kwargs=5"])

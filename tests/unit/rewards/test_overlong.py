@@ -5,7 +5,7 @@ import pytest
 from fakes.scoring import group, rewards_of
 from oncurve.config import load_config
 from oncurve.errors import ConfigError
-from oncurve.rewards import Exact, Overlong, Python, RewardSet, verifier_of
+from oncurve.rewards import Exact, Overlong, RewardSet
 
 
 @pytest.mark.parametrize(
@@ -44,22 +44,3 @@ def test_lengths_that_do_not_fit_are_refused_before_anything_is_loaded(settings:
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["rollout.max_new_tokens=100", f"rewards=[{{kind='overlong', {settings}}}]"])
     assert str(caught.value).startswith(said)
-
-
-def test_alone_it_needs_a_length() -> None:
-    with pytest.raises(ConfigError, match="max_length is missing"):
-        RewardSet.build([{"kind": "overlong", "buffer": 4}])
-
-
-def test_it_is_never_the_verifier_and_leaves_the_others_as_they_were() -> None:
-    overlong, other = Overlong(buffer=4, max_length=8), Python(function=len)
-    assert verifier_of([overlong]) is None
-    assert verifier_of([Exact(), overlong]) == "exact"
-    assert verifier_of([other, overlong]) == verifier_of([other]) == "len"
-    assert verifier_of([other, Python(function=max), overlong]) is None
-
-
-def test_rewards_below_0_do_not_go_with_maxrl() -> None:
-    words = ["advantage.kind=maxrl", "rewards=[{kind='exact'}, {kind='overlong', buffer=20}]"]
-    with pytest.raises(ConfigError, match="the advantage needs rewards of 0 or more"):
-        load_config(None, words)

@@ -72,12 +72,6 @@ def test_others_have_none(module: ModuleType, what: str) -> None:
     assert path_of(NOT_BY_PATH[what](module)) is None
 
 
-@pytest.mark.parametrize("now", ["def length(completion):\n    return 5.0\n", "def length(", ""])
-def test_a_file_that_has_changed_since_has_another_function(module: ModuleType, now: str) -> None:
-    Path(str(module.__file__)).write_text(now)
-    assert path_of(module.length) is None
-
-
 def test_a_script_that_runs_is_not_run_again_by_a_worker(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.length, "__module__", "__main__")
     assert path_of(module.length) is None

@@ -5,7 +5,7 @@ import pytest
 from fakes.scoring import group, rewards_of
 from oncurve.config import load_config
 from oncurve.errors import ConfigError
-from oncurve.rewards import Cosine, Format, LengthCap, Math, Python, Repetition, RewardSet, verifier_of
+from oncurve.rewards import Format, LengthCap, Repetition, RewardSet
 
 THINK = {
     "<think>a</think>b": 1.0,
@@ -51,12 +51,6 @@ FORMS = {
 @pytest.mark.parametrize(("preset", "text"), [(preset, text) for preset, texts in FORMS.items() for text in texts])
 def test_a_form_is_there_or_not(preset: str, text: str) -> None:
     assert Format.model_validate({"preset": preset})(text) == FORMS[preset][text]
-
-
-def test_the_prompt_may_open_the_thought() -> None:
-    assert Format(prompt_opens=True)("a</think>b") == 1.0
-    assert Format(prompt_opens=True)("<think>a</think>b") == 0.0
-    assert Format(preset="think_answer", prompt_opens=True)("a</think><answer>4</answer>") == 1.0
 
 
 def test_a_pattern_of_ones_own_runs_in_a_worker() -> None:
@@ -132,35 +126,3 @@ def test_cosine_falls_for_right_and_rises_for_wrong_answers() -> None:
     assert rewards_of(scored)[:8] == pytest.approx(expected)
     assert rewards_of(scored)[5] == pytest.approx(-0.75)
     assert rewards_of(scored)[8] is None
-
-
-def test_cosine_takes_its_length_from_the_rollout() -> None:
-    config, _ = load_config(None, ["rollout.max_new_tokens=100", "rewards=[{kind='cosine'}]"])
-    (cosine,) = config.fitted_rewards
-    assert isinstance(cosine, Cosine)
-    assert cosine.max_length == 100
-    with pytest.raises(ConfigError, match="max_length is missing"):
-        RewardSet.build([{"kind": "cosine"}])
-
-
-def test_none_of_them_says_what_is_right() -> None:
-    shaping = [Format(), Repetition(), LengthCap(max_length=9), Cosine()]
-    assert [verifier_of([reward]) for reward in shaping] == [None] * 4
-    assert verifier_of([*shaping, Math(weight=0.0)]) == "math"
-    assert verifier_of([Python(function=len), *shaping[:3]]) == "len"
-
-
-def test_a_form_goes_with_maxrl() -> None:
-    load_config(None, ["advantage.kind=maxrl", "rewards=[{kind='exact'}, {kind='format'}]"])
-
-
-@pytest.mark.parametrize("reward", ["{kind='repetition'}", "{kind='cosine'}", "{kind='length_cap', max_length=9}"])
-def test_rewards_below_0_do_not_go_with_maxrl(reward: str) -> None:
-    with pytest.raises(ConfigError, match="the advantage needs rewards of 0 or more"):
-        load_config(None, ["advantage.kind=maxrl", f"rewards=[{{kind='exact'}}, {reward}]"])
-
-
-def test_the_text_of_a_tag_is_the_answer() -> None:
-    with RewardSet.build([{"kind": "exact", "after": "<answer>"}]) as rewards:
-        scored = rewards.score([group("<think>5</think><answer> 4 </answer>", "<answer>4", "4", "<answer>5</answer>")])
-    assert rewards_of(scored) == [1.0, 1.0, 0.0, 0.0]

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from fakes.scoring import group
-from oncurve.errors import ConfigError, RewardError
-from oncurve.rewards import Python, RewardSet, TaskSteps
-from oncurve.rewards.callables import Adapted
+from oncurve.rewards import Python, RewardSet
 from oncurve.steps import token_ends
-from oncurve.tasks.arithmetic import problem, solution
 from oncurve.types import Completion, Group, Prompt, Score
 
 TEXT = "one\ntwo\nthree"
@@ -95,12 +92,6 @@ def test_the_splitter_is_a_setting(mine: Path) -> None:
     assert score.step_ends == (1, 5, 6)
 
 
-@pytest.mark.parametrize("split", ["lines", "/(/"])
-def test_a_splitter_that_is_none_is_refused_before_anything_runs(split: str) -> None:
-    with pytest.raises(ConfigError, match="split"):
-        RewardSet.build([{"path": "mine.py:own", "split": split}])
-
-
 def test_components_add_up_where_they_score_the_same_step_and_a_whole_counts_at_the_end() -> None:
     def one(completion: str) -> Any:
         return {"reward": 1.0, "steps": [[4, 1.0], [13, 2.0]]}
@@ -117,11 +108,6 @@ def test_components_add_up_where_they_score_the_same_step_and_a_whole_counts_at_
     assert score.parts == {"one": 1.0, "other": 15.0, "whole": 100.0}
     (score,) = scored([Python(function=other), Python(function=whole, weight=0.0)], [group(TEXT)])
     assert steps_of(score) == [(3, 10.0), (7, 20.0)]  # what has no weight is only looked at
-
-
-def test_a_reward_of_the_whole_alone_has_no_steps() -> None:
-    (score,) = scored([lambda completion: 1.0], [group(TEXT)])
-    assert (score.step_ends, score.step_rewards) == ((), ())
 
 
 def test_steps_that_do_not_apply_are_left_out() -> None:
@@ -156,43 +142,3 @@ def test_what_is_wrong_about_steps_is_a_fault_of_that_completion(value: Any, kin
     assert words in bad.fault
     assert not bad.valid
     assert (good.valid, good.step_rewards) == (True, (1.0,))
-
-
-def test_step_rewards_too_large_to_add_are_not_valid() -> None:
-    settings = [
-        Python(function=lambda completion: {"reward": 0.0, "steps": [1e308]}, weight=10.0),
-        lambda completion: 1.0,
-    ]
-    (score,) = scored(settings, [group("x")])
-    assert not score.valid
-
-
-def test_without_a_tokenizer_steps_have_no_tokens() -> None:
-    with (
-        RewardSet.build([lambda completion: {"steps": [1.0]}]) as rewards,
-        pytest.raises(RewardError, match="tokenizer"),
-    ):
-        rewards.score([group("x")])
-
-
-def test_the_tasks_checker_scores_every_line() -> None:
-    asked = problem("train", 3)
-    right = solution(asked)
-    first = right.index("\n") + 1
-    wrong = right[: first - 2] + str((int(right[first - 2]) + 1) % 10) + right[first - 1 :]
-    row = {"question": asked.question, "answer": asked.answer}
-    good, bad = scored([TaskSteps()], [group(right, wrong, columns=row)])
-    count = right.count("\n") + 1
-    assert (good.reward, good.step_rewards) == (1.0, (1.0,) * count)
-    assert bad.step_rewards == (0.0,) * count
-    assert bad.parts == {"task_steps": 1.0}  # the answer is right, though it does not follow
-
-
-def test_adapters_hand_functions_what_they_name() -> None:
-    def f(completion_steps: list[str], level: int = 7) -> Any:
-        return [float(len(completion_steps) + level)] * len(completion_steps)
-
-    adapted = Adapted(f)
-    assert adapted.about["needs"] == ()
-    assert set(adapted.about["takes"]) == {"level", "completion"}
-    assert adapted({"completion": "a\nb"}) == {"reward": None, "step_ends": [2, 3], "step_rewards": [9.0, 9.0]}

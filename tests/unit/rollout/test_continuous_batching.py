@@ -99,29 +99,3 @@ def test_groups_come_in_as_rows_become_free():
     # A group's first token comes from its prefill: in the step before it only the other two rows are run.
     joins = (4, 8, 28, 32, 40)
     assert model.stepped == [2 if step in joins else 4 for step in range(1, 48)]
-
-
-def test_a_group_larger_than_the_rows_goes_alone():
-    model = TableModel(torch.randn(9, 9, generator=torch.Generator().manual_seed(0)))
-    prompts = [Prompt(number, "", (number,)) for number in range(3)]
-    rollout(model, Sampling(group_size=5, max_new_tokens=3, max_concurrent=2), prompts, ())
-    assert model.prefilled == [1, 1, 1]
-    assert set(model.stepped) == {5}
-
-
-def test_the_same_settings_give_the_same_bits():
-    prompts, sampling = prompts_of(), Sampling(group_size=3, max_new_tokens=14, max_concurrent=7)
-    results = [rollout(fast("qwen2", torch.bfloat16), sampling, prompts) for _ in range(2)]
-    assert results[0] == results[1]
-
-
-@pytest.mark.parametrize("stop", [(), ("ab",)])
-def test_nothing_is_left_over_between_two_rollouts(stop):
-    table = torch.full((257, 257), -torch.inf)
-    table[:, list(b"abc")] = 0.0
-    sampling = Sampling(group_size=2, max_new_tokens=9, max_concurrent=4, stop=stop)
-    engine = InProcessEngine(sampling, ByteTokenizer(), (), seed=2)
-    engine.follow(LocalWeights(TableModel(table), 0))
-    prompts = [Prompt(number, "", (97,)) for number in range(6)]
-    first, _, again = (engine.generate(prompts, draw=draw) for draw in (0, 1, 0))
-    assert first == again

@@ -4,7 +4,6 @@ from hypothesis import given, settings, strategies as st
 
 from fakes.tolerance import assert_close
 from oncurve.randomness import uniform
-from oncurve.rollout import sampler
 from oncurve.rollout.sampler import greedy, sample
 from oracles import plain_sampler
 
@@ -104,25 +103,3 @@ def test_a_nan_shows_in_the_logprob_and_the_id_stays_in_range(vocabulary):
     assert torch.isfinite(logprobs[0])
     assert torch.isnan(logprobs[1])
     assert 0 <= ids[1] < vocabulary
-
-
-@pytest.mark.parametrize("vocabulary", [130, 512])
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_few_rows_at_a_time_draw_the_same(monkeypatch, vocabulary, temperature):
-    logits, u = normal(10, vocabulary, torch.float32), uniforms(10)
-    whole = sample(logits, u, temperature)
-    monkeypatch.setattr(sampler, "_AT_ONCE", 3 * vocabulary)
-    ids, logprobs = sample(logits, u, temperature)
-    assert torch.equal(ids, whole[0])
-    assert_close(logprobs, whole[1])
-
-
-@pytest.mark.parametrize("vocabulary", [100, 300])
-@pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
-def test_half_precision_logits_are_widened_first(vocabulary, temperature):
-    logits, u = normal(50, vocabulary).bfloat16(), uniforms(50)
-    ids, logprobs = sample(logits, u, temperature)
-    assert logprobs.dtype == torch.float32
-    expected = torch.log_softmax(logits.float() / (temperature or 1.0), -1).gather(1, ids[:, None]).squeeze(1)
-    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
-    assert torch.equal(ids, sample(logits.float(), u, temperature)[0])

@@ -6,9 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from fakes.scripted import ByteTokenizer
 from oncurve.errors import ConfigError
-from oncurve.rollout.stopping import Detokenizer, GrowingText, StopSearch, StopTable
-
-HALF = "\ufffd"
+from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable
 
 
 def written(tokens, rows):
@@ -44,32 +42,6 @@ def test_a_stop_string_may_span_tokens_and_end_inside_one():
     assert run(tokenizer, ("Question:",), ids) == (4, "4\n")
     assert run(tokenizer, ("4\nQ",), ids) == (3, "")
     assert run(tokenizer, ("Answer:",), ids) is None
-
-
-def test_the_earliest_of_several_stop_strings_cuts_the_text():
-    tokenizer = ByteTokenizer(["b c d"])
-    assert run(tokenizer, ("d", "c"), [*b"a", 256]) == (2, "ab ")
-    assert run(tokenizer, ("aa", "baa"), list(b"xbaa")) == (4, "x")
-
-
-def test_a_stop_string_of_characters_whose_bytes_are_spread_over_tokens():
-    tokenizer = ByteTokenizer()
-    ids = list("日本。🙂!".encode())
-    assert run(tokenizer, ("。",), ids) == (9, "日本")
-    assert run(tokenizer, ("🙂",), ids) == (13, "日本。")
-    assert run(tokenizer, ("🙃",), ids) is None
-
-
-def test_a_stop_string_counts_though_half_a_character_follows_in_the_same_token():
-    tokenizer = ByteTokenizer(["。".encode() + "日".encode()[:1]])
-    assert run(tokenizer, ("。",), [*b"a", 256, 0x97, 0xA5]) == (2, "a")
-
-
-def test_half_a_character_is_not_settled_before_its_other_half_has_come():
-    growing = GrowingText(Detokenizer(ByteTokenizer()), ())
-    shown = [growing.extend([byte]) for byte in "a🙂b".encode()]
-    assert shown == ["a", "a" + HALF, "a" + HALF, "a" + HALF, "a🙂", "a🙂b"]
-    assert growing.settled == "a🙂b"
 
 
 def test_the_prompt_is_not_searched_but_its_end_gives_the_completion_its_spaces():
@@ -168,8 +140,3 @@ def test_text_behind_a_prompt_keeps_the_space_that_joins_them(stories_tokenizer)
         == "Once upon a time there was"
     )
     assert Detokenizer(stories_tokenizer).after([1])(whole) == "Once upon a time there was"
-
-
-def test_a_stop_string_that_a_real_tokenizer_calls_special_is_refused(stories_tokenizer):
-    with pytest.raises(ConfigError, match=r"eos_ids = \[2\]"):
-        StopTable(stories_tokenizer, ("</s>",))

@@ -190,12 +190,6 @@ def test_a_lock_is_never_cut_off(tmp_path: Path) -> None:
     assert stat.S_ISREG((path / LOCK).lstat().st_mode)
 
 
-def test_a_whole_run_behind_a_link_is_as_good_as_any(tmp_path: Path) -> None:
-    begun(tmp_path / "run").close()
-    (tmp_path / "latest").symlink_to("run")
-    RunDirectory.open(tmp_path / "latest").close()
-
-
 HOUSEKEEPING = {
     "prune": lambda folder: durable.prune(folder, "step-", 1),
     "discard": lambda folder: durable.discard(folder, []),
@@ -286,13 +280,3 @@ def test_a_folder_that_is_replaced_while_the_model_loads_is_not_taken_for_the_ru
         shutil.copytree(tmp_path / "there", tmp_path / "run")
         with pytest.raises(LostFileError, match="after it was opened"):
             run.check_kept()
-
-
-def test_a_change_is_noted_even_where_the_environment_is_damaged(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
-    (run.path / "environment.json").write_bytes(b'{"torch": ')
-    run.note(3, ["kl.coef: was 0.1, is 0.2"])
-    run.note(5, ["kl.coef: was 0.2, is 0.3"])
-    found = durable.read_json(run.path / "environment.json")
-    assert [note["after_step"] for note in found["changed"]] == [3, 5]
-    run.close()

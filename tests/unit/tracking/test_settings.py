@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import oncurve
 from oncurve.config import load_config
 from oncurve.errors import ConfigError
-from oncurve.models import tiny
 from oncurve.run.tracking import check_tracking
 from oncurve.tracking import tables
 
@@ -72,18 +70,3 @@ def test_wandb_online_needs_a_key_and_offline_does_not(tmp_path: Path, monkeypat
     check_tracking(load_config("grpo", ['tracking.to=["wandb"]', "tracking.mode=offline"])[0])
     monkeypatch.setenv("WANDB_MODE", "offline")
     check_tracking(load_config("grpo", ['tracking.to=["wandb"]'])[0])
-
-
-def test_a_space_is_nothing_offline() -> None:
-    with pytest.raises(ConfigError, match=r"tracking\.space"):
-        load_config("grpo", ["tracking.mode=offline", "tracking.space=me/runs"])
-
-
-def test_trackers_need_a_run_directory() -> None:
-    with pytest.raises(ConfigError, match="name one: out="):
-        oncurve.train(
-            model=tiny.path(),
-            data=[{"prompt": "1+1="}],
-            reward="task",
-            settings={"tracking": {"to": ["tensorboard"]}},
-        )

@@ -120,13 +120,6 @@ def test_every_step_is_shown_once_also_those_that_come_again(kind: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_the_evaluation_before_training_is_step_0_and_shown_once(kind: str, tmp_path: Path) -> None:
-    follow(kind, tmp_path / "run", {0: 0.25, 1: 0.5})
-    follow(kind, tmp_path / "run", {0: 0.25, 1: 0.5, 2: 0.75}, begun_at=0)  # killed before the first checkpoint
-    assert READERS[kind](tmp_path / "run", "reward/mean") == [(0, 0.25), (1, 0.5), (2, 0.75)]
-
-
-@pytest.mark.parametrize("kind", READERS)
 def test_steps_that_a_killed_process_had_not_written_yet_are_shown_from_the_log(kind: str, tmp_path: Path) -> None:
     follow(kind, tmp_path / "run", {1: 0.5, 2: 0.25})
     follow(kind, tmp_path / "run", {step: step * 0.5 for step in range(1, 7)}, begun_at=6)
@@ -146,14 +139,6 @@ def test_tensorboard_has_configuration_and_completions_as_text(tmp_path: Path) -
     assert '"learning_rate": 1e-06' in config
     assert '"one"' in config
     assert events.summary_metadata["completions"].plugin_data.plugin_name == "text"
-
-
-def test_tensorboard_goes_on_after_an_event_that_was_torn(tmp_path: Path) -> None:
-    follow("tensorboard", tmp_path / "run", dict.fromkeys(range(1, 4), 0.5))
-    (file,) = (tmp_path / "run" / FOLDER).iterdir()
-    file.write_bytes(file.read_bytes()[:-10])
-    follow("tensorboard", tmp_path / "run", dict.fromkeys(range(1, 6), 0.5), begun_at=3)
-    assert tensorboard_points(tmp_path / "run", "reward/mean") == [(step, 0.5) for step in range(1, 6)]
 
 
 def test_wandb_has_configuration_tags_and_completions(tmp_path: Path) -> None:

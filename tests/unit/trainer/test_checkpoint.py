@@ -1,6 +1,5 @@
 """What a checkpoint holds: the learner's files, what is stored once, and the outer loop's own."""
 
-import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -73,16 +72,6 @@ def test_a_reference_is_stored_again_when_it_has_moved_and_goes_with_the_last_th
     assert frozen(tmp_path) == {moved[0]}
 
 
-def test_a_reference_that_does_not_move_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, checkpoints = make_learner(), Checkpoints(tmp_path, keep=1)
-    name = save(checkpoints, learner, 1)
-    resumed = Checkpoints(tmp_path, keep=1)
-    resumed.restore(learner, still(learner))
-    monkeypatch.setattr(durable, "store", None)
-    assert save(checkpoints, learner, 2) == save(resumed, learner, 3) == name
-    assert frozen(tmp_path) == {name}
-
-
 def test_what_a_kept_checkpoint_names_stays_even_if_it_is_damaged(tmp_path: Path) -> None:
     learner, checkpoints = make_learner(learning_rate=0.1), Checkpoints(tmp_path, keep=1)
     save(checkpoints, learner, 1)
@@ -118,15 +107,6 @@ def test_a_restored_reference_is_the_one_of_that_step(tmp_path: Path, compute_dt
         (tmp_path / f"step-{step:06d}" / "learner.safetensors").write_bytes(b"torn")
 
 
-def test_a_checkpoint_without_a_reference_gets_one_when_there_is_one(tmp_path: Path) -> None:
-    bare, learner = make_learner(kl_coef=0.0), make_learner()
-    assert save(Checkpoints(tmp_path, keep=1), bare, 1) == "None"
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.restore(learner, still(learner))
-    name = save(checkpoints, learner, 2)
-    assert frozen(tmp_path) == {name}
-
-
 def test_what_the_outer_loop_saves_comes_back_and_the_manifest_covers_it(tmp_path: Path) -> None:
     learner = make_learner()
     path = Checkpoints(tmp_path, keep=1).save(learner, Memory(2.0), TrainerState(step=1), {})
@@ -140,34 +120,12 @@ def test_what_the_outer_loop_saves_comes_back_and_the_manifest_covers_it(tmp_pat
         Checkpoints(tmp_path, keep=1).restore(learner, other)
 
 
-def test_an_outer_loop_that_saves_nothing_leaves_nothing_and_one_that_expects_something_is_told(tmp_path: Path) -> None:
-    learner = make_learner()
-    path = Checkpoints(tmp_path, keep=1).save(learner, still(learner), TrainerState(step=1), {})
-    assert sorted(file.name for file in path.iterdir()) == ["learner.safetensors", "manifest.json", "state.json"]
-    assert record_of(path)["outer"] == {}
-    with pytest.raises(CheckpointError, match=r"lacks 'draws': a run with other settings wrote it"):
-        Checkpoints(tmp_path, keep=1).restore(learner, Memory())
-
-
 def test_a_checkpoint_of_an_older_format_is_refused_with_both_formats(tmp_path: Path) -> None:
     learner = make_learner()
     durable.write_directory(tmp_path / "step-000004", {"state.json": durable.to_json({"format": 2})})
     with pytest.raises(CheckpointError, match=r"format 2, and this oncurve reads format 3") as caught:
         Checkpoints(tmp_path, keep=1).restore(learner, still(learner))
     assert "\n" not in str(caught.value)
-
-
-def test_what_fails_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
-    learner = make_learner()
-    save(Checkpoints(tmp_path, keep=1), learner, 1)
-
-    def fails(folder: Path) -> dict[str, Any]:
-        durable.save_tensors(folder / "learner.safetensors", {"one": torch.ones(3)})
-        raise OSError(errno.ENOSPC, "full")
-
-    with pytest.raises(durable.StorageError, match=r"step-000002 cannot be written.*free some space and resume"):
-        Checkpoints(tmp_path, keep=1).write(2, fails)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["frozen", "step-000001"]
 
 
 def test_frozen_weights_are_stored_once_for_all_checkpoints_and_come_back(tmp_path: Path) -> None:

@@ -12,14 +12,11 @@ import pytest
 import torch
 
 from fakes.loops import PROMPTS, make_loop, resumed
-from fakes.tiny_policy import random_groups
 from oncurve import durable
 from oncurve.data import PromptOrder
-from oncurve.errors import TrainingError
 from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
-from oncurve.trainer import Collected, DynamicSampling, TrainerState
-from oncurve.trainer.surplus import SurplusGroup, load_surplus, save_surplus
+from oncurve.trainer import Collected, DynamicSampling
 from oncurve.types import Completion, Group, Prompt, Score
 
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
@@ -64,14 +61,6 @@ def group(*outcomes: str) -> Group:
 )
 def test_groups_with_right_and_wrong_completions_are_kept(outcomes: tuple[str, ...], kept: bool) -> None:
     assert DynamicSampling(10, right).keeps(group(*outcomes)) == kept
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "kept"),
-    [(("right cut", "wrong"), True), (("right cut", "wrong cut"), False), (("right cut", "wrong read"), False)],
-)
-def test_a_group_without_a_trained_completion_is_not_kept(outcomes: tuple[str, ...], kept: bool) -> None:
-    assert DynamicSampling(10, right, mask_truncated=True).keeps(group(*outcomes)) == kept
 
 
 def test_without_a_verifier_groups_whose_rewards_differ_are_kept() -> None:
@@ -137,34 +126,6 @@ def _places(now: Collected) -> list[int]:
     return found
 
 
-class Backwards:
-    """An engine whose groups are complete in the reverse order of the prompts."""
-
-    def __init__(self, inner) -> None:
-        self.inner, self.exact = inner, True
-
-    def follow(self, weights) -> None:
-        self.inner.follow(weights)
-
-    def generate(self, prompts, draw, sampling=None, on_group=None, first_samples=None):
-        groups = self.inner.generate(prompts, draw, sampling, None, first_samples)
-        for index in reversed(range(len(groups))):
-            on_group(index, groups[index])
-        return groups
-
-
-def test_arrival_does_not_decide(tmp_path: Path) -> None:
-    one, two = make_loop(dynamic=DynamicSampling(20, None)), make_loop(dynamic=DynamicSampling(20, None))
-    two.engine = Backwards(two.engine)
-    for _ in range(4):
-        assert one.step().groups == two.step().groups
-    assert without_times(one.state) == without_times(two.state)
-
-
-def without_times(state: TrainerState) -> TrainerState:
-    return replace(state, seconds=0.0, metrics_bytes=0)
-
-
 def test_the_counts_of_every_step_add_up_and_the_learner_trains_on_what_they_say() -> None:
     loop, carried = make_loop(dynamic=DynamicSampling(20, None)), 0.0
     for _ in range(8):
@@ -202,37 +163,6 @@ def test_at_the_bound_a_step_trains_on_what_there_is_and_announces_it_once(caplo
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert "filter.max_rounds = 1" in said[0]
-
-
-def test_a_step_without_any_group_to_train_on_ends_the_run(tmp_path: Path) -> None:
-    loop = make_loop(tmp_path, DynamicSampling(2, None), reward=lambda completions, prompts: [0.5] * len(completions))
-    with pytest.raises(TrainingError, match=r"none of the 6 groups that were sampled in 2 rounds \(filter\.max_rounds"):
-        loop.train()
-    assert loop.state.step == 0
-    assert len(RolloutFiles(tmp_path).read(1)) == 6
-
-
-def test_without_the_filter_a_step_is_one_round_of_all_groups() -> None:
-    loop = make_loop()
-    for step in range(1, 4):
-        result = loop.step()
-        assert len(result.groups) == 3
-        assert all(rows is not None for rows in result.advantages)
-        assert (loop.state.cursor, loop.state.draw, loop.state.surplus) == (3 * step, step, ())
-        assert "groups/rounds" not in result.metrics
-
-
-def test_surplus_groups_are_the_same_after_a_checkpoint(tmp_path: Path) -> None:
-    steps = {"step_ends": (0, 1), "step_rewards": (0.1, 1 / 3), "step_offsets": (2, 5)}
-    score = Score(1 / 3, True, {"a": None, "b": 0.1}, "none: é\ud800", extras={"a/x": [1, None]}, **steps)
-    score = replace(score, part_steps={"a": ((2, 0.1), (5, 1 / 3))}, weights=(0.1, 2.0))
-    completion = Completion((4, 2), "4\n", (-1 / 3, -1e-300), "stop", 7, 12, (True, False))
-    given = Group(PROMPTS[3], (completion, replace(completion, trained=None)), (score, Score(0.0, False)), draw=11)
-    surplus = (SurplusGroup.of(40, given), *(SurplusGroup.of(i, each) for i, each in enumerate(random_groups())))
-    save_surplus(tmp_path, surplus)
-    state = TrainerState(step=3, cursor=9, surplus=surplus)
-    assert TrainerState.from_json(json.loads(json.dumps(state.to_json())), load_surplus(tmp_path)) == state
-    assert load_surplus(tmp_path / "none") == ()
 
 
 def test_a_group_whose_prompt_has_changed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

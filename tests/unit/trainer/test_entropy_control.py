@@ -16,7 +16,6 @@ from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, EntropyBonus, KLPenalty, Regularizer
 from oncurve.metrics import Metrics
 from oncurve.trainer import EntropyControl, Trainer, TrainerState
-from oncurve.types import TokenStats
 
 
 def test_the_coefficient_grows_below_the_target_and_counts_only_there() -> None:
@@ -36,14 +35,6 @@ def test_the_coefficient_grows_below_the_target_and_counts_only_there() -> None:
     assert metrics.result()["policy/entropy_coef"] == 0
 
 
-def test_without_a_target_the_coefficient_is_the_settings_and_the_batch_stays() -> None:
-    bonus, batch = EntropyBonus(coef=0.01), finished(make_learner(kl_coef=0.0), random_groups())
-    assert bonus.steered(0.01, 0.0) == bonus.in_force(0.01, None) == 0.01
-    control = EntropyControl(bonus)
-    assert control.with_coef(batch, TrainerState(), Metrics()) is batch
-    assert control.after(TrainerState(), 0.1) == TrainerState()
-
-
 def steered_learner(**settings: int) -> LocalLearner:
     regularizer = Regularizer(KLPenalty(coef=0.0), steered=True)
     return LearnerConfig(**settings).build(tiny_model(), Clipped(), regularizer, temperature=0.7)
@@ -57,13 +48,6 @@ def test_its_gradient_is_that_of_the_constant_bonus_in_any_split(alpha: float, t
     given = batch.having(entropy_coef=torch.full((batch.size,), alpha, dtype=torch.float64))
     found = gradient(steered_learner(tokens_per_micro_batch=tokens), given)
     torch.testing.assert_close(found, gradient(constant, batch), atol=1e-13, rtol=1e-10)
-
-
-def test_a_batch_without_the_coefficient_is_refused() -> None:
-    batch = finished(make_learner(kl_coef=0.0), random_groups())
-    stats = TokenStats(batch.rollout_logprobs, entropy=torch.zeros_like(batch.rollout_logprobs))
-    with pytest.raises(ValueError, match="needs the batch's entropy_coef"):
-        Regularizer(KLPenalty(coef=0.0), steered=True)(stats, batch)
 
 
 def loop_of(bonus: EntropyBonus, folder: Path | None = None, constant: bool = False, **config: object) -> Trainer:

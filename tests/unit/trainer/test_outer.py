@@ -51,9 +51,3 @@ def test_what_it_saves_is_the_step_it_moved_for(tmp_path: Path) -> None:
     again.load(tmp_path, {})
     assert again.save(tmp_path) == {}
     assert not any(tmp_path.iterdir())
-
-
-def test_without_a_reference_nothing_moves_and_nothing_is_said() -> None:
-    outer = ReferenceSchedule(ReferenceSettings(every=1, mixup_alpha=1.0), make_learner(kl_coef=0.0))
-    assert moves(outer, 3) == []
-    assert outer.moved_for == 0

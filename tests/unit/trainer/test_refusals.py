@@ -16,10 +16,9 @@ import pytest
 from fakes.loops import make_loop, resumed
 from fakes.tiny_policy import random_groups
 from oncurve import durable
-from oncurve.batching import collate
 from oncurve.metrics import METRICS
 from oncurve.report import RolloutFiles
-from oncurve.trainer import Checkpoints, Recorder, TrainerState, recorder as module
+from oncurve.trainer import Recorder, TrainerState, recorder as module
 from oncurve.trainer.refusals import Refusals
 
 if not os.path.exists("/dev/full"):
@@ -153,31 +152,3 @@ def test_the_user_is_told_at_a_falling_rate_and_of_the_end(caplog: pytest.LogCap
     assert "out cannot be written: full; free some space. Training goes on" in caplog.messages[0]
     assert refusals.metrics() == {"disk/refused_writes": 301.0}
     assert refusals.metrics() == {}
-
-
-def test_the_batch_of_a_skipped_update_is_left_out(tmp_path: Path, disk: FullDisk) -> None:
-    recorder, disk.full = Recorder(tmp_path, TrainerState()), True
-    batch = collate(random_groups(2))
-    assert recorder.incident(1, 0, batch, "why") is None
-    disk.full = False
-    assert recorder.incident(1, 0, batch, "why") == tmp_path / "incidents" / "step-000001-0"
-    assert recorder.refusals.metrics() == {"disk/refused_writes": 1.0}
-    recorder.close()
-
-
-def test_the_best_checkpoint_before_one_that_was_refused_stays(tmp_path: Path, disk: FullDisk) -> None:
-    loop, checkpoints = make_loop(), Checkpoints(tmp_path, keep=1)
-
-    def saved(step: int, best: int) -> set[int]:
-        state = TrainerState(step=step, best_step=best)
-        Refusals().allow(lambda: checkpoints.save(loop.learner, loop.outer, state, {}))
-        return {number for number, _ in durable.numbered(tmp_path)}
-
-    assert saved(1, best=1) == {1}
-    disk.full = True
-    assert saved(2, best=2) == {1}
-    disk.full = False
-    assert saved(3, best=2) == {1, 3}
-    assert saved(4, best=2) == {1, 4}
-    assert saved(5, best=5) == {5}
-    assert saved(6, best=5) == {5, 6}

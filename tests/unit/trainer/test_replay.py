@@ -47,14 +47,6 @@ def test_a_share_of_all_earlier_examples_is_replayed(share: float, counts: tuple
         assert not any(prompt.startswith("held") for prompt in asked)
 
 
-def test_what_is_replayed_is_a_function_of_seed_and_iteration() -> None:
-    assert filled().replayed(3, 0.4, seed=1) == filled().replayed(3, 0.4, seed=1)
-    assert filled().replayed(3, 0.4, seed=1) != filled().replayed(3, 0.4, seed=2)
-    long = Replay(pairs("history", 200))
-    assert long.replayed(1, 0.1, seed=1) != long.replayed(2, 0.1, seed=1)
-    assert Replay().replayed(1, 0.5, seed=1) == []
-
-
 def on_disk(folder: Path, offset: int | None = None) -> Replay:
     replay = Replay()
     replay.folder = folder
@@ -107,11 +99,3 @@ def test_a_log_that_has_lost_lines_is_an_error(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"")
     with pytest.raises(CheckpointError, match=FILE):
         on_disk(tmp_path, offset)
-
-
-def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    replay = filled()
-    assert replay.stored_bytes() == 0
-    replay.close()
-    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 from fakes.tiny_policy import random_groups
 from oncurve.config import load_config
 from oncurve.errors import ConfigError
-from oncurve.report import RolloutFiles, read_run, steps_in_words
+from oncurve.report import RolloutFiles
 from oncurve.trainer import Recorder, RolloutsSettings, TrainerState
 
 STEPS = 12
@@ -105,14 +105,6 @@ def test_of_a_damaged_file_what_can_be_read_is_read(tmp_path: Path, damage: str)
     assert {"cut": 1000 < len(found) < 2000, "flipped": len(found) > 2500}.get(damage, not found)
 
 
-def test_a_step_without_a_file_has_no_groups(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").touch()
-    write(tmp_path, "every 5", (0, 0), 7)
-    run = read_run(tmp_path)
-    assert run.steps == (1, 5, 7)
-    assert (run.groups(4), len(run.groups(5))) == ([], 2)
-
-
 @pytest.mark.parametrize(
     "value",
     ["none", "last", "last 0", "every 0", "every -1", "last 3 ", "Last 3", "first 3", "last 1e3", 20, True, 2.0],
@@ -121,21 +113,3 @@ def test_another_value_is_refused_with_examples(value: object) -> None:
     expected = re.escape('rollouts.keep: expected "all", "last 20" or "every 10"')
     with pytest.raises(ConfigError, match=expected):
         load_config("grpo", settings={"rollouts": {"keep": value}})
-
-
-@pytest.mark.parametrize("word", ['rollouts.keep="last 3"', "rollouts.keep=last 3"])
-def test_it_can_be_written_with_and_without_quotes(word: str) -> None:
-    assert load_config("grpo", [word])[0].rollouts.keep == "last 3"
-
-
-def test_a_key_of_the_wrong_section_is_answered_with_the_right_one() -> None:
-    with pytest.raises(ConfigError, match=r"rollouts\.keep"):
-        load_config("grpo", ["rollout.keep=all"])
-
-
-@pytest.mark.parametrize(
-    ("steps", "words"),
-    [((), "none"), ((7,), "7"), ((1, 5, 7), "1, 5, 7"), (range(4, 10), "4 to 9"), ((1, 5, 10, 12), "1, 5, 10 … 12")],
-)
-def test_steps_are_named_in_few_words(steps: tuple[int, ...], words: str) -> None:
-    assert steps_in_words(steps) == words

@@ -15,7 +15,7 @@ from fakes.tiny_policy import TinyLM
 from oncurve.config import load_config
 from oncurve.errors import ConfigError, ModelError
 from oncurve.learner.optim import MasterAdamW
-from oncurve.models import LoadedModel, LoraSettings, ModelConfig, adapted as with_adapter, tiny, wrap
+from oncurve.models import LoadedModel, LoraSettings, adapted as with_adapter, wrap
 from oncurve.models.adapters import put_adapter
 from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, forced_logits
 from oncurve.randomness import row_keys
@@ -75,14 +75,6 @@ def test_a_frozen_copy_stays_when_the_adapter_moves(attention):
         assert torch.equal(logits(model), moved)
 
 
-def test_the_adapter_is_back_after_an_error():
-    model = adapted(architecture("llama"))
-    before = logits(model)
-    with pytest.raises(KeyError), model.adapter.off():
-        raise KeyError
-    assert torch.equal(logits(model), before)
-
-
 def test_steps_that_were_captured_are_captured_again_when_the_factors_change():
     """What a graph replays are the factors that it read when it was captured: their values, while they stay in use."""
     model = adapted(architecture("qwen2", torch.float64))
@@ -138,25 +130,6 @@ def test_the_first_factors_are_those_of_the_seed_and_within_the_bound():
     assert abs(float(numbers.square().mean()) - 1 / 3) < 4 * (4 / 45 / len(numbers)) ** 0.5
 
 
-def test_the_factors_have_the_bits_that_they_had_before_the_probe():
-    module = architecture("qwen2", torch.bfloat16)
-    adapter = put_adapter(module, LoraSettings(rank=4), 0)
-    fill(adapter.parameters)
-    before = adapter.copy_frozen()
-    with adapter.perturbed():
-        changed = [name for name, value in adapter.parameters.items() if not torch.equal(value, before[name])]
-    assert changed == [name for name in before if ".lora_B." in name]
-    assert wrap(module, adapter=adapter).fast
-    assert all(torch.equal(value, before[name]) for name, value in adapter.parameters.items())
-
-
-def test_the_base_of_a_run_in_bfloat16_is_loaded_in_it_and_is_never_widened():
-    loaded = ModelConfig(path=str(tiny.path()), dtype="bfloat16").build(masters=True, lora=LoraSettings(rank=2))
-    base_dtypes = {p.dtype for name, p in loaded.model.module.named_parameters() if "lora_" not in name}
-    assert base_dtypes == {torch.bfloat16}
-    assert all(parameter.dtype == torch.float32 for parameter in loaded.model.adapter.parameters.values())
-
-
 def test_a_module_that_is_in_memory_gets_an_adapter():
     module = TinyLM()
     loaded = with_adapter(
@@ -204,25 +177,6 @@ def test_targets_that_cannot_be_are_refused_by_name(name, targets, said):
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("target", ["q_proj", "k_proj"])
-def test_an_adapter_on_queries_or_keys_alone_has_an_effect(target):
-    module = base("llama")
-    adapter = put_adapter(module, LoraSettings(rank=1, targets=(target,)), 0)
-    assert wrap(module, adapter=adapter).adapter is adapter
-
-
-def test_layers_that_the_module_does_not_call_are_refused():
-    class Reads(TinyLM):
-        def forward(self, input_ids):
-            x = self.embedding(input_ids)
-            return self.out(torch.tanh(nn.functional.linear(x, self.mix.weight, self.mix.bias)))
-
-    module = Reads()
-    adapter = put_adapter(module, LoraSettings(rank=1, targets=("mix",)), 0)
-    with pytest.raises(ModelError, match="Reads does not call these layers"):
-        wrap(module, adapter=adapter)
-
-
 def test_the_output_of_a_layer_of_another_class_is_not_written_to():
     class Linear4bit(nn.Linear):  # the class of bitsandbytes' layers, whose kernels need their outputs
         def forward(self, x):
@@ -245,11 +199,6 @@ def test_the_output_of_a_layer_of_another_class_is_not_written_to():
         assert not torch.allclose(module(rows), on, atol=1e-3)
 
 
-def test_a_module_without_linear_layers_is_refused():
-    with pytest.raises(ModelError, match="no linear layer to adapt"):
-        put_adapter(nn.Embedding(3, 3), LoraSettings(rank=1), 0)
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -264,10 +213,3 @@ def test_a_module_without_linear_layers_is_refused():
 def test_settings_that_cannot_be_are_refused_at_load(settings, said):
     with pytest.raises(ConfigError, match=said):
         load_config("grpo", settings)
-
-
-def test_settings_of_the_section():
-    config, _ = load_config("grpo", ["lora.rank=8", 'lora.targets=["q_proj", "v_proj"]'])
-    assert (config.lora.adapted, config.lora.scaled_by, config.lora.targets) == (True, 16.0, ("q_proj", "v_proj"))
-    assert not load_config("grpo")[0].lora.adapted
-    assert LoraSettings(path="somewhere").adapted

@@ -8,15 +8,9 @@ import torch
 from oncurve.config import load_config
 from oncurve.errors import ConfigError, ModelError
 from oncurve.models import LoraSettings, ModelConfig, tiny
-from oncurve.models.loading.quantization import bits_and_bytes, quantization_config
+from oncurve.models.loading.quantization import quantization_config
 
 QUANTISED = ["model.quantization=nf4", "lora.rank=4"]
-
-
-def test_what_transformers_is_told():
-    found = bits_and_bytes("nf4", torch.bfloat16)
-    assert (found.load_in_4bit, found.bnb_4bit_quant_type, found.bnb_4bit_use_double_quant) == (True, "nf4", True)
-    assert (found.bnb_4bit_compute_dtype, found.bnb_4bit_quant_storage) == (torch.bfloat16, torch.uint8)
 
 
 def test_a_cpu_and_full_training_are_refused_when_settings_are_loaded():
