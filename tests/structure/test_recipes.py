@@ -1,13 +1,12 @@
 """Every shipped recipe and preset loads; the configuration keeps its bounds; its page is current."""
 
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from fakes.scripts import script
 from oncurve.config.completeness import missing
 from oncurve.config.equation import explain
 from oncurve.config.in_words import plan
@@ -51,16 +50,6 @@ OPTIONAL_CAP = 10
 SERVICE, SERVICE_CAP = {"model_judge", "host", "ray"}, 21
 """Kinds that ask a service, half of whose keys are those of its request (decision 003), and kinds of cluster, which
 have ranks, workers and what they wait for (decision 007)."""
-
-
-def page_maker() -> ModuleType:
-    script = ROOT / "scripts" / "make_configuration_doc.py"
-    spec = importlib.util.spec_from_file_location("make_configuration_doc", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("recipe", RUN_RECIPES, ids=lambda path: path.name)
@@ -136,13 +125,9 @@ def test_every_section_of_the_configuration_is_in_the_table() -> None:
     assert set(RunConfig.model_fields) == {*SECTIONS, "rewards"}
 
 
-def test_the_page_of_the_configuration_is_current(capsys: pytest.CaptureFixture[str]) -> None:
-    assert page_maker().main(["--check"]) == 0, capsys.readouterr().out
-
-
 @pytest.mark.parametrize("cls", [cls for kinds in ALL_KINDS for cls in kinds.values()], ids=lambda cls: cls.__name__)
 def test_a_string_under_every_field_says_what_it_means(cls: type[Component]) -> None:
-    meanings = page_maker().field_meanings(cls)
+    meanings = script("make_configuration_doc").field_meanings(cls)
     assert meanings.keys() >= cls.model_fields.keys()
     assert all(said.endswith(".") for said in meanings.values())
 
@@ -161,11 +146,11 @@ class Undocumented(Documented):
 
 
 def test_a_field_without_a_string_is_refused_and_a_base_says_what_its_fields_mean() -> None:
-    meanings = page_maker().field_meanings(Documented)
+    meanings = script("make_configuration_doc").field_meanings(Documented)
     assert meanings["horizon"] == "Another meaning."
     assert meanings["coef"] == "β; at 0 there is no KL term, and no reference is needed."
     with pytest.raises(SystemExit, match=r"Undocumented: .* none: bare"):
-        page_maker().field_meanings(Undocumented)
+        script("make_configuration_doc").field_meanings(Undocumented)
 
 
 def test_presets_set_nothing_but_an_algorithms_own() -> None:
