@@ -40,8 +40,6 @@ def test_a_token_ruled_out_adds_nothing_to_entropy_or_gradient() -> None:
     ops.entropy(masked).backward()
     plain = torch.tensor([2.0, 1.0], requires_grad=True)
     ops.entropy(plain).backward()
-    assert masked.grad is not None
-    assert plain.grad is not None
     torch.testing.assert_close(masked.grad, torch.cat([plain.grad, torch.zeros(1)]))
 
 
@@ -99,7 +97,6 @@ def test_an_empty_mask_gives_zero_and_what_is_masked_never_matters() -> None:
     assert ops.masked_var(x, torch.zeros(3, dtype=torch.bool)).item() == 0
     middle = torch.tensor([False, True, False])
     (ops.masked_mean(x, middle) + ops.masked_var(x, middle)).backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [0, 1, 0]
 
 

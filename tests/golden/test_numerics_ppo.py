@@ -68,7 +68,6 @@ def test_the_kl_in_the_reward_adds_up_to_that_of_the_completion() -> None:
     control, metrics = KLControl(KLPenalty(where="reward", coef=beta)), Metrics()
     penalised = control.add_kl_to_rewards(batch, None, metrics)
     r = penalised.token_rewards
-    assert r is not None
     assert r[0].tolist() == pytest.approx([-0.05, 0.1, 2.025], abs=1e-12)
     assert float(r.sum()) == pytest.approx(2.0 - beta * (sum(old) - float(reference.sum())), abs=1e-12)
     assert float(penalised.rewards) == pytest.approx(float(r.sum()), abs=1e-12)

@@ -80,14 +80,12 @@ def blocks(page: str, language: str) -> list[str]:
 def after(marker: str, text: str) -> str:
     """The block behind an HTML comment such as `<!-- explain: grpo -->`."""
     found = re.search(re.escape(f"<!-- {marker} -->") + r"\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert found is not None, marker
     return found[1]
 
 
 def table(name: str) -> list[list[str]]:
     """The rows of the table behind `<!-- table: name -->`, without head and rule."""
     found = re.search(rf"<!-- table: {name} -->\n((?:\|.*\n)+)", ALGORITHM)
-    assert found is not None, name
     return [
         [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         for line in found[1].splitlines()[2:]

@@ -12,7 +12,6 @@ from oncurve.display import (
     is_plain,
     show_before_after,
     show_group,
-    sparkline,
 )
 from oncurve.display.text import one_line, wrapped
 
@@ -95,14 +94,6 @@ def test_control_characters_in_model_text_are_escapes() -> None:
     assert one_line("abcdefghij", 8) == "abcde..."
 
 
-def test_sparklines() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert sparkline([1.0] * 100, width=10) == "▁" * 10
-    assert sparkline([]) == ""
-    assert sparkline([0, float("nan"), 1], ascii_only=True) == "_#"
-    assert len(sparkline(list(range(1000)), width=16)) == 16
-
-
 def test_plain_where_there_is_no_terminal_no_colour_or_no_utf8(monkeypatch) -> None:
     assert is_plain(pipe())
     assert not is_plain(terminal())
@@ -129,16 +120,6 @@ def test_plain_progress_is_one_ascii_line_a_step() -> None:
     assert "left 0:02" in lines[1]
     assert "accuracy 50%" in lines[2]
     assert len(lines) == 3
-
-
-def test_the_time_left_of_a_resumed_run_counts_only_its_own_steps() -> None:
-    clock_seconds = Clock()
-    with Progress(100, pipe(), clock_seconds) as progress:
-        assert progress.seconds_left() == float("inf")
-        for number in (91, 92):
-            clock_seconds.now += 3.0
-            progress.step(step(number))
-        assert progress.seconds_left() == pytest.approx(24.0)
 
 
 def test_trouble_is_on_the_line() -> None:
@@ -243,13 +224,6 @@ def test_what_the_encoding_cannot_write_does_not_stop_the_run() -> None:
         progress.step(step(1))
     assert "na?ve" in printed(console)
     assert printed(console).isascii()
-
-
-def test_the_curve_of_a_resumed_run_begins_with_its_earlier_steps() -> None:
-    console = pipe()
-    with Progress(4, console, Clock(), rewards=[0.0, 0.1]) as progress:
-        progress.step({"step": 3.0, "reward/mean": 0.2})
-    assert "[_=#  " in console.file.getvalue()
 
 
 def test_no_word_of_a_wrapped_line_is_broken() -> None:

@@ -12,7 +12,6 @@ from oncurve.evaluate import (
     maj_at_k,
     paired_difference,
     pass_at_k,
-    share,
     vote_of,
     wilson,
 )
@@ -97,12 +96,6 @@ def test_bootstrap_is_fixed_and_near_the_normal_interval() -> None:
     assert first.value == pytest.approx(mean)
     assert first.high - first.low == pytest.approx(2 * 1.96 * deviation / 20, rel=0.1)
     assert bootstrap([2.0, 2.0]).to_list() == [2.0, 2.0, 2.0]
-
-
-def test_a_share_of_which_all_prompts_agree_still_has_an_interval() -> None:
-    assert share([0.0] * 10) == wilson(0, 10)
-    assert share([1.0] * 10) == wilson(10, 10)
-    assert share([0.5, 0.25]).value == 0.375
 
 
 def test_paired_difference_counts_only_what_changed() -> None:

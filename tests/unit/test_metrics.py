@@ -61,14 +61,6 @@ def test_a_number_may_stand_for_the_sum_of_many_observations() -> None:
             metrics.add(key, values, mask, count=2)
 
 
-@pytest.mark.parametrize("key", ["policy/ratio", "tokens/sampled", "policy/ratio_max", "optim/learning_rate"])
-def test_a_key_without_any_observation_is_absent(key: str) -> None:
-    metrics = Metrics()
-    metrics.add(key, torch.ones(3), torch.zeros(3, dtype=torch.bool))
-    metrics.add(key, torch.zeros(0))
-    assert metrics.result() == {}
-
-
 def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     metrics = Metrics()
     metrics.add("policy/kl", torch.tensor([1.0, torch.nan, 3.0, torch.inf]), torch.tensor([True, True, True, False]))
@@ -77,11 +69,6 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     result = metrics.result()
     assert result == {"policy/kl": 2.0, "metrics/nonfinite": 3.0}
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-
-
-def test_an_undeclared_key_is_refused_with_the_nearest() -> None:
-    with pytest.raises(KeyError, match="did you mean 'policy/entropy'"):
-        Metrics().add("entrophy", 1.0)
 
 
 def test_families_are_allowed_by_their_prefix_only() -> None:

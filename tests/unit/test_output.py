@@ -84,15 +84,6 @@ def test_a_stream_that_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch, door
             print("a line", file=output.Plain(sys.stdout), flush=True)
 
 
-def test_without_streams_nothing_is_said_and_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
-    output.say("a line")
-    output.complain("a line")
-    say(Screen(), "a line")
-    output.urgent("a line")
-
-
 def test_in_the_command_prints_logs_warnings_and_tracebacks_are_visible(capsys: pytest.CaptureFixture[str]) -> None:
     with output.installed():
         print(HOSTILE)  # noqa: T201

@@ -101,30 +101,6 @@ def test_the_watch_says_once_that_a_neighbour_stays_and_never_that_a_quiet_machi
     assert "run.threads=1" in lines[0]
 
 
-def test_a_neighbour_that_comes_and_goes_is_told_if_it_is_there_most_of_the_time() -> None:
-    said = []
-    for quiet in (16, 60):
-        watch, machine = watched()
-        try:
-            for _ in range(20):
-                for window in range(30 + quiet):  # eight seconds of it, then four, or fifteen, without
-                    watch.observe(machine.window(BUSY if window < 30 else QUIET, others=1.0))
-        finally:
-            watch.stop()
-        said.append(watch.notice() is not None)
-    assert said == [True, False]
-
-
-def test_other_processes_are_not_blamed_for_threads_of_our_own() -> None:
-    watch, machine = watched(4, 2)
-    try:
-        for _ in range(2 * NOTICE_WINDOWS):
-            watch.observe(machine.window(2.0, others=0.05, own=2.0))  # four threads on two processors
-        assert watch.notice() is None
-    finally:
-        watch.stop()
-
-
 def test_threads_that_waited_are_counted_from_one_question_to_the_next() -> None:
     watch, machine = watched()
     machine.window(0.5)
@@ -274,7 +250,6 @@ def test_one_watch_a_process_and_none_after_stop(monkeypatch: pytest.MonkeyPatch
     processors.watch(2)
     first = processors._watch
     processors.watch(3)
-    assert first is not None
     assert first is not processors._watch
     assert not first._thread.is_alive()
     processors.stop()

@@ -48,7 +48,6 @@ def quarantine_after(health: Health, process: int, now: float) -> float:
         health.orders(now + PAUSES[-1])
         health.is_up(number, now)
         ended = health.has_ended(number, "killed", now)
-        assert ended is not None
     return ended.quarantine
 
 

@@ -61,7 +61,6 @@ def test_a_worker_that_is_killed_leaves_nothing(stopped: bool) -> None:
     command = [sys.executable, "-c", code, *WITH_AN_ENGINE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as worker:
         try:
-            assert worker.stdout is not None
             folder = Path(worker.stdout.readline().strip())
             engine = engine_of(folder)
             if stopped:

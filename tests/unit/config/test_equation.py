@@ -34,27 +34,6 @@ def test_the_equation_has_the_numbers_in():
     assert equation(recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ } - 0.1 · 1/N Σ_i Σ_t KL_it"
 
 
-def test_a_kl_term_of_its_own_aggregation_stands_apart_and_its_letters_are_explained():
-    text = explain(config(recipe="rlox"))
-    assert "the B = 128 completions of an update, and their tokens" in text
-    assert "N       the trained tokens of an update, at most 1,024" in text
-    assert equation("kl.aggregation=none", recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ - 0.1 KL_it }"
-    assert equation("kl.where=reward", recipe="rlox") == "J(θ) = 1/B Σ_i Σ_t { Â_it log π_θ }"
-    apart = equation("kl.aggregation=seq-mean-token-sum-norm", "entropy.coef=0.01", "objective.kind=reinforce")
-    assert apart == "J(θ) = 1/N Σ_i Σ_t { Â_it log π_θ + 0.01 H_it } - 0.001 · 1/(B·512) Σ_i Σ_t KL_it"
-    assert "0.1 × k1 in the loss with an aggregation of its own, token-mean" in said(recipe="rlox")
-    assert "its weight depends on the batch's size" in said("kl.aggregation=token-sum")
-
-
-def test_bounds_bonus_and_sequence_ratio_are_in_the_equation():
-    assert equation("objective.dual_clip=3", "objective.delta=4", "objective.clip_high=0.28", "kl.coef=0") == (
-        "J(θ) = 1/N Σ_i Σ_t { max*(min(min(ρ_it, 4) Â_it, clip(ρ_it, 0.8, 1.28) Â_it), 3 Â_it) }"
-    )
-    assert equation(
-        "objective.kind=sequence_product", "aggregation.kind=token-sum", "entropy.coef=0.01", "kl.coef=0"
-    ) == ("J(θ) = Σ_i Σ_t { 1/|o_i| min(ρ_i Â_i, clip(ρ_i, 0.8, 1.2) Â_i) + 0.01 H_it }")
-
-
 @pytest.mark.parametrize(
     ("chosen", "written"),
     [

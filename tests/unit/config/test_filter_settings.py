@@ -41,12 +41,10 @@ def test_the_plan_names_the_verifier_the_bound_and_the_worst_case() -> None:
 def test_the_verifier_decides_whatever_it_weighs_and_without_one_the_reward() -> None:
     shaped = "rewards=[{kind='task', name='truth', weight=0.5}, {kind='regex', pattern='w', name='form'}]"
     dynamic = dynamic_sampling(loaded(shaped, "filter.mask_truncated=true"))
-    assert dynamic is not None
     assert (dynamic.max_rounds, dynamic.mask_truncated) == (10, True)
     assert dynamic.correct is not None
     assert dynamic.correct(Score(0.5, parts={"truth": 1.0, "form": 0.0}))
     assert not dynamic.correct(Score(1.0, parts={"truth": 0.0, "form": 1.0}))
     without = dynamic_sampling(loaded("rewards=[{kind='model', path='m'}]"))
-    assert without is not None
     assert without.correct is None
     assert dynamic_sampling(RunConfig()) is None

@@ -111,19 +111,6 @@ def test_a_recipe_of_the_package_goes_by_its_name_wherever_one_is(tmp_path: Path
     assert read_layers("task")[1] == tmp_path  # a file of the user's comes first
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("tsak", "task"), ("recipes/task.toml", "task"), ("gsm8k.toml", "gsm8k"), ("reward_models/sentimnt", None)],
-)
-def test_an_unknown_recipe_is_answered_with_the_names_there_are(
-    given: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    said = complaint(given)
-    assert f"did you mean {meant or 'reward_models/sentiment'!r}?" in said
-    assert f"the recipes of the package are: {', '.join(shipped(RECIPES))}" in said
-
-
 def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: Path):
     (tmp_path / "base.toml").write_text("[kl]\ncoef = 0.1\n")
     (tmp_path / "one.toml").write_text('extends = "base.toml"\n[kl]\ncoef = 0.2\n[run]\nseed = 1\n')
@@ -166,11 +153,3 @@ def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: 
 def test_a_recipe_that_cannot_be_read_is_said(tmp_path: Path, name: str, content: str, said: str):
     (tmp_path / name).write_text(content)
     assert said in complaint(tmp_path / name)
-
-
-def test_a_recipe_that_is_not_utf8_or_not_there_is_said(tmp_path: Path):
-    (tmp_path / "a.toml").write_bytes(b"a = '\xe9'")
-    assert "a.toml: not UTF-8" in complaint(tmp_path / "a.toml")
-    assert "did you mean 'a.toml'?" in complaint(tmp_path / "aa.toml")
-    listed = ", ".join(shipped(PRESETS))
-    assert f"the presets are: {listed}" in complaint("nonesuch")

@@ -9,9 +9,8 @@ from oncurve.advantages import GroupAdvantage
 from oncurve.cluster import CLUSTER_KINDS
 from oncurve.config.loading import load_config, to_toml
 from oncurve.config.sections import RunConfig
-from oncurve.data import Task
 from oncurve.errors import ConfigError
-from oncurve.losses import Clipped, Reinforce, SequenceProduct
+from oncurve.losses import Clipped, Reinforce
 from oncurve.spec import kind_of
 
 
@@ -48,15 +47,6 @@ def test_rewards_are_replaced_as_a_whole_or_changed_by_item():
     assert len(config(*two, "rewards=[]").rewards) == 0
 
 
-def test_a_changed_kind_keeps_what_it_has_a_key_for():
-    made = config("objective.kind=sequence_product", objective={"kind": "clipped", "clip_high": 0.3})
-    assert made.objective == SequenceProduct(clip_high=0.3)
-    assert config("objective.kind=reinforce", recipe="grpo").objective == Reinforce()
-    data = config("data.kind=task", data={"path": "a.jsonl", "prompts_per_step": 4}).data
-    assert data == Task(prompts_per_step=4)
-    assert "objective.clip_high: unknown key" in complaint("objective.kind=reinforce", "objective.clip_high=0.3")
-
-
 def test_a_cluster_with_keys_and_without_a_kind_is_this_machine_or_the_ray_whose_address_it_has():
     two = {"cluster": {"rollout_workers": 2}}
     assert kind_of(config("cluster.rollout_workers=2", "cluster.learner_ranks=2").cluster, CLUSTER_KINDS) == "host"
@@ -69,26 +59,6 @@ def test_a_cluster_with_keys_and_without_a_kind_is_this_machine_or_the_ray_whose
         "cluster.kind=none", "cluster.learner_ranks=2"
     )
 
-
-def test_a_key_of_ones_own_class_that_only_shares_its_name_with_a_presets_does_not_get_its_value(tmp_path: Path):
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "r.toml").write_text('extends = "grpo"\n[advantage]\nkind = "mine.py:Mine"\n')
-    preset = config(recipe="grpo").advantage
-    mine = config(recipe=tmp_path / "r.toml").advantage
-    assert (mine.scale, mine.eps) == (3.0, preset.eps)
-
-
-MINE = """
-from oncurve.spec import Component
-
-class Mine(Component):
-    scale: float = 3.0
-    eps: float = 7.0
-    min_valid_completions = property(lambda self: 2)
-
-    def __call__(self, batch):
-        return batch.rewards
-"""
 
 MEDIAN = """
 from oncurve.spec import Component

@@ -95,15 +95,6 @@ def test_a_key_made_meaningless_in_the_same_layer_is_refused(overrides: list[str
     assert "(the command line)" in complaint(*overrides)
 
 
-def test_a_key_made_meaningless_in_the_same_file_is_refused_unless_another_layer_gives_it_a_meaning(tmp_path: Path):
-    (tmp_path / "r.toml").write_text('[kl]\nestimator = "k2"\ncoef = 0.0\n')
-    assert "kl.estimator: set to no effect: kl.coef = 0 means that there is no KL term" in complaint(
-        recipe=tmp_path / "r.toml"
-    )
-    assert "r.toml)" in complaint(recipe=tmp_path / "r.toml")
-    assert load_config(tmp_path / "r.toml", ["kl.coef=0.1"])[0].kl.estimator == "k2"
-
-
 def test_over_layers_a_meaningless_key_is_no_error_and_the_plan_says_it(tmp_path: Path):
     (tmp_path / "r.toml").write_text('[kl]\nestimator = "k2"\ncoef = 0.1\n')
     config, _ = load_config(tmp_path / "r.toml", ["kl.coef=0"])

@@ -76,14 +76,6 @@ def test_missing_cells_of_a_frame_are_none() -> None:
     assert as_rows(frame)[0]["n"] == 1
 
 
-def test_an_iterator_is_read_as_far_as_is_said() -> None:
-    endless = ({"prompt": str(index)} for index in itertools.count())
-    assert InMemory(rows=endless, limit=3).rows == ({"prompt": "0"}, {"prompt": "1"}, {"prompt": "2"})
-    assert next(endless) == {"prompt": "3"}
-    whole = InMemory(rows=iter(ROWS), limit=3, eval_fraction=0.5)
-    assert whole.rows == tuple(ROWS)  # what is held out is some of all rows, as of a list's
-
-
 def test_an_iterator_that_does_not_end_is_refused() -> None:
     with pytest.raises(DataError, match=r"goes on after 1,000,000 rows.*data.limit"):
         as_rows(itertools.cycle(["a"]))

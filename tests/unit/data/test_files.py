@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from oncurve.config import load_config
-from oncurve.data import Files, InMemory, PromptOrder, load_eval_rows, load_rows, open_prompts
+from oncurve.data import Files, InMemory, load_eval_rows, load_rows
 from oncurve.errors import ConfigError, DataError
 
 CHAT = [{"role": "user", "content": "Wie groß ist 2+2? 🙂"}]
@@ -193,33 +193,6 @@ def test_rows_of_verl_are_read_from_parquet_and_a_frame_with_their_answer(tmp_pa
     frame = pandas.read_parquet(file)
     assert isinstance(frame["prompt"][0], numpy.ndarray)
     assert list(load_rows(InMemory(rows=frame)).items) == wanted
-
-
-class Letters:
-    chat_template = None
-
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
-
-
-def weighted(tmp_path: Path, weights: list[float] | None, **more: Any) -> PromptOrder:
-    jsonl(tmp_path / "a.jsonl", [{"prompt": f"a{n}"} for n in range(30)])
-    jsonl(tmp_path / "b.jsonl", [{"prompt": f"b{n}"} for n in range(10)])
-    settings = Files(path=("a.jsonl", "b.jsonl"), weights=weights, **more)
-    prompts = open_prompts(load_rows(settings, tmp_path), settings, Letters())
-    return PromptOrder(prompts, seed=3, shuffle=settings.shuffle, mixture=prompts.mixture)
-
-
-def test_sources_give_prompts_by_their_weights_in_every_epoch_and_go_through_their_rows_evenly(tmp_path: Path):
-    order = weighted(tmp_path, [1, 1])
-    taken = [prompt.text for prompt in order.take(0, 40 * 3)[0]]
-    for epoch in range(3):
-        assert sum(text.startswith("a") for text in taken[40 * epoch : 40 * (epoch + 1)]) == 20
-    counts = {text: taken.count(text) for text in taken}
-    assert {counts[f"a{n}"] for n in range(30)} == {2}
-    assert {counts[f"b{n}"] for n in range(10)} == {6}
-    assert [prompt.text for prompt in order.take(57, 30)[0]] == taken[57:87]  # a resumed run goes on with the same
-    assert taken[:40] != taken[40:80]
 
 
 def test_the_content_of_files_is_what_a_resume_compares(tmp_path: Path):

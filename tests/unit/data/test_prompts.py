@@ -138,15 +138,3 @@ def test_prompts_that_are_too_long_are_dropped_and_counted_and_the_rest_keep_the
     assert [prompts[index].id for index in range(len(prompts))] == [1, 3]
     with pytest.raises(DataError, match=r"all 4 prompts are too long; .* lower rollout.max_new_tokens by 6$"):
         open_prompts(load_rows(settings), settings, Letters(), fits=0)
-
-
-def test_prompts_that_are_too_long_keep_their_last_tokens_and_are_counted():
-    settings = InMemory(rows=("12345", "12", "123456"), max_prompt_tokens=4, overlong="truncate_left")
-    prompts = open_prompts(load_rows(settings), settings, Letters())
-    whole = open_prompts(load_rows(settings), settings.model_copy(update={"max_prompt_tokens": None}), Letters())
-    assert (prompts.truncated, prompts.dropped, len(prompts)) == (2, 0, 3)
-    assert [prompts[n].ids for n in range(3)] == [whole[n].ids[-4:] for n in range(3)]
-    assert prompts[1] == whole[1]
-    assert prompts.first(1)[0].ids == whole[0].ids[-4:]
-    with pytest.raises(DataError, match="all 3 prompts are too long"):
-        open_prompts(load_rows(settings), settings, Letters(), fits=0)

@@ -45,16 +45,6 @@ def test_pairs_in_the_forms_of_trl(tmp_path: Path, row: dict[str, Any], pair: Pr
     assert all_of(Preferences, tmp_path, [row]) == [pair]
 
 
-def test_messages_may_be_spelled_from_and_value(tmp_path: Path) -> None:
-    row = {
-        "conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2+2?"}],
-        "chosen": {"from": "gpt", "value": "4"},
-        "rejected": {"from": "gpt", "value": "5"},
-    }
-    (pair,) = all_of(Preferences, tmp_path, [row], prompt_column="conversations")
-    assert pair == PreferencePair(({"role": "system", "content": "Be brief."}, ASKED), (FOUR,), (FIVE,))
-
-
 def test_a_real_file_of_pairs(test_data: Path) -> None:
     settings = Preferences(path="preference/dpo_en_demo.json", prompt_column="conversations")
     train, held_out = settings.read(test_data)

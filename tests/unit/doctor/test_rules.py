@@ -110,22 +110,6 @@ def test_constant_groups_with_an_advantage_all_the_same_are_no_trouble() -> None
     assert names([line | {"advantage/abs_mean": 2.1} for line in flat]) == []
 
 
-@pytest.mark.parametrize("reward", [0.0, 0.5, 1.0])
-def test_without_a_gradient_the_rate_is_not_too_low_and_the_reason_is_named(reward: float) -> None:
-    named = {0.0: "all-wrong", 0.5: "flat-reward", 1.0: "all-right"}[reward]
-    flat = {"kl": 0.0, "reward": reward, "constant": 1.0, "advantage/abs_mean": 0.0}
-    assert names(course(**flat)) == [named]
-    assert names(course(**flat, truncated=1.0)) == ["truncated", named]
-    assert names(course(**(flat | {"constant": 0.5}))) == ["rate-too-low"]
-
-
-def test_updates_that_are_not_made_are_the_reason_for_a_policy_that_stays() -> None:
-    skipped = course(kl=0.0, **{"optim/updates_skipped": 1.0})
-    assert names(skipped) == names(skipped[:1]) == ["updates-skipped"]
-    nan = [line | {"advantage/nonfinite": 9.0} for line in skipped]
-    assert names(nan) == names(nan[:1]) == ["advantages-not-finite"]
-
-
 def test_a_short_run_without_a_gradient_is_too_short_to_tell_and_is_not_called_well(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[data]\nprompts_per_step = 4\n")
     log = tmp_path / "metrics.jsonl"
@@ -215,14 +199,6 @@ def test_right_answers_without_a_reward_are_seen_at_the_end_of_completions() -> 
     keyed = [SampledGroup(group("12").samples, {"key": 12, "answer": "40"})] * 5
     assert names(flat, keyed) == ["all-wrong"]
     assert names(flat, keyed, column) == ["answers-not-recognised"]
-
-
-def test_completions_that_are_all_alike_are_the_reason_for_constant_groups() -> None:
-    flat = course(5, reward=0.3, constant=1.0)
-    alike = sampled(("a", 9, 0.0), ("a", 9, 0.0))
-    differ = sampled(("a", 9, 0.0), ("b", 9, 0.0))
-    assert names(flat, [alike] * 9 + [differ]) == ["identical-completions"]
-    assert names(flat, [alike] * 8 + [differ] * 2) == ["flat-reward"]
 
 
 def test_a_reward_that_length_predicts_is_a_suspect_within_groups_only() -> None:

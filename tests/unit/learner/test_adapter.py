@@ -88,16 +88,6 @@ def test_the_reference_is_the_base_model_and_stays_it() -> None:
     assert_close(with_reference(learner, BATCH).ref_logprobs, old_logprobs(plain, BATCH), torch.float32)
 
 
-def test_an_adapter_that_began_trained_has_a_frozen_copy_of_itself_as_the_reference() -> None:
-    learner = learner_of(trained=True)
-    before = old_logprobs(learner, BATCH)
-    for _ in range(3):
-        moved_on(learner)
-    assert torch.equal(with_reference(learner, BATCH).ref_logprobs, before)
-    assert not torch.equal(old_logprobs(learner, BATCH), before)
-    assert learner.reference.state().keys() == learner.model.adapter.parameters.keys()
-
-
 def test_a_first_average_is_the_average_of_base_and_policy() -> None:
     """From the base, π_ref ← α π_θ + (1 - α) π_base is the policy's low-rank product times α: by merged weights."""
     learner = moved_on(learner_of("float64"))
@@ -147,13 +137,3 @@ def test_a_critic_of_its_own_is_a_second_adapter_on_the_same_base(tmp_path: Path
     assert sum(parameter.numel() for parameter in trained) == both.actor.optimizer.trained_count + 32 + 1  # its head
     record = carried_over(both, pair(), tmp_path)
     assert "base" in record["critic"]
-
-
-@pytest.mark.slow
-def test_the_base_has_its_bits_after_100_updates() -> None:
-    learner = learner_of("lean")
-    base = of_base(learner)
-    for seed in range(100):
-        learner.update(finished(learner, random_groups(seed=seed)))
-    assert learner.version == 100
-    assert all(torch.equal(parameter, base[name]) for name, parameter in learner.optimizer.frozen.items())

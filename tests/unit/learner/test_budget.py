@@ -70,19 +70,6 @@ def test_an_embedding_is_sparse_within_an_update_only() -> None:
     assert kinds[-1] is False
 
 
-def test_a_tied_weight_has_the_sum_of_both_gradients_and_is_itself_again() -> None:
-    learner = make_learner(tied=True, tokens_per_micro_batch=15)
-    module = learner.weights().local().module
-    weight = module.embedding.weight
-    batch = finished(learner, GROUPS)
-    given = gradient(learner, batch)
-    assert module.embedding.weight is weight is module.out.weight
-    assert not weight.grad.is_sparse
-    module.embedding.sparse = True  # so that `sparse_embeddings` leaves it alone: torch's own sum is the judge
-    judge = gradient(learner, batch)
-    torch.testing.assert_close(given, judge, rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_rows_looked_up_do_not_pile_up_over_micro_batches(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner(tied=tied, tokens_per_micro_batch=6)

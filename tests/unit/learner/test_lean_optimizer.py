@@ -7,10 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fakes.learning import finished, make_learner
-from fakes.tiny_policy import random_groups
-from oncurve.learner import LearnerConfig, MasterAdamW, adamw
-from oncurve.learner.adamw import Workspace
+from oncurve.learner import MasterAdamW, adamw
 from oncurve.learner.masters import SplitMaster
 
 COMBINATIONS = list(itertools.product(["float32", "split"], ["float32", "bfloat16"]))
@@ -108,22 +105,6 @@ def test_slices_are_torchs_own_adamw_to_the_bit(slice_size: int) -> None:
         torch.testing.assert_close(given, right, rtol=1e-5, atol=1e-8)  # the tails of slices are not vectorised
 
 
-def test_rounding_is_right_on_average_and_leaves_exact_values_alone() -> None:
-    scratch = Workspace(torch.device("cpu"), lean=True)
-    value = torch.tensor(1.0 + 3 / 1024)  # between 1 and 1 + 1/128: up with probability 3/8
-    rounded = []
-    for step in range(20):
-        scratch.draw(step, 0)
-        for noise in scratch.at(0, 4096)[1]:
-            bits_up = value.expand(4096).contiguous().view(torch.int32) + noise >> 16 << 16
-            rounded.append(bits_up.view(torch.float32))
-            exact = torch.tensor([0.0, 1.0, -2.5]).view(torch.int32)
-            assert torch.equal(exact + noise[:3] >> 16 << 16, exact)
-    values = torch.cat(rounded)
-    assert set(values.tolist()) == {1.0, 1.0 + 1 / 128}
-    assert float(values.double().mean()) == pytest.approx(float(value), abs=3 * 1 / 128 * 0.5 / values.numel() ** 0.5)
-
-
 def test_a_second_moment_in_bfloat16_does_not_stall() -> None:
     module = nn.Module()
     module.weight = nn.Parameter(torch.zeros(4096))
@@ -159,19 +140,3 @@ def test_every_combination_goes_on_bit_for_bit_from_its_state(masters: str, mome
     for name in ours:
         assert torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)), name
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
-
-
-def test_settings_reach_the_optimizer_and_float64_is_left_exact() -> None:
-    learner = make_learner(masters="split", moments="bfloat16", dtype=torch.float32, compute_dtype=torch.bfloat16)
-    learner.update(finished(learner, random_groups()))
-    kinds = {name.split(".")[0]: tensor.dtype for name, tensor in learner.optimizer.state().items()}
-    assert kinds == {
-        "high": torch.bfloat16,
-        "low": torch.int16,
-        "moment1": torch.bfloat16,
-        "moment2": torch.bfloat16,
-    }
-    exact = make_learner(masters="split", moments="bfloat16")
-    exact.update(finished(exact, random_groups()))
-    assert {tensor.dtype for tensor in exact.optimizer.state().values()} == {torch.float64}
-    assert (LearnerConfig().masters, LearnerConfig().moments) == ("float32", "float32")

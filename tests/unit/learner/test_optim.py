@@ -34,16 +34,6 @@ def test_schedules_warm_up_then_reach_their_end_at_the_last_update(schedule: str
     assert given == pytest.approx(rates)
 
 
-def test_half_precision_masters_keep_what_rounding_would_lose() -> None:
-    net = small_net()
-    exact = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
-    optimizer = MasterAdamW(net, torch.bfloat16)
-    for name, parameter in net.named_parameters():
-        assert parameter.dtype == torch.bfloat16
-        assert torch.equal(optimizer.masters[name], exact[name])
-        assert torch.equal(parameter, exact[name].to(torch.bfloat16))
-
-
 def test_updates_too_small_for_bfloat16_are_not_lost() -> None:
     net = nn.Linear(1, 1, bias=False)
     nn.init.ones_(net.weight)
@@ -53,15 +43,6 @@ def test_updates_too_small_for_bfloat16_are_not_lost() -> None:
         optimizer.step(1e-4, optimizer.gradient_norm())
     assert float(net.weight.detach()) == pytest.approx(0.99, abs=2e-3)
     assert float(optimizer.masters["weight"].detach()) == pytest.approx(0.99, abs=1e-5)
-
-
-def test_tied_weights_share_one_master() -> None:
-    net = small_net(tied=True)
-    optimizer = MasterAdamW(net, torch.bfloat16)
-    assert list(optimizer.masters) == ["0.weight", "1.weight", "1.bias"]
-    backward(net)
-    optimizer.step(0.1, optimizer.gradient_norm())
-    assert net[2].weight is net[0].weight
 
 
 def test_a_step_is_torchs_adamw_with_its_clipping() -> None:

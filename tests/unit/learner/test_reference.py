@@ -112,12 +112,6 @@ class Other(TinyLM):
     """The parameters of a TinyLM, and another computation."""
 
 
-class WithBuffer(TinyLM):
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.tensor(value))
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -138,17 +132,6 @@ def test_a_reference_that_is_another_model_cannot_follow(given: nn.Module, said:
     assert "reference.every = 0" in str(caught.value)
     assert same(learner.reference.state(), before)
     assert learner.reference.version == 0
-
-
-def test_buffers_do_not_move_so_they_must_be_the_same() -> None:
-    policy, alike, unlike = (GenericModel(WithBuffer(value)) for value in (1.0, 1.0, 2.0))
-    moving = ReferenceSettings(every=1)
-    moving.check(policy, alike)
-    with pytest.raises(ModelError, match="buffers"):
-        moving.check(policy, unlike)
-    rounded = GenericModel(WithBuffer(1.0).bfloat16())
-    with pytest.raises(ModelError, match="buffers"):
-        moving.check(policy, rounded, torch.bfloat16)
 
 
 @pytest.mark.parametrize("wrong", [{"every": -1}, {"mixup_alpha": 0.0}, {"mixup_alpha": 1.5}, {"mixup": 0.5}])

@@ -74,5 +74,4 @@ def test_extreme_rewards_stay_finite(dtype: torch.dtype) -> None:
     assert step_cross_entropy(high, 1 - right).tolist() == [1e4, 0.0]
     leaf = high.clone().requires_grad_()
     (bradley_terry(leaf, low, center=0.01) + step_cross_entropy(leaf, right)).sum().backward()
-    assert leaf.grad is not None
     assert leaf.grad.isfinite().all()

@@ -63,22 +63,6 @@ def test_the_window_of_the_mistral_shape_matters_and_is_kept_across_the_prompt()
     assert (narrow - wide).abs().max() > 1e-2
 
 
-def test_only_tokens_that_predict_are_run_and_each_prompt_once():
-    module = architecture("llama")
-    seen = []
-    module.model.embed_tokens.register_forward_hook(lambda layer, args, output: seen.append(tuple(args[0].shape)))
-    packed_logits(TransformersModel(module), RAGGED)
-    assert seen == [(1, 3 + 9 + 1 + 0 + 5 + 0 + 3 + 8 + 1)]
-
-
-def test_dropout_is_off_even_after_somebody_called_train():
-    module = architecture("gpt2")
-    model = TransformersModel(module)
-    wanted = packed_logits(model, RAGGED)
-    module.train()
-    assert torch.equal(packed_logits(model, RAGGED), wanted)
-
-
 def test_an_empty_prompt_is_refused():
     model = TransformersModel(architecture("llama"))
     empty = torch.empty(0, dtype=torch.long)

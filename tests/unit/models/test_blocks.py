@@ -95,14 +95,6 @@ def test_the_forward_equals_the_plain_one_in_value_and_gradient(name, rows, dtyp
     assert (difference / sum(b.square().sum() for _, b in pairs)).sqrt() <= LIMITS[dtype]
 
 
-@pytest.mark.parametrize("name", FAMILY)
-def test_in_float32_the_bits_are_those_of_the_layers_of_transformers(name):
-    module = architecture(name)
-    before = logits_of(module, RAGGED)
-    assert replace_blocks(module) == 4
-    assert torch.equal(logits_of(module, RAGGED), before)
-
-
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
 @pytest.mark.parametrize("name", FAMILY)
 def test_decoding_with_packed_weights_is_decoding_without(name, dtype, limit, monkeypatch):

@@ -140,11 +140,6 @@ def test_what_is_causal_is_taken_in_every_precision(name, dtype):
     wrap(architecture(name, dtype), "generic")
 
 
-def test_an_encoder_that_was_made_a_decoder_is_taken():
-    for make, config in ((BertLMHeadModel, BertConfig), (RobertaForCausalLM, RobertaConfig)):
-        wrap(seeded(lambda make=make, config=config: make(config(**_SIZES, is_decoder=True))))
-
-
 def test_a_module_that_gives_other_logits_when_asked_again_is_refused():
     class Noisy(nn.Module):
         def forward(self, input_ids):

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForSequenceClassification
 
 from fakes.classifiers import LONGEST, byte_tokenizer, classifier, lay_down, lay_down_bert
-from fakes.tolerance import about
 from oncurve.models.classifiers.classifier import Classifier, OverlongError, log_odds
 from oncurve.models.classifiers.load import load_classifier
 
@@ -96,25 +95,6 @@ def test_log_odds_of_one_label_among_several() -> None:
     assert log_odds(logits, 0)[1].item() == pytest.approx(-math.log(2))
     assert log_odds(torch.tensor([[3.0]]), None).tolist() == [3.0]
     assert log_odds(torch.tensor([[1e4, -1e4]]), 0).tolist() == [2e4]
-
-
-def test_a_reward_may_be_the_log_odds_of_a_label(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path, labels={0: "Negative", 1: "neutral", 2: "Positive"})
-    by_name = load_classifier(str(folder), "outcome", label="positive", device="cpu")
-    by_number = load_classifier(str(folder), "outcome", label="2", device="cpu")
-    text = by_name.encode("2+2=", "4")
-    z0, z1, z2 = alone(by_name, text.ids).tolist()
-    wanted = z2 - math.log(math.exp(z0) + math.exp(z1))
-    assert by_name.score([text])[0] == pytest.approx([wanted], abs=1e-5)
-    assert by_number.score([text]) == by_name.score([text])
-
-
-def test_a_process_model_of_two_labels_means_its_second_and_any_other_is_said(tmp_path: Path) -> None:
-    folder = lay_down(tmp_path, "process", labels={0: "good", 1: "bad"})
-    second = load_classifier(str(folder), "process", device="cpu")
-    first = load_classifier(str(folder), "process", label="good", device="cpu")
-    text = second.encode("2+2\n", "4", (1,))
-    assert second.score([text])[0][0] + first.score([text])[0][0] == about(1.0)
 
 
 def test_a_text_that_is_too_long_is_refused_with_both_numbers(tmp_path: Path, outcome: Classifier) -> None:

@@ -14,7 +14,7 @@ from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
 from fakes.decoding import request
 from fakes.recorder import record
 from oncurve.models import TransformersModel
-from oncurve.models.decode.cuda_graphs import GraphBuffers, Graphs, capture_on
+from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.graph_rows import GraphRows
 from oncurve.models.decode.host_loop import HostLoop
@@ -105,19 +105,6 @@ def test_graphs_outlive_a_rollout_and_not_weights_that_moved():
     assert not len(buffers.graphs)
     buffers.release()
     assert buffers.shape.rows == 0
-
-
-def test_a_step_that_asks_the_host_is_called_from_then_on_and_said_so_once():
-    numbers, graphs = torch.arange(3.0), Graphs(record)
-
-    def step():
-        numbers.mul_(2 if bool(numbers.sum() > 1) else 1)
-
-    with pytest.warns(UserWarning, match="without CUDA graphs, which is slower: _local_scalar_dense waits"):
-        graphs.run("step", step, [numbers])
-    graphs.run("step", step, [numbers])
-    graphs.run("another", step, [numbers])
-    assert numbers.tolist() == [0, 8, 16]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

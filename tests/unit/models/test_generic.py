@@ -65,33 +65,3 @@ def test_decoding_equals_each_row_alone_while_rows_are_dropped():
 def test_a_module_that_returns_no_logits_is_refused_with_what_it_returned(result):
     with pytest.raises(ModelError, match="must return logits of shape"):
         GenericModel(Returning(result)).decoder([torch.tensor([1, 2])], [1], 1)
-
-
-def test_a_generic_model_says_that_it_is_slow_and_is_in_eval_mode():
-    model = GenericModel(nn.Sequential(nn.Embedding(5, 5), nn.Dropout(0.5)).train())
-    assert not model.fast
-    assert "generic" in model.path_reason
-    assert not model.module.training
-
-
-class RootOfSquares(nn.Module):
-    """Divides by the length of each token's embedding, as Gemma 3n does; that of token 0 is all zeros."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.out = nn.Embedding(11, 6, padding_idx=0), nn.Linear(6, 11)
-
-    def forward(self, input_ids):
-        x = self.embedding(input_ids)
-        return self.out(x / (x.square().mean(-1, keepdim=True) ** 0.5).clamp(min=1e-5))
-
-
-def test_padding_brings_no_gradient_of_its_own():
-    module = RootOfSquares()
-    model = GenericModel(module)
-    ids = torch.tensor([[3, 4, 5, 6], [7, 8, -7, -7]])
-    hidden = model.completion_hidden(
-        [torch.tensor([1, 2, 3]), torch.tensor([4])], torch.tensor([0, 1]), ids, torch.tensor([4, 2])
-    )
-    for gradient in torch.autograd.grad(hidden.sum(), list(module.parameters())):
-        assert gradient.isfinite().all()

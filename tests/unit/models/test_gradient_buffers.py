@@ -67,16 +67,6 @@ def test_the_heads_gradient_goes_there_by_pieces(passes: int) -> None:
     assert torch.equal(weight.grad, plain.grad)
 
 
-def test_pieces_are_added_to_what_came_before_by_another_way() -> None:
-    hidden, weight, ids = head_inputs(dtype=torch.float64)
-    keep_gradient(weight, torch.float64)
-    weight.sum().backward()
-    linear_logprobs(hidden, weight, ids)[0].sum().backward()
-    exact = weight.detach().clone().requires_grad_()
-    table = torch.log_softmax(hidden @ exact.t(), -1).gather(1, ids[:, None]).sum() + exact.sum()
-    torch.testing.assert_close(weight.grad, torch.autograd.grad(table, exact)[0], rtol=1e-12, atol=1e-13)
-
-
 def test_a_sparse_gradient_that_came_before_stays_and_is_added_up() -> None:
     hidden, weight, ids = head_inputs(dtype=torch.float64)
     optimizer = MasterAdamW(nn.ParameterList([weight]))

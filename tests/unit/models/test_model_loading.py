@@ -56,14 +56,6 @@ def test_a_directory_loads_on_the_fast_path_without_the_network(folder, no_netwo
     assert torch.equal(hidden(loaded.model), hidden(TransformersModel(architecture("llama"))))
 
 
-def test_bf16_is_what_it_computes_in_unless_masters_are_asked_for(folder):
-    settings = ModelConfig(path=str(folder), dtype="bfloat16")
-    computing, training = settings.build(), settings.build(masters=True)
-    assert {p.dtype for p in computing.model.module.parameters()} == {torch.bfloat16}
-    assert {p.dtype for p in training.model.module.parameters()} == {torch.float32}
-    assert computing.dtype == training.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("computes_in", "stored", "loaded"),
     [
@@ -91,17 +83,8 @@ def test_eos_is_the_set_of_all_that_end_a_completion(folder):
     assert ModelConfig(path=str(folder)).build().eos_ids == (9, 2, 7)
 
 
-def test_loading_is_silent_and_leaves_the_settings_of_transformers_as_they_were(folder, capfd):
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    ModelConfig(path=str(folder)).build()
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (verbosity, bars)
-    captured = capfd.readouterr()
-    assert captured.out == captured.err == ""
-
-
 def test_loads_at_once_in_one_process_find_all_weights_and_leave_the_settings_of_transformers(folder):
     from huggingface_hub import constants
-    from transformers.utils import logging
 
     def said() -> tuple:
         bars, conversion = logging.is_progress_bar_enabled(), os.environ.get("DISABLE_SAFETENSORS_CONVERSION")
@@ -205,20 +188,3 @@ def test_masters_stand_in_for_the_modules_own_weights_and_for_those_tied_to_them
     assert again.dtype == torch.float32
     assert torch.equal(again.lm_head.weight, masters["model.embed_tokens.weight"])
     assert all(torch.equal(tensor, masters[name]) for name, tensor in again.named_parameters())
-
-
-def test_a_model_whose_tensors_transformers_converts_is_saved_by_it_whole(tmp_path, monkeypatch):
-    module, real = architecture("llama"), type(architecture("llama")).save_pretrained
-
-    def converting(self, folder, state_dict):
-        joined = {"model.layers.0.mlp.joined": torch.cat([t for n, t in state_dict.items() if "layers.0.mlp" in n])}
-        others = {name: tensor for name, tensor in state_dict.items() if "layers.0.mlp" not in name}
-        real(self, folder, state_dict=others)
-        weights = load_file(folder / "model.safetensors")
-        save_file(weights | joined, folder / "model.safetensors", {"format": "pt"})
-
-    monkeypatch.setattr(type(module), "save_pretrained", converting)
-    for projection in ("gate_proj", "up_proj", "down_proj"):
-        getattr(module.model.layers[0].mlp, projection).weight.data = torch.ones(4, 4)
-    save(module, None, tmp_path / "out")
-    assert load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.mlp.joined"].shape == (12, 4)

@@ -110,17 +110,6 @@ def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
     assert max(heads) == 4
 
 
-def test_an_observed_entropy_has_the_value_but_no_gradient():
-    model, alone = fast_model(), frozenset({"entropy"})
-    for chunk in (4, None):
-        observed = token_stats(model, batch_of(), temperature=0.7, chunk_tokens=chunk, observe=alone)
-        needed = token_stats(model, batch_of(), alone, 0.7, chunk_tokens=chunk, observe=alone)
-        assert not observed.entropy.requires_grad
-        assert needed.entropy.requires_grad
-        assert torch.allclose(observed.entropy, needed.entropy, rtol=1e-14)
-        assert torch.equal(observed.logprobs, needed.logprobs)
-
-
 def test_the_backward_keeps_one_table_of_the_vocabulary_whatever_is_observed():
     model, batch, kept = fast_model(), batch_of(), []
     tokens = int(batch.lengths.sum())
@@ -134,21 +123,3 @@ def test_the_backward_keeps_one_table_of_the_vocabulary_whatever_is_observed():
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         token_stats(model, batch, temperature=0.7, observe=frozenset({"entropy"}))
     assert len(set(kept)) == 1
-
-
-def test_a_batch_of_several_chunks_keeps_its_graph_where_all_logits_together_are_few(monkeypatch):
-    monkeypatch.setattr("oncurve.models.head.stats.CHUNK_BYTES", 5 * 4 * VOCABULARY)
-    model, heads, tokens = fast_model(), [], int(batch_of().lengths.sum())
-    model.module.lm_head.register_forward_hook(lambda layer, args, output: heads.append(output.shape[0]))
-    for kept, made in ((tokens, 1), (tokens - 1, 2)):
-        monkeypatch.setattr("oncurve.models.head.stats.KEPT_BYTES", kept * 4 * VOCABULARY)
-        heads.clear()
-        token_stats(model, batch_of()).logprobs.sum().backward()
-        assert sum(rows for rows in heads if rows > 1) == made * tokens
-
-
-def test_a_batch_of_empty_completions_gives_empty_streams():
-    batch = batch_of().having(lengths=torch.zeros(6, dtype=torch.long))
-    stats = token_stats(fast_model(), batch, frozenset({"entropy"}))
-    assert (stats.logprobs == 0).all()
-    assert stats.entropy.shape == (6, 9)

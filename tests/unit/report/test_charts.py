@@ -1,6 +1,6 @@
 import pytest
 
-from oncurve.report.charts import HEIGHT, WIDTH, chart_of, nice_ticks, smoothed
+from oncurve.report.charts import HEIGHT, WIDTH, chart_of, nice_ticks
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,6 @@ def test_ticks_are_round_and_reach_both_ends(low, high, ticks) -> None:
     assert nice_ticks(low, high, 4) == ticks
 
 
-def test_smoothing_keeps_short_series_and_the_mean_of_flat_ones() -> None:
-    assert smoothed([1.0, 5.0, 2.0]) == [1.0, 5.0, 2.0]
-    assert smoothed([2.0] * 100) == pytest.approx([2.0] * 100)
-    assert max(smoothed([0.0, 1.0] * 50)) < 0.7
-
-
 def test_a_chart_lies_within_its_drawing() -> None:
     chart = chart_of("reward/mean", [{"step": s, "reward/mean": (s * 37 % 11) / 10} for s in range(1, 1001)])
     places = [tuple(map(float, pair.split(","))) for pair in f"{chart.line} {chart.raw}".split()]
@@ -31,9 +25,3 @@ def test_a_chart_lies_within_its_drawing() -> None:
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
     assert len(chart.points) <= 80
     assert not chart.dots
-
-
-def test_steps_without_the_key_are_gaps_and_a_key_nobody_has_is_no_chart() -> None:
-    metrics = [{"step": 1, "reward/mean": 1.0}, {"step": 2}, {"step": 3, "reward/mean": 2.0}]
-    assert len(chart_of("reward/mean", metrics).points) == 2
-    assert chart_of("policy/kl", metrics) is None

@@ -87,11 +87,6 @@ def test_model_text_is_text_and_nothing_else(tmp_path) -> None:
     assert "some/&lt;model&gt;" in html
 
 
-def test_lone_surrogates_do_not_stop_the_report(tmp_path) -> None:
-    make_run(tmp_path, text="half \ud83d pair")
-    assert "half" in write_report(tmp_path).read_text(encoding="utf-8")
-
-
 def test_curves_groups_and_settings_are_there_with_their_meaning(tmp_path) -> None:
     make_run(tmp_path, rewards=(1.0, 0.0, 0.0, 0.5))
     html = render_report(read_run(tmp_path))

@@ -93,16 +93,6 @@ def test_columns_by_name(user_file: Path) -> None:
     assert scored(user_file, "columns", group("4", "5", columns={"answer": "5", "level": 3})) == [3.0, 4.0]
 
 
-def test_trl_extras_are_given_when_asked_by_name(user_file: Path) -> None:
-    table = {"path": "mine.py:trl_everything", "processes": 1}
-    with RewardSet.build([table], base=user_file.parent) as rewards:
-        (scored_group,) = rewards.score([group("1", "333")], step=12)
-        assert rewards_of([scored_group]) == [12.0, 12.0]
-        assert rewards.metrics == {"trl_everything/mean_length": 2.0}
-        noted = [score.extras for score in scored_group.scores]
-        assert noted == [{"trl_everything/length": 1}, {"trl_everything/length": 3}]
-
-
 def test_trl_conversations(user_file: Path) -> None:
     asked = ({"role": "user", "content": "2+2"},)
     assert scored(user_file, "chat", group("4", "5", messages=asked)) == [1.0, 0.0]
@@ -110,15 +100,6 @@ def test_trl_conversations(user_file: Path) -> None:
 
 def test_a_worker_imports_what_it_serves_alone(user_file: Path) -> None:
     assert scored(user_file, "heavy") == [0.0, 0.0]
-
-
-def test_verls_compute_score_finds_the_truth(user_file: Path) -> None:
-    for columns in (
-        {"reward_model": {"style": "rule", "ground_truth": "4"}, "answer": "no", "data_source": "openai/gsm8k"},
-        {"ground_truth": "4", "answer": "no"},
-        {"answer": "4"},
-    ):
-        assert scored(user_file, "compute_score", group("4", "5", columns=columns)) == [1.0, 0.0]
 
 
 def test_a_row_without_what_a_function_needs_is_named_before_the_run(user_file: Path) -> None:

@@ -50,18 +50,6 @@ def test_finite_rewards_are_numbers_or_faults(values: list[float], weight: float
     assert all(map(math.isfinite, metrics.result().values()))
 
 
-@given(st.lists(st.sampled_from([1e308, -1e308, 1.7976931348623157e308]), min_size=1, max_size=5))
-def test_metrics_that_overflow_are_left_out_and_counted(values: list[float]) -> None:
-    metrics = Metrics()
-    metrics.add_all("reward/mean", values)
-    for value in values:
-        metrics.add("reward/mean", value)
-    metrics.add("reward/mean", torch.tensor(values, dtype=torch.float64))
-    found = metrics.result()
-    assert all(map(math.isfinite, found.values()))
-    assert "reward/mean" in found or found["metrics/nonfinite"] > 0
-
-
 @pytest.mark.parametrize("scale", ["group", "batch"])
 @pytest.mark.parametrize("factor", [1e150, 1e200, 1e290, 2.0**1000])
 def test_advantages_do_not_depend_on_the_size_of_rewards(scale: Any, factor: float) -> None:
@@ -71,14 +59,6 @@ def test_advantages_do_not_depend_on_the_size_of_rewards(scale: Any, factor: flo
     assert expected.abs().max() > 0.5
     found = group_advantages(rewards * factor, valid, groups, scale)
     torch.testing.assert_close(found, expected)
-
-
-def test_one_group_of_huge_rewards_leaves_the_others_as_they_are() -> None:
-    valid, groups = torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
-    found = group_advantages(torch.tensor([0.0, 1e300, 0.0, 1.0], dtype=torch.float64), valid, groups)
-    alone = group_advantages(torch.tensor([0.0, 1.0]), valid[:2], groups[:2])
-    torch.testing.assert_close(found[2:], alone, rtol=0, atol=0)
-    torch.testing.assert_close(found[:2], alone, rtol=1e-5, atol=0)
 
 
 class EndsAnywhere(RewardSettings):

@@ -1,7 +1,6 @@
 """A reward by a language model at an endpoint: a real server on this machine answers, well and badly."""
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from fakes.chat_server import ChatServer, Says
 from fakes.scoring import faults_of, group, rewards_of
-from oncurve.errors import ConfigError, DataError, RewardError
+from oncurve.errors import ConfigError, RewardError
 from oncurve.rewards import ModelJudge, RewardSet, endpoint
 
 Build = Callable[..., RewardSet]
@@ -64,17 +63,6 @@ def test_each_completion_gets_the_score_that_the_model_gives(server: ChatServer,
     )
     assert body | {"messages": None} == {"model": "m", "temperature": 0.0, "max_tokens": 9, "seed": 1, "messages": None}
     assert body["messages"][0] == {"role": "system", "content": "Be strict."}
-
-
-def test_the_template_has_columns_prompt_and_completion(server: ChatServer, build: Build) -> None:
-    template = "{{ prompt }}|{% for fact in facts %}{{ fact }};{% endfor %}{{ completion }}\n"
-    rewards = build(template=template)
-    rewards.score([group("so {{ prompt }} 日本", columns={"facts": ["a", "b"]})])
-    assert server.messages == ["prompt 0|a;b;so {{ prompt }} 日本\n"]
-    with pytest.raises(DataError, match=r"row 2: reward model_judge needs 'facts'.*did you mean 'fact'"):
-        rewards.check_rows([{"facts": []}, {"fact": []}], lambda index: f"row {index + 1}")
-    with pytest.raises(DataError, match=r"row 1: reward model_judge: its template cannot be filled in"):
-        rewards.check_rows([{"facts": 3}], lambda index: f"row {index + 1}")
 
 
 READ = {
@@ -270,19 +258,3 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
         RewardSet.build([table("http://localhost:1/v1") | settings])
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-def test_an_endpoint_without_a_server_or_a_key_is_refused_before_anything_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with pytest.raises(ConfigError, match=r"url: nothing answers at .* \(Connection refused\); start the server"):
-        RewardSet.build([table(url)])
-    monkeypatch.delenv("NO_KEY_HERE", raising=False)
-    with pytest.raises(ConfigError, match="the environment variable NO_KEY_HERE is not set"):
-        RewardSet.build([table(url, api_key_env="NO_KEY_HERE")])
-    monkeypatch.setenv("NO_KEY_HERE", "a\nb")
-    with pytest.raises(ConfigError, match="NO_KEY_HERE is no key"):
-        RewardSet.build([table(url, api_key_env="NO_KEY_HERE")])

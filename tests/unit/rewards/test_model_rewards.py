@@ -11,7 +11,7 @@ import pytest
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down
 from fakes.scoring import faults_of, group, rewards_of
 from fakes.tolerance import about
-from oncurve.errors import ConfigError, ModelError, TrainingError
+from oncurve.errors import ConfigError, ModelError
 from oncurve.models.classifiers.classifier import Classifier
 from oncurve.models.classifiers.load import load_classifier
 from oncurve.rewards import RewardSet
@@ -126,33 +126,6 @@ def test_the_runs_own_model_scores_where_no_path_is_given(
     parts = [score.parts for each in found for score in each.scores]
     assert [part["own"] for part in parts] == rewards_of(own)
     assert [part["other"] for part in parts] == rewards_of(foreign) != rewards_of(own)
-
-
-def test_the_runs_own_model_is_needed_and_must_have_the_same_head(classifiers: dict[str, Classifier]) -> None:
-    with pytest.raises(ConfigError, match=r"\"process_model\" without a path scores with the run's own \[reward_model"):
-        scored(GROUPS, {"kind": "process_model"})
-    with pytest.raises(
-        ConfigError, match=r"steps needs a reward model of kind 'process', and reward_model\.kind is 'outc"
-    ):
-        scored(GROUPS, {"kind": "process_model", "name": "steps"}, network=classifiers["outcome"])
-
-
-def test_the_fault_of_a_part_of_weight_zero_is_said_and_masks_nothing() -> None:
-    def fails(completion: str) -> float:
-        raise ValueError("cannot score that")
-
-    def fails_once(completion: str) -> float:
-        return fails(completion) if completion == "b" else 3.0
-
-    watcher = {"kind": "python", "function": fails_once, "name": "watcher", "weight": 0}
-    (found,) = scored([group("a", "b")], watcher, lambda completion: 1.0)
-    assert rewards_of([found]) == [1.0, 1.0]
-    assert found.scores[1].parts == {"watcher": None, "reward": 1.0}
-    assert found.scores[1].fault == "exception: watcher: ValueError: cannot score that"
-    (masked,) = scored([group("a", "b")], {**watcher, "weight": 0.5}, lambda completion: 1.0)
-    assert rewards_of([masked]) == [2.5, None]
-    with pytest.raises(TrainingError, match="of watcher"):
-        scored([group("a", "b")], {**watcher, "function": fails}, lambda completion: 1.0)
 
 
 @pytest.mark.parametrize(

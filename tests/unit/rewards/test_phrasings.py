@@ -172,18 +172,3 @@ def test_what_holds_digits_and_is_no_number(text: str) -> None:
     assert value_in(f"Answer: on {text} it was 42.") == 42
     assert Numeric()(f"#### {text}", 12) == 0.0
     assert Numeric()("#### 12", text) is None
-
-
-@pytest.mark.parametrize(
-    ("interval", "inequality", "another"),
-    [
-        ("[0,5)", "0<=x<5", "0<x<5"),
-        ("[0, 5)", r"$0 \le x < 5$", "0<=x<=5"),
-        ("(3,5)", "3<x<5", "3<x<6"),
-        (r"[3,\infty)", r"x \geq 3", "x > 3"),
-        (r"(-\infty,5)", "x<5", "x>5"),
-    ],
-)
-def test_an_interval_equals_its_inequality(interval: str, inequality: str, another: str) -> None:
-    assert checker().check(interval, inequality) == checker().check(f"Answer: {inequality}", interval) == 1.0
-    assert checker().check(interval, another) == checker().check(another, interval) == 0.0

@@ -1,7 +1,6 @@
 """Several rewards together: weights, parts that do not apply, names, and what a step is told."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,15 +35,6 @@ def test_a_component_that_is_none_does_not_apply() -> None:
     assert scored[0].scores[0].parts == {"a": None, "b": 2.0}
     assert scored[0].scores[2].fault == "none: no reward applies: every component returned None"
     assert scored[0].scores[2].reward == 0.0
-
-
-def test_groups_come_back_in_order_with_their_sizes() -> None:
-    groups = [group("1", "2", number=0), group("3", number=1), group("4", "5", "6", number=2)]
-    with RewardSet.build([lambda completion: int(completion)]) as rewards:
-        scored = rewards.score(groups)
-        assert rewards.score([]) == []
-    assert [group.prompt.id for group in scored] == [0, 1, 2]
-    assert rewards_of(scored) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def test_on_error_masks_values_or_raises() -> None:
@@ -107,15 +97,6 @@ def test_a_batch_that_faults_is_called_again_once_a_group(caplog: pytest.LogCapt
     ]
 
 
-def test_columns_that_only_some_rows_have_are_none_for_the_others() -> None:
-    def trl(completions: list[str], level: list[Any], **columns: Any) -> list[Any]:
-        return level
-
-    groups = [group("a", columns={"level": 3}), group("b", columns={"other": 1}, number=1)]
-    with RewardSet.build([trl]) as rewards:
-        assert rewards_of(rewards.score(groups)) == [3.0, None]
-
-
 def test_interrupts_and_abandoned_steps_pass_through_a_reward_in_this_process() -> None:
     calls: list[str] = []
 
@@ -157,19 +138,3 @@ def test_what_a_reward_logs_stays_with_its_completion_when_a_batch_falls_apart(
     assert [score.extras["picky/text"] for score in again[0].scores] == ["z", "y"]
     left_out = [said for said in caplog.messages if "log_extra('short', ...) needs one value per completion" in said]
     assert len(left_out) == 1
-
-
-def test_a_kind_of_ones_own_is_named_by_path(tmp_path: Path) -> None:
-    (tmp_path / "lab.py").write_text(
-        """
-from oncurve.rewards import Accepts, InProcess, RewardSettings
-
-class Length(RewardSettings):
-    scale: float = 1.0
-    def start(self, base):
-        return InProcess(lambda item: self.scale * len(item["completion"]), Accepts(needs=(("completion",),)))
-"""
-    )
-    with RewardSet.build([{"kind": "lab.py:Length", "scale": 0.5}], base=tmp_path) as rewards:
-        assert rewards_of(rewards.score([group("abcd", "")])) == [2.0, 0.0]
-        assert [part.name for part in rewards.components] == ["length"]

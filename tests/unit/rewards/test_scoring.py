@@ -14,7 +14,6 @@ import torch
 
 from fakes.scoring import faults_of, group, rewards_of
 from fakes.scripted import TableModel
-from oncurve.errors import DataError, RewardError, TrainingError
 from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Sampling
@@ -120,17 +119,6 @@ def test_a_reward_in_this_process_is_called_at_the_end_and_in_order(built: Calla
     assert scoring.overlapped_seconds == 0
 
 
-def test_a_batch_function_sees_the_whole_step_in_one_call(built: Callable[..., RewardSet]) -> None:
-    rewards = built("batch")
-    scored = in_order(rewards, GROUPS, [2, 1])
-    assert rewards.metrics == {"batch/seen": 7.0}
-    texts = [score.extras["batch/text"] for each in scored for score in each.scores]
-    assert texts == [c.text for each in GROUPS for c in each.completions]
-    groups = [*GROUPS, group("bad", "x", number=4)]
-    assert rewards_of(in_order(rewards, groups, [4]))[-3:] == [0.0, None, None]
-    assert rewards.metrics == {"batch/seen": 7 / 4}
-
-
 def test_workers_score_a_group_while_the_engine_writes_the_others(folder: Path, tmp_path: Path) -> None:
     """The engine does not go on before a worker has left word: without overlap it would wait in vain."""
     done: list[list[str]] = []
@@ -209,30 +197,6 @@ def test_an_interrupt_while_groups_are_written_leaves_workers_that_answer(built:
     assert rewards_of(rewards.score([group("a", "bb")])) == [1.0, 2.0]
     until(lambda: not any(psutil.pid_exists(pid) for pid in before - running(rewards)))
     assert before - running(rewards)
-
-
-def test_a_row_that_lacks_a_column_is_named_at_the_end_and_the_first_in_order(folder: Path, tmp_path: Path) -> None:
-    groups = [group("a", columns={"other": 1}, number=number) for number in range(3)]
-    groups[0] = group("a", columns={"answer": str(tmp_path)})
-    with RewardSet.build([{"path": "rewards.py:noted"}], base=folder) as rewards:
-        with pytest.raises(DataError, match="row 1 of the data has only: other"):
-            in_order(rewards, groups, [2, 1, 0])
-        groups[1:] = [group("b", columns={"answer": object()}, number=1)]
-        with pytest.raises(DataError, match="a column cannot be sent to its worker"):
-            in_order(rewards, groups, [1, 0])
-
-
-def test_errors_of_the_policy_come_at_the_end(folder: Path) -> None:
-    table = {"path": "rewards.py:faulty", "on_error": "raise"}
-    with RewardSet.build([table], base=folder) as rewards, pytest.raises(RewardError, match="reward faulty failed"):
-        in_order(rewards, [group("raise", "a"), group("b", number=1)], [0, 1])
-    with RewardSet.build([{"path": "rewards.py:faulty"}], base=folder) as rewards:
-        with pytest.raises(TrainingError, match="2 completions have a fault"):
-            in_order(rewards, [group("raise"), group("raise", number=1)], [1, 0])
-        with rewards.begin() as scoring:
-            scoring.submit(1, GROUPS[0])
-            with pytest.raises(ValueError, match="not the one that was submitted"):
-                scoring.finish(GROUPS)
 
 
 def engine(words: bool = False) -> InProcessEngine:

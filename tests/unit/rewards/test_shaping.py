@@ -5,7 +5,7 @@ import pytest
 from fakes.scoring import group, rewards_of
 from oncurve.config import load_config
 from oncurve.errors import ConfigError
-from oncurve.rewards import Format, LengthCap, Repetition, RewardSet
+from oncurve.rewards import Format, Repetition, RewardSet
 
 THINK = {
     "<think>a</think>b": 1.0,
@@ -99,15 +99,6 @@ def test_settings_that_cannot_be_are_refused_with_their_key(words: str, said: st
 def test_repetition_is_the_share_of_ngrams_that_occurred_before(ids: list[int], size: int, expected: float) -> None:
     assert Repetition(ngram_size=size)(ids) == pytest.approx(expected)
     assert Repetition(ngram_size=size, max_penalty=-0.1)(ids) == pytest.approx(0.1 * expected)
-
-
-def test_length_cap_punishes_above_the_cap_only() -> None:
-    tables = [{"kind": "length_cap", "max_length": 3, "penalty": -0.5}, {"kind": "repetition", "ngram_size": 1}]
-    with RewardSet.build(tables) as rewards:
-        (scored,) = rewards.score([group("abc", "abcd", "aaaa")])
-    assert [score.parts["length_cap"] for score in scored.scores] == [0.0, -0.5, -0.5]
-    assert [score.parts["repetition"] for score in scored.scores] == [0.0, 0.0, -0.75]
-    assert LengthCap(max_length=3).for_lengths(4).max_length == 3
 
 
 def test_cosine_falls_for_right_and_rises_for_wrong_answers() -> None:

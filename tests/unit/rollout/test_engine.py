@@ -5,7 +5,6 @@ from fakes.scripted import ByteTokenizer, ScriptedModel, TableModel
 from fakes.tolerance import about
 from oncurve.errors import DataError, ModelError
 from oncurve.models import LocalWeights
-from oncurve.models.generic import GenericModel
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 from oracles import plain_rollout
@@ -73,13 +72,6 @@ def test_a_prompts_completions_do_not_depend_on_the_other_prompts():
     assert make_engine().generate(prompts[2:3], draw=0) == whole[2:3]
 
 
-def test_a_smaller_group_is_the_beginning_of_a_larger_one():
-    prompts = make_prompts(0, 1)
-    large = make_engine().generate(prompts, draw=0)
-    small = make_engine().generate(prompts, 0, Sampling(group_size=2, max_new_tokens=12))
-    assert [group.completions for group in small] == [group.completions[:2] for group in large]
-
-
 def test_a_prompt_given_twice_gets_other_samples_the_second_time():
     prompt, other = make_prompts(4, 5)
     first, _, second = make_engine().generate([prompt, other, prompt], draw=0)
@@ -106,12 +98,6 @@ def test_endings_are_recorded_not_guessed():
     completions = [group.completions[0] for group in groups]
     assert [completion.ids for completion in completions] == [(1, 2, 7), (3,), (1, 1, 1, 3), (1, 2, 4, 5)]
     assert [completion.ended for completion in completions] == ["eos", "eos", "eos", "length"]
-
-
-def test_the_settings_eos_ids_are_added_to_the_models():
-    sampling = Sampling(group_size=1, max_new_tokens=3, eos_ids=(5,))
-    groups = make_engine(ScriptedModel([[1, 5, 1], [3, 1, 1]], VOCABULARY), sampling).generate(make_prompts(0, 1), 0)
-    assert [group.completions[0].ids for group in groups] == [(1, 5), (3,)]
 
 
 def test_the_ending_token_is_in_the_ids_and_not_in_the_text():
@@ -203,11 +189,3 @@ def test_logits_that_are_not_finite_are_an_error():
 def test_impossible_sampling_settings_are_refused(settings):
     with pytest.raises(ValueError):
         Sampling(**settings)
-
-
-def test_a_rollout_leaves_the_module_able_to_learn():
-    module = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 4), torch.nn.Linear(4, VOCABULARY))
-    engine = make_engine(GenericModel(module))
-    engine.generate(make_prompts(0, 1), draw=0)
-    module(torch.tensor([[1, 2]])).sum().backward()
-    assert all(parameter.grad is not None for parameter in module.parameters())

@@ -48,16 +48,6 @@ def test_frequencies_are_the_distributions(vocabulary, temperature):
     assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
 
 
-@pytest.mark.parametrize("vocabulary", [16, 130, 512, 8192])
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_logprobs_are_the_log_softmax_in_fp32(vocabulary, temperature):
-    logits = normal(64, vocabulary, torch.float32)
-    ids, logprobs = sample(logits, uniforms(64), temperature)
-    expected = torch.log_softmax(logits / temperature, -1).gather(1, ids[:, None]).squeeze(1)
-    assert logprobs.dtype == torch.float32
-    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
-
-
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), vocabulary=st.sampled_from([3, 128, 129, 140, 256, 333]))
 def test_impossible_tokens_are_never_drawn(data, vocabulary):

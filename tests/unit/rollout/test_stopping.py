@@ -127,7 +127,6 @@ def test_a_real_tokenizer_with_word_marks_and_byte_fallback(stories_tokenizer, s
     text = " there was a big dog.\nLily saw the café 世界 🙂! and the cat ran."
     ids = stories_tokenizer.encode("time" + text, add_special_tokens=False)[len(stories_tokenizer.encode("time")) :]
     expected = plain_run(stories_tokenizer, stop, ids, prompt)
-    assert expected is not None
     assert run(stories_tokenizer, stop, ids, prompt) == expected
     assert expected[1] == text[: min(text.find(string) for string in stop if string in text)]
 

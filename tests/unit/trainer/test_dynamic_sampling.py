@@ -5,7 +5,6 @@ import logging
 import shutil
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 
 from fakes.loops import PROMPTS, make_loop, resumed
 from oncurve import durable
-from oncurve.data import PromptOrder
 from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
 from oncurve.trainer import Collected, DynamicSampling
@@ -108,24 +106,6 @@ def waiting(now: Collected) -> list[Group]:
     return [Group(prompts[each.prompt_ids], each.completions, each.scores, each.draw) for each in now.surplus]
 
 
-def test_the_surplus_is_trained_on_first_and_everything_is_in_the_order_of_prompts() -> None:
-    found = collected_of(30)
-    for before, now in pairwise(found):
-        assert list(now.usable[: len(before.surplus)]) == waiting(before)
-    order = [place for now in found for place in _places(now)]
-    assert order == sorted(order)
-
-
-def _places(now: Collected) -> list[int]:
-    """The positions of the trained groups in the order of sampling: 3 prompts per draw, in the source's order."""
-    source = PromptOrder(PROMPTS, 5)
-    found = []
-    for each in now.usable:
-        same = [place for place, prompt in enumerate(source.take(3 * each.draw, 3)[0]) if prompt == each.prompt]
-        found.append(3 * each.draw + same[each.completions[0].sample_index // 4])
-    return found
-
-
 def test_the_counts_of_every_step_add_up_and_the_learner_trains_on_what_they_say() -> None:
     loop, carried = make_loop(dynamic=DynamicSampling(20, None)), 0.0
     for _ in range(8):
@@ -163,18 +143,6 @@ def test_at_the_bound_a_step_trains_on_what_there_is_and_announces_it_once(caplo
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert "filter.max_rounds = 1" in said[0]
-
-
-def test_a_group_whose_prompt_has_changed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    loop = make_loop(dynamic=DynamicSampling(20, None))
-    while not loop.state.surplus:
-        loop.step()
-    (first, *_) = loop.state.surplus
-    loop.state = replace(loop.state, surplus=(replace(first, prompt_ids=(1, 2, 3)),))
-    with caplog.at_level(logging.WARNING, "oncurve.trainer"):
-        result = loop.step()
-    assert result.metrics["groups/sampled"] == len(result.groups) + len(loop.state.surplus)
-    assert "another prompt in its place" in caplog.text
 
 
 def test_a_run_resumed_where_groups_wait_is_the_same_bit_for_bit(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from fakes.learning import finished, gradient, make_learner
 from fakes.loops import make_loop, resumed
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
-from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, EntropyBonus, KLPenalty, Regularizer
 from oncurve.metrics import Metrics
@@ -84,16 +82,7 @@ def test_a_resumed_run_has_the_same_coefficients_and_weights(tmp_path: Path) -> 
         if number > 3:
             shutil.rmtree(path)
     two = resumed(loop_of(bonus, ppo_epochs=2), cut)
-    assert two.state.entropy_coef is not None
     two.train()
     assert (one.state.entropy_coef, one.state.entropy) == (two.state.entropy_coef, two.state.entropy)
     masters = (loop.learner.optimizer.masters.values() for loop in (one, two))
     assert all(torch.equal(left, right) for left, right in zip(*masters, strict=True))
-
-
-def test_what_it_goes_with() -> None:
-    with pytest.raises(ConfigError, match=r"entropy\.coef: below 0 it lowers the entropy"):
-        load_config(None, ["entropy.coef=-0.1", "entropy.target=0.2"])
-    config, _ = load_config(None, ["entropy.target=0.2"])
-    assert config.regularizer.needs == {"entropy"}
-    assert load_config(None)[0].regularizer == Regularizer(config.kl)

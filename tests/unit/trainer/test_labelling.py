@@ -144,20 +144,6 @@ def test_a_step_is_as_good_as_the_share_of_ways_on_that_come_out_right() -> None
     assert (draw, sampling.group_size, sampling.max_new_tokens, sampling.temperature) == (-7, 4, 50, 0.7)
 
 
-def test_roll_outs_are_judged_as_completions_of_the_prompt_itself() -> None:
-    engine, scorer = Says(lambda text, index: "4"), EndsIn()
-    groups = [judged(("a\nb", 1.0), number=3, chat=True)]
-    (example,) = rolled(engine, scorer, count=2)(groups)
-    assert example.prompt == ASKED
-    (whole,) = scorer.seen
-    assert whole.prompt is groups[0].prompt
-    assert [completion.sample_index for completion in whole.completions] == [0, 1]
-    for completion in whole.completions:
-        assert completion.text == "a\n4"
-        assert completion.ids == (*map(ord, "a\n4"), 2)
-        assert completion.logprobs == (0.0, 0.0, -0.5, -0.5)
-
-
 @pytest.mark.parametrize(("context", "most"), [(None, 50), (1000, 50), (56, 50), (30, 24), (7, 1)])
 def test_a_roll_out_has_the_room_that_is_left_behind_the_longest_beginning(context: int | None, most: int) -> None:
     engine = Says(lambda text, index: "4")

@@ -70,7 +70,6 @@ def train(run: Path, on_step: Callable[[int], None]) -> dict[int, float]:
 
     loop.observers = (observer,)
     loop.train()
-    assert loop.recorder is not None
     loop.recorder.close()
     return seen
 

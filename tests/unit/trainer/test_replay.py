@@ -75,22 +75,6 @@ def test_the_log_comes_back_whole_and_is_cut_back_to_the_checkpoint(tmp_path: Pa
     assert on_disk(tmp_path, kept + len((tmp_path / FILE).read_bytes()[kept:])).of(2) == pairs("two", 1)
 
 
-def test_a_resumed_log_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "cut").mkdir()
-    whole, cut = on_disk(tmp_path / "whole"), on_disk(tmp_path / "cut")
-    for replay in (whole, cut):
-        replay.add(1, pairs("one", 3), held_out=False)
-    offset = cut.stored_bytes()
-    cut.add(2, pairs("torn", 1), held_out=True)
-    cut.close()
-    resumed = on_disk(tmp_path / "cut", offset)
-    for replay in (whole, resumed):
-        replay.add(2, pairs("two", 2), held_out=False)
-        replay.close()
-    assert (tmp_path / "whole" / FILE).read_bytes() == (tmp_path / "cut" / FILE).read_bytes()
-
-
 def test_a_log_that_has_lost_lines_is_an_error(tmp_path: Path) -> None:
     first = on_disk(tmp_path)
     first.add(1, pairs("one", 1), held_out=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.errors import CheckpointError, TrainingError
+from oncurve.errors import TrainingError
 from oncurve.learner import UpdateResult
 from oncurve.learner.reward_model import OutcomeModel
 from oncurve.metrics import Metrics
@@ -146,25 +146,3 @@ def test_a_damaged_checkpoint_is_passed_over_and_what_followed_is_done_again(tmp
     assert torch.equal(one.sum, two.sum)
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
     assert durable.verify(path.parent) == []
-
-
-def test_a_training_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1.0}\n{"st')
-    training = RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path)
-    assert training.restore() == ["there is no checkpoint; the training begins again, and will be the same"]
-    training.train(lambda *_: None)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 9
-
-
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        ({"format": 2, "done": 3}, "checkpoint format 2, and this oncurve reads format 3"),
-        ({"format": 3}, "is not of a"),
-    ],
-)
-def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path, record: dict[str, Any], said: str) -> None:
-    files = {"state.json": durable.to_json(record)}
-    durable.write_directory(tmp_path / "checkpoints" / "step-000003", files)
-    with pytest.raises(CheckpointError, match=said):
-        RewardTraining(learner(), EXAMPLES, 4, folder=tmp_path).restore()

@@ -4,9 +4,6 @@ import pytest
 import torch
 
 from fakes.loops import make_loop
-from oncurve.config.in_words import plan
-from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError
 from oncurve.losses import OBJECTIVE_KINDS, has_importance_ratio
 from oncurve.trainer import Trainer
 from oncurve.types import TokenStats, TrainBatch
@@ -54,17 +51,6 @@ def test_minibatches_count_and_a_target_that_is_never_reached_leaves_none_out() 
     loop = make(2, minibatches=8, target_kl=1e9)  # three groups make three minibatches
     metrics = loop.step().metrics
     assert (metrics["optim/updates"], metrics["optim/updates_left_out"]) == (6, 0)
-
-
-def test_what_it_goes_with() -> None:
-    with pytest.raises(ConfigError, match=r"learner\.target_kl: the objective has no importance ratio"):
-        load_config(None, ["learner.target_kl=0.1", "objective.kind=reinforce"])
-    with pytest.raises(ConfigError, match=r"learner\.target_kl: set to no effect"):
-        load_config(None, ["learner.target_kl=0.1", "learner.ppo_epochs=1"])
-    config, _ = load_config(None, ["learner.target_kl=0.1", "learner.ppo_epochs=4", "learner.schedule=linear"])
-    text = " ".join(plan(config))
-    assert "4 updates, fewer where the KL to the old policy is above 0.1 per token" in text
-    assert "the learning rate may end above 0" in text
 
 
 @pytest.mark.parametrize("kind", [kind for kind, made in OBJECTIVE_KINDS.items() if has_importance_ratio(made())])
