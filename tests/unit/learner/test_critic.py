@@ -41,7 +41,7 @@ def spread(critic: OwnCritic) -> None:
         head.bias.fill_(0.1)
 
 
-def ready(learner: ActorCritic, seed: int = 0) -> TrainBatch:
+def ready(learner: ActorCritic | SharedActorCritic, seed: int = 0) -> TrainBatch:
     batch = with_reference(learner, collate(random_groups(seed=seed)))
     batch = batch.with_advantages(GAEAdvantage(lam=0.9)(batch))
     return batch.with_weights(TokenMean()(batch))
@@ -162,12 +162,6 @@ def shared(dtype: torch.dtype = torch.float64, budget: int = 10_000, **settings:
     return SharedCriticConfig(learning_rate=0.02, **settings).build(actor)
 
 
-def ready_for(learner: SharedActorCritic, seed: int = 0) -> TrainBatch:
-    batch = with_reference(learner, collate(random_groups(seed=seed)))
-    batch = batch.with_advantages(GAEAdvantage(lam=0.9)(batch))
-    return batch.with_weights(TokenMean()(batch))
-
-
 def raised(learner: SharedActorCritic) -> None:
     with torch.no_grad():
         learner.head.weight.copy_(torch.linspace(-0.3, 0.4, learner.head.weight.numel()).view_as(learner.head.weight))
@@ -178,7 +172,7 @@ def test_on_one_backbone_the_gradient_is_that_of_both_losses(budget: int) -> Non
     learner = shared(budget=budget, coef=0.5, clip=0.0)
     learner.head.double()
     raised(learner)
-    batch = ready_for(learner)
+    batch = ready(learner)
     learner.actor.accumulate(batch)
     got = torch.cat([g.flatten() for g in learner.actor.optimizer.gradients().values()])
     model = learner.weights().local()
@@ -198,7 +192,7 @@ def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit(tmp
     before = copy.deepcopy(straight.weights().local().module.state_dict())
     for update in range(4):
         for learner in (straight, stopped):
-            said = learner.update(ready_for(learner, update)).metrics.result()
+            said = learner.update(ready(learner, update)).metrics.result()
             assert {"critic/loss", "critic/grad_norm", "policy/objective_loss"} <= said.keys()
             assert learner.version == max(0, update - 1)
         if update == 1:
@@ -208,7 +202,7 @@ def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit(tmp
     resumed = shared(torch.float32, warmup_steps=2)
     carried_over(stopped, resumed, tmp_path)
     for learner in (straight, resumed):
-        learner.update(ready_for(learner, 9))
+        learner.update(ready(learner, 9))
     for ours, theirs in zip(optimizers_of(resumed), optimizers_of(straight), strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -218,7 +212,7 @@ def test_on_one_backbone_the_head_alone_warms_up_and_all_is_exact_to_the_bit(tmp
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_on_one_backbone_what_is_not_finite_moves_nothing(warmup: int) -> None:
     learner = shared(warmup_steps=warmup)
-    batch = ready_for(learner)
+    batch = ready(learner)
     before = copy.deepcopy(learner.head.state_dict())
     result = learner.update(batch.having(returns=batch.returns * math.inf))
     assert result.skipped

@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fakes.architectures import ARCHITECTURES, RAGGED, ROWS, UNIFORM, architecture, token_rows
+from fakes.architectures import (
+    ARCHITECTURES,
+    RAGGED,
+    ROWS,
+    UNIFORM,
+    architecture,
+    gradients,
+    logits_of,
+    relative,
+    token_rows,
+)
 from oncurve.errors import ModelError
 from oncurve.models import ModelConfig, TransformersModel
 from oncurve.models.attention.hook import attention
@@ -16,22 +26,8 @@ from oracles.plain_forward import plain_logits
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-def packed_logits(model, rows):
-    return model.logits(model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths))
-
-
 def oracle_logits(module, rows):
     return plain_logits(module, rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths)
-
-
-def gradients(module, logits):
-    weights = torch.cos(torch.arange(logits.numel(), dtype=logits.dtype)).view_as(logits)
-    return torch.autograd.grad((logits * weights).sum(), list(module.parameters()))
-
-
-def relative(ours, theirs):
-    difference = sum((a - b).square().sum() for a, b in zip(ours, theirs, strict=True))
-    return float((difference / sum(b.square().sum() for b in theirs)).sqrt())
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -40,18 +36,18 @@ def relative(ours, theirs):
 def test_the_packed_forward_equals_the_plain_one_in_value_and_gradient(name, rows, dtype):
     module = architecture(name, dtype)
     replace_norms(module)
-    ours, theirs = packed_logits(TransformersModel(module), rows), oracle_logits(module, rows)
+    ours, theirs = logits_of(TransformersModel(module), rows), oracle_logits(module, rows)
     scale = theirs.abs().max()
     assert ours.dtype == dtype
     assert (ours - theirs).abs().max() <= LIMITS[dtype] * scale
-    assert relative(gradients(module, ours), gradients(module, theirs)) <= LIMITS[dtype]
+    assert relative(gradients(ours, module.parameters()), gradients(theirs, module.parameters())) <= LIMITS[dtype]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_bf16_weights_stay_near_the_float32_forward(name):
     module = architecture(name)
-    wanted = packed_logits(TransformersModel(module), RAGGED).detach()
-    got = packed_logits(TransformersModel(module.bfloat16()), RAGGED)
+    wanted = logits_of(TransformersModel(module), RAGGED).detach()
+    got = logits_of(TransformersModel(module.bfloat16()), RAGGED)
     assert got.dtype == torch.float32
     assert (got - wanted).abs().mean() <= 0.03 * wanted.abs().mean()
 
@@ -59,7 +55,7 @@ def test_bf16_weights_stay_near_the_float32_forward(name):
 def test_the_window_of_the_mistral_shape_matters_and_is_kept_across_the_prompt():
     windowed, free = architecture("mistral", torch.float64), architecture("mistral", torch.float64)
     free.config.sliding_window = None
-    narrow, wide = (packed_logits(TransformersModel(module), UNIFORM) for module in (windowed, free))
+    narrow, wide = (logits_of(TransformersModel(module), UNIFORM) for module in (windowed, free))
     assert (narrow - wide).abs().max() > 1e-2
 
 
@@ -133,6 +129,6 @@ def test_a_window_that_configuration_and_attention_see_differently_is_refused(co
 def test_real_weights_packed_and_plain_agree(test_data, name):
     model = ModelConfig(path=str(test_data / "models" / name), dtype="float32").build().model
     rows = token_rows((12, 30, 5), (0, 0, 0, 1, 1, 2), (20, 7, 31, 1, 16, 28), seed=3)
-    ours, theirs = packed_logits(model, rows), oracle_logits(model.module, rows)
+    ours, theirs = logits_of(model, rows), oracle_logits(model.module, rows)
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
-    assert relative(gradients(model.module, ours), gradients(model.module, theirs)) <= 1e-5
+    assert relative(gradients(ours, model.module.parameters()), gradients(theirs, model.module.parameters())) <= 1e-5

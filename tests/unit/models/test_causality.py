@@ -18,7 +18,7 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
-from fakes.architectures import ARCHITECTURES, architecture
+from fakes.architectures import ARCHITECTURES, architecture, seeded
 from fakes.tiny_policy import TinyLM
 from oncurve.errors import ModelError
 from oncurve.models import wrap
@@ -78,12 +78,6 @@ LEAKS = {
     "places counted from the end": lambda x: torch.arange(x.shape[1], 0, -1.0)[None, :, None].expand_as(x),
 }
 PATHS = pytest.mark.parametrize("path", ["auto", "generic"])
-
-
-def seeded(make):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return make()
 
 
 @PATHS

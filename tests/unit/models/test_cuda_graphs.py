@@ -10,16 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
+from fakes.architectures import ARCHITECTURES, VOCABULARY, fast_model, prompts_of
 from fakes.decoding import request
 from fakes.recorder import record
-from oncurve.models import TransformersModel
 from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.graph_rows import GraphRows
 from oncurve.models.decode.host_loop import HostLoop
 from oncurve.models.decode.teacher_forcing import forced_logits
-from oncurve.models.layers.rms_norm import replace_norms
 from oncurve.rollout.sampler import Sampler
 
 CAPTURES = pytest.mark.parametrize("capture", [None, record], ids=["called", "captured"])
@@ -27,19 +25,8 @@ NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 CPU = torch.device("cpu")
 
 
-def model_of(name="llama", dtype=torch.float64, device="cpu"):
-    module = architecture(name, dtype)
-    replace_norms(module)
-    return TransformersModel(module.to(device))
-
-
 def buffers_of(model, capture=None, device=CPU):
     return GraphBuffers(model._run, model.module, device, capture)
-
-
-def prompts_of(*lengths, seed=7):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in lengths]
 
 
 def worst_difference(ours, theirs, prompts, ids, lengths=None, at_once=None):
@@ -65,7 +52,7 @@ LENGTHS = torch.tensor([[8, 1, 4], [3, 3, 6], [0, 8, 2]])
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (2, 9, 1)], ids=["equal prompts", "ragged prompts"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_logits_are_those_of_the_cached_decoder_while_rows_end(name, lengths, capture):
-    model = model_of(name)
+    model = fast_model(name)
     ours = GraphLoop(buffers_of(model, capture), model.raw_logits)
     asked = prompts_of(*lengths), completions(3, 3, 8), LENGTHS
     assert worst_difference(ours, on_the_host(model), *asked) <= 1e-12
@@ -74,7 +61,7 @@ def test_the_logits_are_those_of_the_cached_decoder_while_rows_end(name, lengths
 @CAPTURES
 @pytest.mark.parametrize("at_once", [2, 4])
 def test_groups_that_waited_join_others_and_follow_in_their_slots(at_once, capture):
-    model = model_of("mistral")
+    model = fast_model("mistral")
     buffers = buffers_of(model, capture)
     prompts, ids = prompts_of(5, 8, 3, 90, 2, 6), completions(6, 2, 8)
     lengths = torch.tensor([[8, 2], [1, 1], [3, 8], [8, 8], [2, 5], [0, 8]])
@@ -85,7 +72,7 @@ def test_groups_that_waited_join_others_and_follow_in_their_slots(at_once, captu
 
 
 def test_graphs_outlive_a_rollout_and_not_weights_that_moved():
-    model = model_of()
+    model = fast_model()
     buffers = buffers_of(model, record)
     loop = GraphLoop(buffers, model.raw_logits)
     keys = torch.arange(4)
@@ -112,7 +99,7 @@ def test_graphs_outlive_a_rollout_and_not_weights_that_moved():
 def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
     """The meta device refuses tensors of other devices and whoever asks it for a number, as a capture would."""
     meta = torch.device("meta")
-    model = model_of(name, torch.float32, meta)
+    model = fast_model(name, torch.float32, device=meta)
     config = model.module.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
@@ -132,7 +119,7 @@ def test_a_whole_step_makes_every_tensor_on_the_models_device(name):
 
 
 def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
-    model = model_of()
+    model = fast_model()
     model._buffers = buffers = buffers_of(model, record)
     loop = model.token_loop()
     assert isinstance(loop, GraphLoop)
@@ -148,7 +135,7 @@ def test_a_model_with_buffers_decodes_in_them_and_keeps_them():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_cuda_graphs_decode_what_the_cached_decoder_decodes(name, dtype):
     device = torch.device("cuda")
-    model = model_of(name, dtype, device)
+    model = fast_model(name, dtype, device=device)
     buffers = buffers_of(model, capture_on(device), device)
     loops = GraphLoop(buffers, model.raw_logits), on_the_host(model, device)
     asked = prompts_of(2, 9, 1), completions(3, 3, 8, device=device), LENGTHS.to(device)

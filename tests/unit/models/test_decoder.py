@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture
+from fakes.architectures import ARCHITECTURES, VOCABULARY, architecture, prompts_of
 from fakes.tiny_policy import TinyLM
 from oncurve.models import GenericModel, TransformersModel
 from oncurve.models.layers.rms_norm import replace_norms
@@ -35,11 +35,6 @@ def follow(model, prompts, copies, steps, kept, seed=0, limit=None):
                 written.append(token)
             hidden = decoder.step(ids)
     return worst
-
-
-def prompts_of(*lengths, vocabulary=VOCABULARY):
-    generator = torch.Generator().manual_seed(7)
-    return [torch.randint(0, vocabulary, (length,), generator=generator) for length in lengths]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

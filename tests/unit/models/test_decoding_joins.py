@@ -3,23 +3,15 @@
 import pytest
 import torch
 
-from fakes.architectures import VOCABULARY, architecture
+from fakes.architectures import VOCABULARY, fast_model
 from fakes.tiny_policy import TinyLM
-from oncurve.models import GenericModel, TransformersModel
-from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.models import GenericModel
 from oracles.plain_forward import next_logits
 
-
-def fast(name):
-    module = architecture(name, torch.float64)
-    replace_norms(module)
-    return TransformersModel(module), VOCABULARY
-
-
 MODELS = {
-    "llama": lambda: fast("llama"),
-    "a window": lambda: fast("mistral"),
-    "learned positions": lambda: fast("gpt2"),
+    "llama": lambda: (fast_model("llama"), VOCABULARY),
+    "a window": lambda: (fast_model("mistral"), VOCABULARY),
+    "learned positions": lambda: (fast_model("gpt2"), VOCABULARY),
     "generic": lambda: (GenericModel(TinyLM().double()), 11),
 }
 

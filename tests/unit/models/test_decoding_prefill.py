@@ -3,31 +3,18 @@
 import pytest
 import torch
 
-from fakes.architectures import VOCABULARY, architecture
-from oncurve.models import TransformersModel
+from fakes.architectures import fast_model, prompts_of
 from oncurve.models.decode import prefill as prefill_room
 from oncurve.models.decode.prefill import prefill
-from oncurve.models.layers.rms_norm import replace_norms
 
 LENGTHS = (3, 11, 1, 7, 7, 23)
-
-
-def model_of(name):
-    module = architecture(name, torch.float64)
-    replace_norms(module)
-    return TransformersModel(module)
-
-
-def prompts_of(lengths):
-    generator = torch.Generator().manual_seed(7)
-    return [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in lengths]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("budget", [1, 4, 8, 30])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_pieces_give_what_the_whole_gives(monkeypatch, name, budget):
-    model, prompts = model_of(name), prompts_of(LENGTHS)
+    model, prompts = fast_model(name), prompts_of(*LENGTHS)
     hidden, prefixes = prefill(model._run, prompts, torch.device("cpu"))
     monkeypatch.setattr(prefill_room, "PIECE_TOKENS", budget)
     sizes = []

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from fakes.architectures import VOCABULARY, architecture
+from fakes.architectures import VOCABULARY, fast_model
 from fakes.decoding import request
 from fakes.recorder import record
-from oncurve.models import TransformersModel
 from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.host_loop import HostLoop
-from oncurve.models.layers.rms_norm import replace_norms
 from oncurve.randomness import row_keys
 from oncurve.rollout.stopping import StopSearch, StopTable
 
@@ -20,12 +18,6 @@ PROMPTS = [torch.randint(0, VOCABULARY, (length,), generator=GENERATOR) for leng
 KEYS = row_keys(1, 2, torch.arange(5).repeat_interleave(COPIES), torch.arange(COPIES).repeat(5))
 LIMITS = torch.randint(1, LONGEST + 1, (15,), generator=GENERATOR)
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-def model_of(name="llama", dtype=torch.float64, device="cpu"):
-    module = architecture(name, dtype)
-    replace_norms(module)
-    return TransformersModel(module.to(device))
 
 
 def loop_of(model, capture=None, device="cpu"):
@@ -48,7 +40,7 @@ def same(ours, theirs, close=1e-12):
 @pytest.mark.parametrize("steps", [1, 5, 16])
 def test_the_same_completions_however_seldom_it_polls(steps, rows, capture, monkeypatch):
     monkeypatch.setattr("oncurve.models.decode.graph_loop.STEPS_AT_ONCE", steps)
-    model = model_of("mistral")
+    model = fast_model("mistral")
     wanted = on_the_host(model)(request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS))
     assert {row.ended for row in wanted} == {"eos", "length"}
     loop = loop_of(model, capture)
@@ -72,7 +64,7 @@ class Letters:
 @pytest.mark.parametrize("steps", [1, 4, 16])
 def test_stop_strings_end_rows_where_they_would_have_ended(steps, monkeypatch):
     monkeypatch.setattr("oncurve.models.decode.graph_loop.STEPS_AT_ONCE", steps)
-    model = model_of()
+    model = fast_model()
 
     def asked():
         texts = [tuple(prompt.tolist()) for prompt in PROMPTS for _ in range(COPIES)]
@@ -85,7 +77,7 @@ def test_stop_strings_end_rows_where_they_would_have_ended(steps, monkeypatch):
 
 
 def test_a_model_with_buffers_is_decoded_in_them():
-    model = model_of()
+    model = fast_model()
     asked = request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS, rows=9)
     wanted = model.token_loop()(asked)
     model._buffers = GraphBuffers(model._run, model.module, torch.device("cpu"), record)
@@ -98,7 +90,7 @@ def test_a_model_with_buffers_is_decoded_in_them():
 
 @NEEDS_CUDA
 def test_cuda_graphs_give_the_completions_of_the_other_loop():
-    model = model_of("qwen2", torch.float32, "cuda")
+    model = fast_model("qwen2", torch.float32, device="cuda")
     loop = loop_of(model, capture_on(torch.device("cuda")), "cuda")
     asked = request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS)
     wanted = on_the_host(model)(asked)

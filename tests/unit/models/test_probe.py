@@ -19,26 +19,14 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from fakes.architectures import ARCHITECTURES, architecture
+from fakes.architectures import ARCHITECTURES, SHAPE, architecture, seeded
 from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
 from oncurve.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
 from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop
 
-_SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+_SHAPE = SHAPE | {"head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 REFUSED = {
     "a final soft cap": (lambda: Gemma2ForCausalLM(Gemma2Config(**_SHAPE)), "soft cap"),
@@ -65,12 +53,6 @@ REFUSED = {
 }
 
 
-def seeded(make):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return make().eval()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_promised_shapes_take_the_fast_path(name, dtype):
@@ -82,7 +64,7 @@ def test_the_promised_shapes_take_the_fast_path(name, dtype):
 
 @pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_the_fast_path_would_compute_wrongly_goes_the_generic_path_and_says_why(make, reason):
-    model = wrap(seeded(make))
+    model = wrap(seeded(make).eval())
     assert isinstance(model, GenericModel)
     assert not model.fast
     assert model.path_reason.startswith("generic path")

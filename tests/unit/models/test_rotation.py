@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from fakes.architectures import SHAPE
 from oncurve.compat import GRPO
 from oncurve.errors import DataError, ModelError
 from oncurve.models import LocalWeights, wrap
@@ -27,18 +28,12 @@ from oracles.plain_forward import plain_logits
 ORIGINAL, POSITIONS, VOCABULARY = 16, 64, 61
 """Positions of the first training, where every kind of scaling begins, and of the model."""
 
-_SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
+_SHAPE = SHAPE | {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "initializer_range": 0.3,
     "max_position_embeddings": POSITIONS,
     "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 _STRETCHED = {"rope_theta": 100.0, "original_max_position_embeddings": ORIGINAL, "factor": 4.0}
 _LONG = {**_STRETCHED, "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8}

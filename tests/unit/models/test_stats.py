@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from fakes.architectures import RAGGED, VOCABULARY, architecture
+from fakes.architectures import RAGGED, VOCABULARY, fast_model
 from fakes.tiny_policy import TinyLM
-from oncurve.models import GenericModel, TransformersModel, token_stats
-from oncurve.models.layers.rms_norm import replace_norms
+from oncurve.models import GenericModel, token_stats
 from oncurve.types import TrainBatch
 
 EVERYTHING = frozenset({"entropy", "full_kl"})
@@ -25,12 +24,6 @@ def batch_of(rows=RAGGED, **stats):
         rewards=torch.zeros(count, dtype=torch.float64),
         **stats,
     )
-
-
-def fast_model(seed=0, name="llama", dtype=torch.float64):
-    module = architecture(name, dtype, seed)
-    replace_norms(module)
-    return TransformersModel(module)
 
 
 def hidden_of(model, batch):
@@ -63,7 +56,9 @@ def whole(model, batch, temperature, reference):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk", [1, 5, 10_000])
-@pytest.mark.parametrize("make", [fast_model, lambda seed=0: GenericModel(TinyLM(VOCABULARY, seed=seed).double())])
+@pytest.mark.parametrize(
+    "make", [lambda seed=0: fast_model(seed=seed), lambda seed=0: GenericModel(TinyLM(VOCABULARY, seed=seed).double())]
+)
 def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk, temperature):
     model, reference = make(), make(seed=1)
     batch = with_reference(batch_of(), reference)

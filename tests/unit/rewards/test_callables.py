@@ -18,19 +18,10 @@ import helper_of_the_user
 def columns(completion: str, answer, level=7):
     return float(completion == answer) + (0 if level == 7 else level)
 
-def everything(completion, **columns):
-    assert sorted(columns) == ["answer", "completion_ids", "level", "prompt"], columns
-    return len(columns["completion_ids"])
-
 def trl(prompts, completions, answer, **kwargs):
     assert len(prompts) == len(completions) == len(answer)
     assert "trainer_state" not in kwargs
     return [None if a is None else float(c == a) for c, a in zip(completions, answer)]
-
-def trl_everything(completions, completion_ids, trainer_state, log_extra, log_metric, **kwargs):
-    log_metric("mean_length", sum(map(len, completion_ids)) / len(completion_ids))
-    log_extra("length", [len(ids) for ids in completion_ids])
-    return [float(trainer_state.global_step)] * len(completions)
 
 def chat(prompts, completions):
     right = [{"role": "assistant", "content": "4"}]
@@ -40,36 +31,21 @@ def heavy(completion):
     import sys
     return float(len({"asyncio", "pydantic", "torch"} & sys.modules.keys()))
 
-async def asynchronous(completions, **kwargs):
-    import asyncio
-    await asyncio.sleep(0)
-    return [1.0] * len(completions)
-
-async def asynchronous_one(completion):
-    return 2.0
-
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     assert data_source in (None, "openai/gsm8k")
     return {"score": float(solution_str == ground_truth), "acc": extra_info}
-
-def array(completions, **kwargs):
-    import array
-    return array.array("d", [1.0] * len(completions))
-
-class Model:
-    def __init__(self):
-        self.calls = 0
-    def __call__(self, completion):
-        self.calls += 1
-        return self.calls
-
-stateful = Model()
 
 def positional(completion, /):
     return 1.0
 
 def mistaken(text):
     return 1.0
+
+def short(completion: str, limit: int, unit: float = 1.0) -> float:
+    return unit * (len(completion) <= limit)
+
+def all_short(completions, limit, **columns):
+    return [float(len(text) <= limit) for text in completions]
 """
 
 
@@ -187,3 +163,27 @@ print(why_in_process(counting), "|", why_in_process(calls_counting), "|", why_in
     )
     run = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
     assert run.stdout == "it uses the variable calls | it uses the variable calls | it uses torch\n", run.stderr
+
+
+@pytest.mark.parametrize("name", ["short", "all_short"])
+def test_functions_get_their_keyword_arguments(user_file: Path, name: str) -> None:
+    table = {"path": f"mine.py:{name}", "processes": 1}
+    for limit, expected in ((4, [1.0, 0.0]), (11, [1.0, 1.0])):
+        with RewardSet.build([table | {"kwargs": {"limit": limit}}], base=user_file.parent) as rewards:
+            scored = rewards.score([group("four", "eleven long", columns={"limit": 1})])  # a column does not count
+            assert rewards_of(scored) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "error"),
+    [
+        ("short", {"limit": 1, "unt": 2.0}, r"reward short: kwargs: it takes no 'unt'; did you mean 'unit'\?"),
+        ("short", {"completion": "x"}, r"reward short: kwargs: 'completion' is what is to be rewarded"),
+        ("compute_score", {"solution_str": "x"}, r"kwargs: 'solution_str' is what is to be rewarded"),
+    ],
+)
+def test_keyword_arguments_that_a_function_does_not_take_are_refused(
+    user_file: Path, name: str, kwargs: Any, error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        RewardSet.build([{"path": f"mine.py:{name}", "kwargs": kwargs, "processes": 1}], base=user_file.parent)

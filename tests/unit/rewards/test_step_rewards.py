@@ -37,9 +37,6 @@ def by_ids(completion_ids):
 
 def by_answer(answer):
     return {"steps": [0.0, float(answer == "two"), 0.0]}
-
-def words(text):
-    return text.split()
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fakes.adapted import NAMES, adapted, base, fill, trained_adapter
-from fakes.architectures import RAGGED, UNIFORM, architecture
+from fakes.architectures import RAGGED, UNIFORM, architecture, logits_of
 from fakes.decoding import request
 from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
@@ -22,8 +22,7 @@ from oncurve.randomness import row_keys
 
 def logits(model, rows=RAGGED):
     with torch.no_grad():
-        hidden = model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths)
-        return model.logits(hidden)
+        return logits_of(model, rows)
 
 
 def decoded(model, rows=UNIFORM):
