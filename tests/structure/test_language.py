@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from oncurve import types
 from oncurve.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -180,3 +181,21 @@ def test_an_earlier_word_is_found_in_names_and_in_prose() -> None:
     )
     assert all(list(found(line)) for line in lines)
     assert not list(found("whose whole body recommends: graded on a curve; the engine's weights lag behind; _layout()"))
+
+
+def test_both_glossaries_say_the_same() -> None:
+    _, _, rest = types.__doc__.partition("has the same one):\n\n")
+    found: dict[str, str] = {}
+    for line in rest.partition("\n\n")[0].splitlines():
+        word, _, meaning = line.strip().partition("  ")
+        if line.startswith(" " * 8):  # the line before goes on
+            last = next(reversed(found))
+            found[last] += " " + line.strip()
+        else:
+            found[word] = meaning.strip()
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## Words")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE))
+    rows.pop("word")
+    assert found == rows
+    assert len(found) > 15

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
+from transformers import AutoTokenizer
 
-from oncurve.data import InMemory, Prompts, load_rows, open_prompts
-from oncurve.errors import DataError
+from oncurve.config import load_config
+from oncurve.data import Files, InMemory, PromptOrder, Prompts, Rows, load_rows, open_prompts
+from oncurve.data.template import fill, template_columns
+from oncurve.errors import ConfigError, DataError, ModelError
+from oncurve.models import tiny
+from oncurve.types import Prompt
 
 
 class Letters:
@@ -138,3 +145,106 @@ def test_prompts_that_are_too_long_are_dropped_and_counted_and_the_rest_keep_the
     assert [prompts[index].id for index in range(len(prompts))] == [1, 3]
     with pytest.raises(DataError, match=r"all 4 prompts are too long; .* lower rollout.max_new_tokens by 6$"):
         open_prompts(load_rows(settings), settings, Letters(), fits=0)
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}0{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    made = AutoTokenizer.from_pretrained(tiny.path())
+    made.chat_template = TEMPLATE
+    return made
+
+
+def texts(tokenizer: Any, **settings: Any) -> list[str]:
+    rows = Rows([{"prompt": "1+1=", "hint": "2"}], [0], lambda number: f"row {number}")
+    teacher = "{hint} {prompt}"
+    prompt = open_prompts(rows, Files(path="x", **settings), tokenizer, teacher=teacher)[0]
+    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt.ids, prompt.teacher_ids)]
+
+
+def test_they_reach_the_prompt_and_the_teachers(tokenizer: Any) -> None:
+    assert texts(tokenizer) == ["1+1=", "2 1+1="]
+    assert texts(tokenizer, chat_template_kwargs={"enable_thinking": True}) == ["1+1=", "2 1+1="]
+    assert texts(tokenizer, chat_template_kwargs={"enable_thinking": False}) == ["1+1=0", "2 1+1=0"]
+
+
+def test_a_name_that_the_template_does_not_use_is_refused(tokenizer: Any) -> None:
+    near = "does not use 'enable_thinkin'; did you mean 'enable_thinking'?"
+    with pytest.raises(ModelError, match=re.escape(near)):
+        texts(tokenizer, chat_template_kwargs={"enable_thinkin": False})
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match=r"data\.chat_template_kwargs: the model's chat template is missing"):
+        texts(tokenizer, chat_template_kwargs={"enable_thinking": False})
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["data.chat_template_kwargs={tokenize=true}"], "tokenize is no variable of a template"),
+        (["data.chat_template_kwargs.x=1", "data.chat=never"], r'data\.chat: "never" renders no chat template'),
+        (["data.chat_template_kwargs=5"], r"data\.chat_template_kwargs"),
+        (["data.enable_thinking=false"], r"did you mean data\.chat_template_kwargs \(\{enable_thinking=false\}\)\?"),
+    ],
+)
+def test_settings_that_cannot_be(words: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        load_config(None, words)
+
+
+def test_columns_are_put_in_and_double_braces_are_braces():
+    template = "{question}\nAnswer as {{json}}: {answer}"
+    assert template_columns(template) == ("question", "answer")
+    assert fill(template, {"question": "2+2?", "answer": 4}) == "2+2?\nAnswer as {json}: 4"
+
+
+def test_what_a_column_holds_is_not_a_template():
+    assert fill("{a}", {"a": "{b}"}) == "{b}"
+
+
+def test_a_name_is_a_column_never_an_attribute_or_an_item():
+    with pytest.raises(KeyError):
+        fill("{a.__class__}", {"a": 1})
+    with pytest.raises(KeyError):
+        fill("{a[0]}", {"a": [1]})
+    assert fill("{info.answer}", {"info.answer": 4}) == "4"
+
+
+@pytest.mark.parametrize("template", ["no column", "{", "}", "{}", "{a!r}", "{a:>10}", '{"question": 1}', "{a"])
+def test_what_is_no_template_is_refused(template: str):
+    with pytest.raises(ValueError, match=r"column"):
+        template_columns(template)
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(id=100 + n, text=str(n), ids=(n,)) for n in range(count)]
+
+
+def ids(order: PromptOrder, cursor: int, count: int) -> list[int]:
+    return [prompt.id for prompt in order.take(cursor, count)[0]]
+
+
+def test_each_epoch_is_a_permutation_and_differs_from_the_last():
+    order = PromptOrder(prompts(20), seed=3)
+    first, second = ids(order, 0, 20), ids(order, 20, 20)
+    assert sorted(first) == sorted(second) == list(range(100, 120))
+    assert first != second
+    assert first != ids(PromptOrder(prompts(20), seed=4), 0, 20)
+
+
+def test_without_shuffle_the_order_is_that_of_the_source():
+    assert ids(PromptOrder(prompts(3), seed=3, shuffle=False), 2, 5) == [102, 100, 101, 102, 100]
+
+
+@given(st.integers(1, 9), st.integers(0, 50), st.lists(st.integers(1, 12), max_size=6))
+def test_what_is_taken_depends_on_the_cursor_only(size: int, start: int, counts: list[int]):
+    order, cursor, taken = PromptOrder(prompts(size), seed=1), start, []
+    for count in counts:
+        some, cursor = order.take(cursor, count)
+        taken += [prompt.id for prompt in some]
+    assert cursor == start + sum(counts)
+    assert taken == (ids(PromptOrder(prompts(size), seed=1), start, len(taken)) if taken else [])

@@ -1,16 +1,23 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import Tensor, nn
 
 from fakes.learning import carried_over, finished, gradient, make_learner, old_logprobs
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
-from oncurve.batching import collate
+from oncurve.batching import collate, shards
+from oncurve.config import load_config
+from oncurve.errors import ConfigError, TrainingError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models.generic import GenericModel
+from oncurve.models.loading.weights import loaded_from
+from oncurve.types import TrainBatch
+from oracles.plain_shards import gradient_in_shards
 
 GROUPS = random_groups()
 
@@ -202,3 +209,179 @@ def test_a_saved_learner_goes_on_bit_for_bit(dtype: torch.dtype | None, tmp_path
     ours, theirs = learner.optimizer.state(), resumed.optimizer.state()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert torch.equal(weights(learner), weights(resumed))
+
+
+@pytest.mark.parametrize(("ratio", "updates", "warmup"), [(0.1, 100, 10), (0.03, 100, 3), (0.1, 15, 2), (0.0, 50, 0)])
+def test_the_share_is_rounded_up_to_a_whole_update(ratio: float, updates: int, warmup: int) -> None:
+    assert LearnerConfig(warmup_ratio=ratio).warmup(updates) == warmup
+    assert LearnerConfig(warmup_steps=7).warmup(updates) == 7
+
+
+def test_it_needs_the_number_of_updates() -> None:
+    def learner(total: int) -> object:
+        parts = (loaded_from(TinyLM()).model, Clipped(), Regularizer(KLPenalty(coef=0.0)))
+        return LearnerConfig(warmup_ratio=0.1).build(*parts, total_updates=total)
+
+    assert learner(10) is not None
+    with pytest.raises(ConfigError, match=r"learner\.warmup_ratio = 0\.1 needs to know how many updates"):
+        learner(0)
+
+
+def test_both_in_one_place_are_refused_and_the_later_layer_counts(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"learner\.warmup_ratio: learner\.warmup_steps says it in another way"):
+        load_config(None, ["learner.warmup_steps=3", "learner.warmup_ratio=0.1"])
+    with pytest.raises(ConfigError, match=r"learner\.warmup_ratio: learner\.warmup_steps says how long"):
+        load_config(settings={"learner": LearnerConfig(warmup_steps=3, warmup_ratio=0.1)})
+    recipe = tmp_path / "a.toml"
+    recipe.write_text("[learner]\nwarmup_steps = 3\n")
+    learner = load_config(recipe, ["learner.warmup_ratio=0.5"])[0].learner
+    assert (learner.warmup_steps, learner.warmup_ratio) == (0, 0.5)
+
+
+class Small:
+    """A device that holds so many tokens of hidden states at a time; `ppo_epochs`: what each forward pass asked for."""
+
+    def __init__(self, learner: LocalLearner, holds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passes: list[int] = []
+        model, inner = learner.weights().local(), learner.weights().local().completion_hidden
+
+        def completion_hidden(prompts: list[Tensor], group_ids: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+            asked = int(lengths.sum()) + sum(len(prompt) for prompt in prompts)
+            self.passes.append(asked)
+            if asked > holds:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB\nmore")
+            return inner(prompts, group_ids, ids, lengths)
+
+        monkeypatch.setattr(model, "completion_hidden", completion_hidden)
+
+
+def test_the_update_is_done_again_from_its_start_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_learner()
+    right = gradient(plain, finished(plain, GROUPS))
+    learner = make_learner()
+    batch = finished(learner, GROUPS)
+    small = Small(learner, 20, monkeypatch)
+    accumulated = learner.accumulate(batch)
+    given = torch.cat([part.flatten() for part in learner.optimizer.gradients().values()])
+    torch.testing.assert_close(given, right, rtol=1e-10, atol=1e-12)
+    assert small.passes[0] > 20
+    assert accumulated.metrics.result()["optim/out_of_memory"] >= 1
+    assert learner.budget.tokens <= small.passes[0] // 2
+    small.passes.clear()
+    assert "optim/out_of_memory" not in learner.accumulate(batch).metrics.result()
+    assert max(small.passes) <= 20
+
+
+def test_a_row_that_does_not_fit_alone_stops_the_run_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner()
+    batch = finished(learner, GROUPS)
+    Small(learner, 2, monkeypatch)
+    with pytest.raises(TrainingError, match=r"one completion at a time.*3\.00 GiB\. Set learner\.gradient_checkpoint"):
+        learner.update(batch)
+
+
+def test_an_embedding_is_sparse_within_an_update_only() -> None:
+    learner = make_learner(dtype=torch.float32, compute_dtype=torch.bfloat16, tied=True)
+    embedding = learner.weights().local().module.embedding
+    assert isinstance(embedding, nn.Embedding)
+    kinds: list[bool] = []
+    embedding.register_forward_hook(lambda module, *_: kinds.append(module.sparse))
+    learner.update(finished(learner, GROUPS))
+    assert set(kinds) == {True}
+    assert not embedding.sparse
+    old_logprobs(learner, collate(GROUPS))
+    assert kinds[-1] is False
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_looked_up_do_not_pile_up_over_micro_batches(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner(tied=tied, tokens_per_micro_batch=6)
+    embedding = learner.weights().local().module.embedding
+    backward, held = learner._backward, []
+
+    def watched(*arguments: Any) -> Tensor:
+        found = embedding.weight.grad
+        held.append(0 if found is None else found._nnz())
+        return backward(*arguments)
+
+    monkeypatch.setattr(learner, "_backward", watched)
+    learner.accumulate(finished(learner, [*GROUPS, *GROUPS, *GROUPS]))
+    assert len(held) > 3
+    assert max(held) <= (0 if tied else len(embedding.weight))
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def learner_of(dtype: torch.dtype, **settings: object) -> LocalLearner:
+    given = torch.float64 if dtype == torch.float64 else torch.float32
+    return make_learner(dtype=given, compute_dtype=dtype, **settings)
+
+
+def batch_of(learner: LocalLearner, count: int = 5, seed: int = 0) -> TrainBatch:
+    return finished(learner, random_groups(count=count, size=4, seed=seed))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 64])
+def test_shards_are_runs_of_rows_of_about_the_same_cost(count: int) -> None:
+    batch = batch_of(learner_of(torch.float64))
+    pieces = shards(batch, count)
+    assert len(pieces) == count
+    there = [piece for piece in pieces if piece is not None]
+    assert torch.equal(torch.cat([piece.lengths for piece in there]), batch.lengths)
+    ids = [
+        row[:length].tolist()
+        for piece in there
+        for row, length in zip(piece.completion_ids, piece.lengths, strict=True)
+    ]
+    assert ids == [row[:length].tolist() for row, length in zip(batch.completion_ids, batch.lengths, strict=True)]
+    sizes = torch.bincount(batch.group_ids)
+    costs = [
+        length + len(batch.prompts[group]) / int(sizes[group])
+        for length, group in zip(batch.lengths.tolist(), batch.group_ids.tolist(), strict=True)
+    ]
+    begin = 0
+    for piece in pieces:
+        rows = 0 if piece is None else piece.size
+        mine = costs[begin : begin + rows]
+        assert sum(mine) <= sum(costs) / count + (mine[0] / 2 + mine[-1] / 2 if mine else 0) + 1e-9
+        begin += rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [2, 8, 32])  # of 20 rows: the last has shards without rows
+def test_the_gradient_has_the_bits_of_the_plain_tree(count: int, dtype: torch.dtype) -> None:
+    learner = learner_of(dtype, tokens_per_micro_batch=12)
+    pieces = learner.cut(batch_of(learner), count)
+    right = gradient_in_shards(learner, pieces)
+    learner.accumulate_shards(pieces)
+    for name, part in learner.optimizer.gradients().items():
+        assert torch.equal(part, right[name]), name
+
+
+def test_loss_and_statistics_are_those_of_the_whole_batch() -> None:
+    learner = learner_of(torch.float64, kl_coef=0.0)
+    groups = random_groups(count=3, size=4, rewards=[[1.0, 0.0, 1.0, 0.0], [1.0] * 4, [0.0, 1.0, 1.0, 1.0]])
+    batch = finished(learner, groups)  # the second group has no gradient
+    whole = learner.accumulate(batch)
+    shared = learner.joined(batch, learner.accumulate_shards(learner.cut(batch, 4)))
+    assert float(shared.loss) == pytest.approx(float(whole.loss), rel=1e-12)
+    right = whole.metrics.result()
+    assert shared.metrics.result() == {key: pytest.approx(value, rel=1e-12) for key, value in right.items()}
+
+
+@pytest.mark.parametrize("settings", [{}, {"masters": "split", "moments": "bfloat16"}], ids=["whole", "lean"])
+def test_a_learner_that_takes_over_anothers_state_goes_on_to_the_same_bits(settings: dict[str, str]) -> None:
+    first, second = (learner_of(torch.bfloat16, learning_rate=0.01, **settings) for _ in range(2))
+    for seed in range(3):
+        first.update(batch_of(first, seed=seed))
+        first.move_reference(0.5)
+    second.update(batch_of(second, seed=9))  # elsewhere
+    record, tensors = first.state()
+    second.take_over(record, {name: tensor.clone() for name, tensor in tensors.items()})
+    for seed in (4, 5):
+        results = [learner.update(batch_of(learner, seed=seed)) for learner in (first, second)]
+        assert results[0].metrics.result() == results[1].metrics.result()
+    assert first.changes == second.changes
+    for name, tensor in first.state()[1].items():
+        assert torch.equal(tensor, second.state()[1][name]), name

@@ -4,8 +4,18 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-from transformers import GemmaConfig, GemmaForCausalLM, Olmo2Config, Olmo2ForCausalLM, PhiConfig, PhiForCausalLM
+from torch import Tensor, nn
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
 from fakes.architectures import (
     ARCHITECTURES,
@@ -13,12 +23,20 @@ from fakes.architectures import (
     ROWS,
     SHAPE,
     UNIFORM,
+    TokenRows,
     architecture,
     gradients,
     logits_of,
     relative,
+    token_rows,
 )
-from oncurve.models import TransformersModel
+from fakes.tiny_policy import TinyLM
+from oncurve.errors import ConfigError
+from oncurve.learner import LearnerConfig
+from oncurve.losses import Clipped, KLPenalty, Regularizer
+from oncurve.models import GenericModel, TransformersModel
+from oncurve.models.layers import prepacked_weights as packing
+from oncurve.models.layers.activation_checkpointing import recompute_layers
 from oncurve.models.layers.blocks import blocks_of, replace_blocks
 from oncurve.models.layers.prepacked_weights import PrepackedLinear
 from oncurve.models.layers.rms_norm import replace_norms
@@ -149,3 +167,131 @@ def test_what_computes_something_else_keeps_its_code(module, replaced_blocks):
     theirs = plain_logits(model, RAGGED.prompts, RAGGED.group_ids, RAGGED.completion_ids, RAGGED.lengths)
     assert replace_blocks(model) == replaced_blocks
     assert (logits_of(TransformersModel(model), RAGGED) - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+NORMS = {"llama": 5, "qwen2": 5, "qwen3": 9, "mistral": 5, "gpt2": 0}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_rms_norm_is_replaced_under_its_name(name):
+    module = architecture(name)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    assert replace_norms(module) == NORMS[name]
+    after = module.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert replace_norms(module) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_bits_stay_as_they_were(name, dtype):
+    module = architecture(name, dtype)
+    before = module(UNIFORM.completion_ids).logits
+    replace_norms(module)
+    assert torch.equal(module(UNIFORM.completion_ids).logits, before)
+
+
+def test_the_sum_of_many_layers_is_kept_in_float32_where_weights_are_bf16():
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    module = LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=24, initializer_range=0.1)).to(torch.bfloat16)
+    module.model.embed_tokens.weight.data.mul_(8)  # as in a trained model, a layer adds little to a large sum
+    rows = (UNIFORM.prompts, UNIFORM.group_ids, UNIFORM.completion_ids, UNIFORM.lengths)
+    narrow = TransformersModel(module).completion_hidden(*rows)  # transformers' own norms are there still
+    replace_norms(module)
+    wide = TransformersModel(module).completion_hidden(*rows)
+    exact = TransformersModel(copy.deepcopy(module).double()).completion_hidden(*rows)
+    assert wide.dtype == narrow.dtype == torch.bfloat16
+    assert (wide - exact).norm() < 0.8 * (narrow - exact).norm()
+    assert module(UNIFORM.completion_ids).logits.dtype == torch.bfloat16  # for everybody else it is as it was
+
+
+def test_a_norm_that_computes_something_else_stays():
+    model = nn.Sequential(GemmaRMSNorm(8))
+    assert replace_norms(model) == 0
+    assert isinstance(model[0], GemmaRMSNorm)
+
+
+def layers(dtype, sizes=((12, True), (7, False), (129, True))):
+    torch.manual_seed(0)
+    return [nn.Linear(16, size, bias=bias).to(dtype) for size, bias in sizes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("piece", [packing.PIECE_BYTES, 1000])
+def test_a_packed_product_is_the_layers_side_by_side(
+    dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "PIECE_BYTES", piece)
+    some = layers(dtype)
+    x = torch.randn(5, 16, dtype=dtype)
+    with torch.no_grad():
+        given, wanted = PrepackedLinear(some, 5)(x), torch.cat([layer(x) for layer in some], -1)
+        exact = torch.cat([layer.double()(x.double()) for layer in some], -1)
+    torch.testing.assert_close(given, wanted, rtol=2e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-2)
+    assert float((given - exact).abs().max()) < (2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_a_large_matrix_is_packed_by_pieces_and_a_small_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = layers(torch.bfloat16, ((256, False),))
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no products in bfloat16, so nothing is packed")
+    assert len(PrepackedLinear(half, 4)._pieces) == 1
+    monkeypatch.setattr(packing, "PIECE_BYTES", half[0].weight.nbytes // 4)
+    assert len(PrepackedLinear(half, 4)._pieces) == 4
+
+
+LONG = token_rows((40, 25), (0, 0, 0, 0, 1, 1, 1, 1), (50, 31, 60, 44, 20, 60, 35, 52))
+
+
+def value_and_gradients(module: nn.Module, generic: bool, rows: TokenRows = RAGGED) -> tuple[Tensor, list[Tensor]]:
+    model = GenericModel(module) if generic else TransformersModel(module)
+    hidden = model.completion_hidden(rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths)
+    wave = torch.cos(torch.arange(hidden.numel(), dtype=hidden.dtype)).view_as(hidden)
+    wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad((hidden * wave).sum(), wanted, allow_unused=True)
+    return hidden.detach(), [each for each in found if each is not None]
+
+
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_values_and_gradients_are_the_same_bits(name: str, generic: bool) -> None:
+    value, right = value_and_gradients(architecture(name), generic)
+    module = architecture(name)
+    assert recompute_layers(module) == 2
+    again, given = value_and_gradients(module, generic)
+    assert torch.equal(again, value)
+    assert all(torch.equal(a, b) for a, b in zip(given, right, strict=True))
+
+
+def kept_bytes(module: nn.Module) -> int:
+    """What the forward pass keeps for the backward one, parameters aside."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model = TransformersModel(module)
+        hidden = model.completion_hidden(LONG.prompts, LONG.group_ids, LONG.completion_ids, LONG.lengths)
+    del hidden
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def test_a_layer_keeps_its_input_alone() -> None:
+    module = architecture("llama")
+    before = kept_bytes(module)
+    recompute_layers(module)
+    tokens = sum(len(prompt) for prompt in LONG.prompts) + int(LONG.lengths.sum())
+    assert kept_bytes(module) < before / 4
+    assert kept_bytes(module) < 8 * tokens * 32 * 4  # a few rows of the hidden size, of both layers together
+
+
+def test_a_module_without_layers_of_transformers_is_refused() -> None:
+    config = LearnerConfig(gradient_checkpointing=True)
+    with pytest.raises(ConfigError, match=r"gradient_checkpointing.*TinyLM"):
+        config.build(GenericModel(TinyLM()), Clipped(), Regularizer(KLPenalty(coef=0.0)))

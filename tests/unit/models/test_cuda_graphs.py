@@ -5,6 +5,7 @@ a GPU can show is tested where there is one.
 """
 
 import copy
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +18,12 @@ from oncurve.models.decode.cuda_graphs import GraphBuffers, capture_on
 from oncurve.models.decode.graph_loop import GraphLoop
 from oncurve.models.decode.graph_rows import GraphRows
 from oncurve.models.decode.host_loop import HostLoop
+from oncurve.models.decode.prefill import Prefixes
+from oncurve.models.decode.static_cache import CacheShape, StaticCache, StaticContext
 from oncurve.models.decode.teacher_forcing import forced_logits
+from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler
+from oncurve.rollout.stopping import StopSearch, StopTable
 
 CAPTURES = pytest.mark.parametrize("capture", [None, record], ids=["called", "captured"])
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -144,3 +149,168 @@ def test_cuda_graphs_decode_what_the_cached_decoder_decodes(name, dtype):
         assert worst_difference(*loops, *asked) <= close
     assert len(buffers.graphs) > 0
     assert isinstance(model.token_loop(), GraphLoop)
+
+
+COPIES, LONGEST, ENDS = 3, 21, [5, 9]
+GENERATOR = torch.Generator().manual_seed(3)
+PROMPTS = [torch.randint(0, VOCABULARY, (length,), generator=GENERATOR) for length in (4, 9, 1, 6, 3)]
+KEYS = row_keys(1, 2, torch.arange(5).repeat_interleave(COPIES), torch.arange(COPIES).repeat(5))
+LIMITS = torch.randint(1, LONGEST + 1, (15,), generator=GENERATOR)
+
+
+def loop_of(model, capture=None, device="cpu"):
+    return GraphLoop(GraphBuffers(model._run, model.module, torch.device(device), capture), model.raw_logits)
+
+
+def loop_on_the_host(model):
+    return HostLoop(model.decoder, next(model.module.parameters()).device)
+
+
+def same(ours, theirs, close=1e-12):
+    assert [row.ids for row in ours] == [row.ids for row in theirs]
+    assert [(row.ended, row.text) for row in ours] == [(row.ended, row.text) for row in theirs]
+    for left, right in zip(ours, theirs, strict=True):
+        assert left.logprobs == pytest.approx(right.logprobs, abs=close)
+
+
+@pytest.mark.parametrize("capture", [None, record], ids=["called", "captured"])
+@pytest.mark.parametrize("rows", [None, 6], ids=["all at once", "two groups"])
+@pytest.mark.parametrize("steps", [1, 5, 16])
+def test_the_same_completions_however_seldom_it_polls(steps, rows, capture, monkeypatch):
+    monkeypatch.setattr("oncurve.models.decode.graph_loop.STEPS_AT_ONCE", steps)
+    model = fast_model("mistral")
+    wanted = loop_on_the_host(model)(request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS))
+    assert {row.ended for row in wanted} == {"eos", "length"}
+    loop = loop_of(model, capture)
+    for _ in range(2):  # the second rollout finds buffers and graphs of the first
+        order = {}
+        got = loop(request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS, rows=rows), order.__setitem__)
+        same(got, wanted)
+        assert [row for group in range(5) for row in order[group]] == got
+
+
+class Letters:
+    """A tokenizer whose text is a letter a token."""
+
+    def decode(self, ids, **_):
+        return "".join(chr(97 + token % 7) for token in ids)
+
+    def encode(self, text, **_):
+        return [0] * len(text)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 16])
+def test_stop_strings_end_rows_where_they_would_have_ended(steps, monkeypatch):
+    monkeypatch.setattr("oncurve.models.decode.graph_loop.STEPS_AT_ONCE", steps)
+    model = fast_model()
+
+    def asked():
+        texts = [tuple(prompt.tolist()) for prompt in PROMPTS for _ in range(COPIES)]
+        stop = StopSearch(StopTable(Letters(), ["ab", "cc", "ga"]), texts)
+        return request(PROMPTS, KEYS, ENDS, LONGEST, stop=stop, limits=LIMITS)
+
+    wanted = loop_on_the_host(model)(asked())
+    assert {row.ended for row in wanted} == {"eos", "length", "stop"}
+    same(loop_of(model)(asked()), wanted)
+
+
+def test_a_model_with_buffers_is_decoded_in_them():
+    model = fast_model()
+    asked = request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS, rows=9)
+    wanted = model.token_loop()(asked)
+    model._buffers = GraphBuffers(model._run, model.module, torch.device("cpu"), record)
+    order = {}
+    got = model.token_loop()(asked, order.__setitem__)
+    same(got, wanted)
+    assert model._buffers.shape.groups == 3
+    assert sorted(order) == list(range(5))
+
+
+@NEEDS_CUDA
+def test_cuda_graphs_give_the_completions_of_the_other_loop():
+    model = fast_model("qwen2", torch.float32, device="cuda")
+    loop = loop_of(model, capture_on(torch.device("cuda")), "cuda")
+    asked = request(PROMPTS, KEYS, ENDS, LONGEST, limits=LIMITS)
+    wanted = loop_on_the_host(model)(asked)
+    for _ in range(2):
+        equal = [left.ids == right.ids for left, right in zip(loop(asked), wanted, strict=True)]
+        assert sum(equal) >= len(equal) - 1  # products of other shapes round otherwise, and a draw may fall between
+
+
+SHAPE = CacheShape(groups=3, copies=2, prompt_tokens=7, new_tokens=9)
+KV_HEADS, SHARED, SIZE = 2, 3, 4
+HEADS = KV_HEADS * SHARED
+
+
+def prefixes_of(*lengths, generator):
+    prefixes = Prefixes(torch.tensor(lengths))
+    shape = (len(lengths), KV_HEADS, max(lengths), SIZE)
+    prefixes.layers[0] = tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    return prefixes
+
+
+def one_by_one(query, keys, values, window):
+    """Attention `(h, d)` of one query over all keys `(k, h_kv, d)` before and at it, written out."""
+    keys, values = keys[-window:] if window else keys, values[-window:] if window else values
+    attended = torch.empty(HEADS, SIZE, dtype=torch.float64)
+    for head in range(HEADS):
+        scores = keys[:, head // SHARED] @ query[head] / math.sqrt(SIZE)
+        attended[head] = torch.softmax(scores, 0) @ values[:, head // SHARED]
+    return attended
+
+
+class Twin:
+    """Rows as lists of keys and values, by slot and place."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def insert(self, slot, prefixes, prompt):
+        length = int(prefixes.lengths[prompt])
+        key, value = (x[prompt, :, :length].transpose(0, 1) for x in prefixes.layers[0])
+        for place in range(SHAPE.copies):
+            self.rows[slot, place] = [key, value]
+
+    def attend(self, query, key, value, window):
+        attended = torch.zeros(len(query), HEADS, SIZE, dtype=torch.float64)
+        for (slot, place), written in self.rows.items():
+            row = slot * SHAPE.copies + place
+            written[:] = (torch.cat([old, new[row : row + 1]]) for old, new in zip(written, (key, value), strict=True))
+            attended[row] = one_by_one(query[row], *written, window)
+        return attended
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 12])
+@torch.no_grad()
+def test_attention_is_that_of_each_row_by_itself_whenever_groups_come_and_go(window):
+    generator = torch.Generator().manual_seed(0)
+    cache, twin = StaticCache(SHAPE, torch.device("cpu")), Twin()
+
+    def insert(slot, prefixes, prompt):
+        cache.insert(slot, prefixes, prompt)
+        twin.insert(slot, prefixes, prompt)
+
+    def step(slots, width):
+        rows = slots * SHAPE.copies
+        shapes = ((rows, HEADS, SIZE), (rows, KV_HEADS, SIZE), (rows, KV_HEADS, SIZE))
+        query, key, value = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        lengths = [len(twin.rows[slot, copy][0]) for slot in range(slots) for copy in range(SHAPE.copies)]
+        assert cache.positions(slots).tolist() == lengths
+        got = StaticContext(cache, slots, width).attend(0, query, key, value, SIZE**-0.5, window)
+        wanted = twin.attend(query, key, value, window)
+        cache.steps[:rows] += 1
+        assert torch.allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+    first = prefixes_of(7, 2, 4, generator=generator)
+    for slot in range(3):
+        insert(slot, first, slot)
+    for width in (1, 4, 4, 9):
+        step(3, width)
+    later = prefixes_of(3, 5, generator=generator)
+    insert(1, later, 1)  # the group of slot 1 is done, another takes it
+    step(3, 9)
+    twin.rows = {(slot, copy): row for (slot, copy), row in twin.rows.items() if slot < 2}
+    step(2, 6)  # the first slots alone, and no more positions than are written
+    step(2, 7)
+    twin.rows = {(slot, copy): row for (slot, copy), row in twin.rows.items() if slot < 1}
+    step(1, 9)

@@ -5,9 +5,11 @@ import os
 import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -16,7 +18,11 @@ from transformers.utils import logging
 
 from fakes.architectures import UNIFORM, VOCABULARY, architecture
 from oncurve.errors import ModelError
-from oncurve.models import ModelConfig, TransformersModel, save
+from oncurve.forecast.unloaded import read_model_config
+from oncurve.models import ModelConfig, TransformersModel, save, tiny
+from oncurve.models.layers.alignment import ALIGNMENT, aligned
+from oncurve.models.loading.precision import resolved
+from oncurve.models.loading.weights import loaded_from
 
 
 def tokenizer_of(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
@@ -188,3 +194,115 @@ def test_masters_stand_in_for_the_modules_own_weights_and_for_those_tied_to_them
     assert again.dtype == torch.float32
     assert torch.equal(again.lm_head.weight, masters["model.embed_tokens.weight"])
     assert all(torch.equal(tensor, masters[name]) for name, tensor in again.named_parameters())
+
+
+COMMITS = {"main": "a" * 40, "dev": "b" * 40}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that cannot be reached, and a cache with two revisions of one model."""
+    for branch, commit in COMMITS.items():
+        folder = tmp_path / "models--lab--tiny"
+        snapshot = folder / "snapshots" / commit
+        shutil.copytree(tiny.path(), snapshot, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / branch).write_text(commit)
+        if branch == "dev":
+            weights = {name: 2 * tensor for name, tensor in load_file(snapshot / "model.safetensors").items()}
+            save_file(weights, snapshot / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def first_of(model: ModelConfig) -> torch.Tensor:
+    return next(model.build().model.module.parameters()).detach()
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_branch_and_its_commit_are_loaded() -> None:
+    dev = ModelConfig(path="lab/tiny", revision="dev", dtype="float32")
+    assert torch.equal(first_of(dev), 2 * first_of(ModelConfig(path=str(tiny.path()), dtype="float32")))
+    assert torch.equal(first_of(dev), first_of(dev.model_copy(update={"revision": COMMITS["dev"]})))
+    assert not torch.equal(first_of(dev), first_of(dev.model_copy(update={"revision": "main"})))
+    assert dev.build().name == "lab/tiny"
+    assert read_model_config(dev.source(weights=False)).vocab_size == 128
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_revision_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ModelError, match="lab/tiny at revision v2 is neither a directory here nor a model the hub"):
+        ModelConfig(path="lab/tiny", revision="v2").build()
+
+
+CPU = torch.device("cpu")
+
+
+def with_features(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(features, True))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("features", "dtype", "why"),
+    [
+        (("amx_bf16", "avx512_bf16"), "bfloat16", "AMX"),
+        (("avx512_bf16",), "bfloat16", "AVX-512 BF16"),
+        (("bf16",), "bfloat16", "NEON BF16"),
+        (("avx2", "avx512_f", "amx_int8"), "float32", "no bfloat16 products"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_processor_multiplies_it(monkeypatch, features, dtype, why):
+    with_features(monkeypatch, *features)
+    got, reason = resolved("auto", CPU)
+    assert got == dtype
+    assert why in reason
+    assert ModelConfig(device="cpu").torch_dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_asked_for_by_name_is_what_it_is(monkeypatch, dtype):
+    with_features(monkeypatch, "avx2")
+    assert resolved(dtype, CPU)[0] == dtype
+
+
+SIZES = pytest.mark.parametrize("size", [0, 8, 24, 40])
+
+
+def lengthened(folder, size):
+    """The folder, with `size` bytes more in the header of its weights' file."""
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt", "filler": "x" * size})
+    return folder
+
+
+def starts(module):
+    return {tensor.data_ptr() % ALIGNMENT for tensor in (*module.parameters(), *module.buffers())}
+
+
+@SIZES
+def test_a_loaded_model_lies_where_torch_puts_tensors(tmp_path, size):
+    folder = lengthened(tmp_path / shutil.copytree(tiny.path(), tmp_path / "model"), size)
+    stored = load_file(folder / "model.safetensors")
+    loaded = [ModelConfig(path=str(folder), dtype="float32").build(masters=masters) for masters in (False, True)]
+    own = loaded_from(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    for each in (*loaded, own):
+        assert starts(each.model.module) == {0}
+        state = each.model.module.state_dict()
+        assert all(torch.equal(tensor, stored[name].float()) for name, tensor in state.items() if name in stored)
+
+
+def test_tied_weights_stay_tied_and_what_lies_right_stays_where_it_is():
+    module = architecture("llama")
+    tied = module.get_input_embeddings().weight
+    module.lm_head.weight = tied
+    where = {name: tensor.data_ptr() for name, tensor in module.named_parameters() if tensor is not tied}
+    wanted = tied.detach().clone()
+    tied.data = torch.empty(tied.numel() + 1, dtype=tied.dtype)[1:].view(tied.shape).copy_(wanted)
+    assert tied.data_ptr() % ALIGNMENT
+    assert aligned(module) is module
+    assert module.lm_head.weight is module.get_input_embeddings().weight is tied
+    assert torch.equal(tied, wanted)
+    assert starts(module) == {0}
+    assert all(module.get_parameter(name).data_ptr() == start for name, start in where.items())

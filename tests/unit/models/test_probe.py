@@ -1,5 +1,7 @@
 """The fast path is taken only by what it computes rightly, and the run is told why."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -19,12 +21,13 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from fakes.architectures import ARCHITECTURES, SHAPE, architecture, seeded
+from fakes.architectures import ARCHITECTURES, ROWS, SHAPE, VOCABULARY, architecture, seeded
 from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
 from oncurve.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
 from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop
+from oracles.plain_forward import next_logits, plain_logits
 
 _SHAPE = SHAPE | {"head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -190,3 +193,57 @@ def test_the_probe_runs_the_loop_that_rollout_runs(part, where, monkeypatch):
     else:
         assert isinstance(model, TransformersModel)
         assert isinstance(model.token_loop(), GraphLoop if where == "graphs" else HostLoop)
+
+
+class Returning(nn.Module):
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
+
+    def forward(self, input_ids):
+        return self.result
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize("make", [lambda: TinyLM(VOCABULARY).double(), lambda: architecture("gpt2", torch.float64)])
+def test_scoring_equals_each_row_alone_in_value_and_gradient(make, rows):
+    module = make()
+    model = GenericModel(module)
+    arguments = (rows.prompts, rows.group_ids, rows.completion_ids, rows.lengths)
+    ours, theirs = model.logits(model.completion_hidden(*arguments)), plain_logits(module, *arguments)
+    assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-10)
+    weights = torch.cos(torch.arange(ours.numel(), dtype=ours.dtype)).view_as(ours)
+    parameters = list(module.parameters())
+    for left, right in zip(
+        torch.autograd.grad((ours * weights).sum(), parameters),
+        torch.autograd.grad((theirs * weights).sum(), parameters),
+        strict=True,
+    ):
+        assert torch.allclose(left, right, rtol=1e-9, atol=1e-9)
+
+
+def test_decoding_equals_each_row_alone_while_rows_are_dropped():
+    module = TinyLM(VOCABULARY).double()
+    model = GenericModel(module)
+    prompts = [torch.tensor([1, 2, 3]), torch.tensor([4])]
+    decoder = model.decoder(prompts, [2, 2], 5)
+    rows = [(0, []), (0, []), (1, []), (1, [])]
+    hidden = decoder.first_hidden[decoder.groups]
+    for step in range(5):
+        for row, (group, written) in enumerate(rows):
+            wanted = next_logits(module, prompts[group], written)
+            assert torch.allclose(model.logits(hidden)[row], wanted, atol=1e-12)
+        if step == 2:
+            decoder.keep(torch.tensor([1, 2]))
+            rows = [rows[1], rows[2]]
+        assert decoder.groups.tolist() == [group for group, _ in rows]
+        ids = torch.arange(len(rows)) + step
+        for (_, written), token in zip(rows, ids.tolist(), strict=True):
+            written.append(token)
+        hidden = decoder.step(ids)
+
+
+@pytest.mark.parametrize("result", [torch.zeros(2, 5), (torch.zeros(1, 5, 3),), None, SimpleNamespace(logits=None)])
+def test_a_module_that_returns_no_logits_is_refused_with_what_it_returned(result):
+    with pytest.raises(ModelError, match="must return logits of shape"):
+        GenericModel(Returning(result)).decoder([torch.tensor([1, 2])], [1], 1)

@@ -1,16 +1,21 @@
 """User functions: three signatures, in a worker or here, filled by name."""
 
 import asyncio
+import functools
+import importlib
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from fakes.scoring import group, rewards_of
 from oncurve.errors import ConfigError, DataError
-from oncurve.rewards import RewardSet
+from oncurve.imports import locate
+from oncurve.rewards import RewardSet, path_of
 
 USER_FILE = """
 import helper_of_the_user
@@ -187,3 +192,67 @@ def test_keyword_arguments_that_a_function_does_not_take_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         RewardSet.build([{"path": f"mine.py:{name}", "kwargs": kwargs, "processes": 1}], base=user_file.parent)
+
+
+SOURCE = """
+import functools
+
+def length(completion):
+    return float(len(completion))
+
+def wrapping(function):
+    @functools.wraps(function)
+    def inner(completion):
+        return function(completion)
+    return inner
+
+@wrapping
+def decorated(completion):
+    return 0.0
+
+other = length
+short = lambda completion: 1.0
+
+def twice(completion):
+    return 1.0
+
+def twice(completion, answer):
+    return 2.0
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    (tmp_path / "lengths_é.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("lengths_é")
+    del sys.modules["lengths_é"]
+
+
+def test_a_function_at_the_top_of_a_file_has_the_path_by_which_a_worker_finds_it(module: ModuleType) -> None:
+    path = path_of(module.length)
+    assert path == f"{module.__file__}:length"
+    assert locate(str(path))("four") == 4.0
+    assert path_of(module.other) == path
+    assert str(path_of(module.twice)).endswith(":twice")  # the one that the name means
+
+
+NOT_BY_PATH: dict[str, Callable[[ModuleType], Any]] = {
+    "a decorated one": lambda module: module.decorated,
+    "a closure": lambda module: module.wrapping(module.length),
+    "a lambda": lambda module: module.short,
+    "a part of a function": lambda module: functools.partial(module.length),
+    "one of a package": lambda module: path_of,
+    "a builtin": lambda module: len,
+    "a class": lambda module: Path,
+}
+
+
+@pytest.mark.parametrize("what", NOT_BY_PATH)
+def test_others_have_none(module: ModuleType, what: str) -> None:
+    assert path_of(NOT_BY_PATH[what](module)) is None
+
+
+def test_a_script_that_runs_is_not_run_again_by_a_worker(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.length, "__module__", "__main__")
+    assert path_of(module.length) is None

@@ -13,7 +13,9 @@ from oncurve import durable
 from oncurve.errors import CheckpointError
 from oncurve.learner import LearnerConfig, LocalLearner, ReferenceSettings
 from oncurve.losses import Clipped, KLPenalty, Regularizer
-from oncurve.trainer import Checkpoints, ReferenceSchedule, StepResult, TrainerState
+from oncurve.trainer import Checkpoints, OuterLoop, ReferenceSchedule, StepResult, TrainerState
+from oncurve.trainer.replay import FILE, Replay
+from oncurve.types import LabelledSteps, PreferencePair
 
 GROUPS = random_groups()
 
@@ -165,3 +167,123 @@ def test_a_damaged_reference_costs_the_checkpoints_that_name_it_and_no_others(tm
     (tmp_path / "frozen" / first).unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint verifies.*is missing"):
         Checkpoints(tmp_path, keep=2).restore(learner, still(learner))
+
+
+def moves(outer: ReferenceSchedule, steps: int, begun: int = 1) -> list[int]:
+    """The steps (from 1) that began with a move; each is begun `begun` times."""
+    found = []
+    for done in range(steps):
+        for _ in range(begun):
+            outer.before_step(TrainerState(step=done))
+        if outer.after_step(result(done + 1)).metrics.get("reference/moved"):
+            found.append(done + 1)
+    return found
+
+
+def result(step: int) -> StepResult:
+    return StepResult(step, {}, (), ())
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(0, []), (1, [2, 3, 4, 5, 6, 7]), (2, [3, 5, 7]), (3, [4, 7]), (6, [7]), (7, [])]
+)
+@pytest.mark.parametrize("begun", [1, 3])
+def test_it_moves_after_every_so_many_steps_and_once_for_a_step_that_is_begun_again(
+    every: int, steps: list[int], begun: int
+) -> None:
+    learner = make_learner()
+    outer: OuterLoop = ReferenceSchedule(ReferenceSettings(every=every, mixup_alpha=0.5), learner)
+    assert moves(outer, 7, begun) == steps
+    assert learner.reference.version == len(steps)
+
+
+def test_what_it_saves_is_the_step_it_moved_for(tmp_path: Path) -> None:
+    learner = make_learner()
+    outer = ReferenceSchedule(ReferenceSettings(every=2, mixup_alpha=0.5), learner)
+    assert outer.save(tmp_path) == {}
+    outer.before_step(TrainerState(step=2))
+    assert outer.save(tmp_path) == {"moved_for": 3}
+    again = ReferenceSchedule(ReferenceSettings(every=2, mixup_alpha=0.5), learner)
+    again.load(tmp_path, outer.save(tmp_path))
+    again.before_step(TrainerState(step=2))
+    assert learner.reference.version == 1
+    assert again.after_step(result(3)).metrics == {"reference/moved": 1.0}
+    again.load(tmp_path, {})
+    assert again.save(tmp_path) == {}
+    assert not any(tmp_path.iterdir())
+
+
+def pairs(name: str, count: int) -> list[PreferencePair]:
+    return [PreferencePair(f"{name}{n}", "ü", "no", n / 4) for n in range(count)]
+
+
+def filled() -> Replay:
+    replay = Replay(pairs("history", 5))
+    replay.add(1, pairs("one", 10), held_out=False)
+    replay.add(1, pairs("held", 3), held_out=True)
+    replay.add(2, pairs("two", 10), held_out=False)
+    return replay
+
+
+def test_examples_are_kept_by_iteration() -> None:
+    replay = filled()
+    assert replay.of(1) == pairs("one", 10)
+    assert replay.of(1, held_out=True) == pairs("held", 3)
+    assert replay.of(2) == pairs("two", 10)
+    assert replay.of(3) == []
+    assert replay.earlier(1) == pairs("history", 5)
+    assert replay.earlier(2) == pairs("history", 5) + pairs("one", 10)
+    assert replay.earlier(3) == pairs("history", 5) + pairs("one", 10) + pairs("two", 10)
+
+
+@pytest.mark.parametrize(
+    ("share", "counts"), [(0.0, (0, 0, 0)), (0.1, (0, 2, 2)), (0.3, (2, 4, 8)), (1.0, (5, 15, 25))]
+)
+def test_a_share_of_all_earlier_examples_is_replayed(share: float, counts: tuple[int, ...]) -> None:
+    replay = filled()
+    for iteration, count in zip((1, 2, 3), counts, strict=True):  # rounded halves go to the even number
+        drawn = replay.replayed(iteration, share, seed=7)
+        assert len(drawn) == count
+        asked = [example.prompt for example in drawn]
+        earlier = [example.prompt for example in replay.earlier(iteration)]
+        assert asked == [prompt for prompt in earlier if prompt in asked], "in the order in which they were made, once"
+        assert not set(asked) & {example.prompt for example in replay.of(iteration)}
+        assert not any(prompt.startswith("held") for prompt in asked)
+
+
+def on_disk(folder: Path, offset: int | None = None) -> Replay:
+    replay = Replay()
+    replay.folder = folder
+    if offset is not None:
+        replay.open(offset)
+    return replay
+
+
+def test_the_log_comes_back_whole_and_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
+    steps = [LabelledSteps(({"role": "user", "content": "2+2?"},), "4\n4", (2, 3), (0.25, None))]
+    first = on_disk(tmp_path)
+    assert first.stored_bytes() == 0
+    first.add(1, pairs("one", 3), held_out=False)
+    first.add(1, steps, held_out=True)
+    kept = first.stored_bytes()
+    assert kept == (tmp_path / FILE).stat().st_size > 0
+    first.add(2, pairs("lost", 2), held_out=False)
+    first.close()
+    again = on_disk(tmp_path, kept)
+    assert again.of(1) == pairs("one", 3)
+    assert again.of(1, held_out=True) == steps
+    assert again.of(2) == []
+    assert (tmp_path / FILE).stat().st_size == again.stored_bytes() == kept
+    again.add(2, pairs("two", 1), held_out=False)
+    again.close()
+    assert on_disk(tmp_path, kept + len((tmp_path / FILE).read_bytes()[kept:])).of(2) == pairs("two", 1)
+
+
+def test_a_log_that_has_lost_lines_is_an_error(tmp_path: Path) -> None:
+    first = on_disk(tmp_path)
+    first.add(1, pairs("one", 1), held_out=False)
+    offset = first.stored_bytes()
+    first.close()
+    (tmp_path / FILE).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=FILE):
+        on_disk(tmp_path, offset)

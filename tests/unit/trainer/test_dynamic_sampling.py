@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from fakes.learning import finished, gradient, make_learner
 from fakes.loops import PROMPTS, make_loop, resumed
+from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
+from oncurve.learner import LearnerConfig, LocalLearner
+from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Regularizer, has_importance_ratio
 from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
-from oncurve.trainer import Collected, DynamicSampling
-from oncurve.types import Completion, Group, Prompt, Score
+from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
+from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
 
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}
 
@@ -174,3 +178,140 @@ def files(run: Path, step: int) -> dict[str, bytes]:
 def metrics(run: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def steps_of(loop: Trainer) -> list[float]:
+    """KL(π_old || π_θ) that each update of one step finds, by way of what it reports."""
+    found, update = [], loop.learner.update
+
+    def watched(minibatch):
+        result = update(minibatch)
+        found.append(result.metrics.result()["policy/kl_old"])
+        return result
+
+    loop.learner.update = watched
+    return found
+
+
+def weights(loop: Trainer) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in loop.learner.optimizer.masters.values()]
+
+
+def make(epochs: int, minibatches: int = 1, **config: object) -> Trainer:
+    return make_loop(config={"ppo_epochs": epochs, "minibatches": minibatches, **config}, learning_rate=0.02)
+
+
+def test_the_updates_after_one_that_is_too_far_are_left_out_and_nothing_else_changes() -> None:
+    free = make(6)
+    found = steps_of(free)
+    result = free.step()
+    assert "optim/updates_left_out" not in result.metrics
+    assert found[0] == 0
+    assert found == sorted(set(found))
+    for made in (2, 4):  # updates 1 to `made` are made: the last of them is the first to find a KL above the target
+        stopped, short = make(6, target_kl=(found[made - 2] + found[made - 1]) / 2), make(made)
+        metrics = stopped.step().metrics
+        short.step()
+        assert metrics["optim/updates"] == made
+        assert metrics["optim/updates_left_out"] == 6 - made
+        assert all(map(torch.equal, weights(stopped), weights(short)))
+        assert stopped.state.step == 1
+
+
+def test_minibatches_count_and_a_target_that_is_never_reached_leaves_none_out() -> None:
+    loop = make(2, minibatches=8, target_kl=1e9)  # three groups make three minibatches
+    metrics = loop.step().metrics
+    assert (metrics["optim/updates"], metrics["optim/updates_left_out"]) == (6, 0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in OBJECTIVE_KINDS.items() if has_importance_ratio(made())])
+def test_the_kl_of_every_objective_is_that_of_its_tokens(kind: str) -> None:
+    """A target in nats per token must mean the same where the ratio in the loss is that of a whole completion."""
+    ratios = torch.tensor([[1.5, 0.5, 1.25], [0.8, 2.0, 7.0]], dtype=torch.float64)
+    old = torch.full_like(ratios, -1.5)
+    batch = TrainBatch(
+        completion_ids=torch.zeros(2, 3, dtype=torch.int64),
+        lengths=torch.tensor([3, 3]),
+        loss_mask=torch.tensor([[True, True, True], [True, True, False]]),
+        valid=torch.tensor([True, True]),
+        group_ids=torch.tensor([0, 0]),
+        prompts=(torch.tensor([1]),),
+        rewards=torch.zeros(2),
+        old_logprobs=old,
+        rollout_logprobs=old,
+        advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
+    )
+    found = OBJECTIVE_KINDS[kind]()(TokenStats(old + ratios.log()), batch).stats["policy/kl_old"][batch.loss_mask]
+    torch.testing.assert_close(found, (ratios - 1 - ratios.log())[batch.loss_mask])
+
+
+def test_the_coefficient_grows_below_the_target_and_counts_only_there() -> None:
+    # by hand, target 0.2, step 0.005: entropies of steps 1 to 6, then c and α of the step after each
+    bonus = EntropyBonus(target=0.2)
+    entropies = [0.15, 0.10, 0.30, 0.20, 0.30, 0.50]
+    expected_c = [0.005, 0.010, 0.005, 0.005, 0.0, 0.0]
+    expected_alpha = [0.005, 0.010, 0.0, 0.005, 0.0, 0.0]
+    control, state, metrics = EntropyControl(bonus), TrainerState(), Metrics()
+    batch = finished(make_learner(kl_coef=0.0), random_groups())
+    assert control.with_coef(batch, state, metrics).entropy_coef.tolist() == [0.0] * batch.size
+    for entropy, c, alpha in zip(entropies, expected_c, expected_alpha, strict=True):
+        state = control.after(state, entropy)
+        assert state.entropy_coef == pytest.approx(c, abs=1e-15)
+        assert control.with_coef(batch, state, metrics).entropy_coef.tolist() == pytest.approx([alpha] * batch.size)
+    assert control.after(state, None) == state
+    assert metrics.result()["policy/entropy_coef"] == 0
+
+
+def steered_learner(**settings: int) -> LocalLearner:
+    regularizer = Regularizer(KLPenalty(coef=0.0), steered=True)
+    return LearnerConfig(**settings).build(tiny_model(), Clipped(), regularizer, temperature=0.7)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.05])
+@pytest.mark.parametrize("tokens", [8, 10**6])
+def test_its_gradient_is_that_of_the_constant_bonus_in_any_split(alpha: float, tokens: int) -> None:
+    constant = make_learner(kl_coef=0.0, entropy_coef=alpha)
+    batch = finished(constant, random_groups(rewards=[[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 0]]))
+    given = batch.having(entropy_coef=torch.full((batch.size,), alpha, dtype=torch.float64))
+    found = gradient(steered_learner(tokens_per_micro_batch=tokens), given)
+    torch.testing.assert_close(found, gradient(constant, batch), atol=1e-13, rtol=1e-10)
+
+
+def loop_of(bonus: EntropyBonus, folder: Path | None = None, constant: bool = False, **config: object) -> Trainer:
+    reward = {"reward": lambda completions, prompts: [0.5] * len(completions)} if constant else {}
+    loop = make_loop(folder, parts={"entropy": EntropyControl(bonus)}, steps=6, config=config, **reward)
+    steered = Regularizer(KLPenalty(coef=0.0), steered=True)
+    loop.learner = LearnerConfig(learning_rate=0.05).build(tiny_model(), Clipped(), steered)
+    loop.outer.learner = loop.learner
+    return loop
+
+
+def test_a_run_follows_the_entropy_that_it_logs_and_raises_it() -> None:
+    bonus = EntropyBonus(target=2.35, step=0.5)  # log 11 = 2.398 is the most there is
+    loop, c, before = loop_of(bonus, constant=True), 0.0, None
+    entropies = []
+    for _ in range(6):
+        metrics = loop.step().metrics
+        used = c if before is not None and before <= bonus.target else 0.0
+        assert metrics["policy/entropy_coef"] == pytest.approx(used, abs=1e-12)
+        before = metrics["policy/entropy"]
+        entropies.append(before)
+        c = max(0.0, c + 0.5 if before < bonus.target else c - 0.5)
+    assert entropies[0] < bonus.target
+    assert entropies[-1] > entropies[0] + 0.2
+
+
+def test_a_resumed_run_has_the_same_coefficients_and_weights(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    bonus = EntropyBonus(target=2.0, step=0.01)
+    one = loop_of(bonus, whole, ppo_epochs=2)
+    one.train()
+    shutil.copytree(whole, cut)
+    for number, path in durable.numbered(cut / "checkpoints"):
+        if number > 3:
+            shutil.rmtree(path)
+    two = resumed(loop_of(bonus, ppo_epochs=2), cut)
+    two.train()
+    assert (one.state.entropy_coef, one.state.entropy) == (two.state.entropy_coef, two.state.entropy)
+    masters = (loop.learner.optimizer.masters.values() for loop in (one, two))
+    assert all(torch.equal(left, right) for left, right in zip(*masters, strict=True))
