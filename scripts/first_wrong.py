@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from oncurve.data.reward_examples import StepLabels
 from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, score_first_wrong
 from oncurve.models.classifiers.load import load_classifier
 from oncurve.randomness import permutation
+from oncurve.reward_models.examples import StepLabels
 from oncurve.types import LabelledSteps
 
 RECIPE = """

@@ -18,14 +18,13 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from oncurve.capabilities import rules_of
+from oncurve.components import Component, rules_of
 from oncurve.config.layers import PRESETS
-from oncurve.config.rules import IMPOSSIBLE, INERT
+from oncurve.config.rules.combinations import IMPOSSIBLE, INERT
 from oncurve.config.sections import SECTIONS, RunConfig
 from oncurve.kl import KL_KINDS
 from oncurve.losses import AGGREGATION_KINDS, KLPenalty
 from oncurve.rewards import REWARD_KINDS, RewardSettings
-from oncurve.spec import Component
 from oncurve.tracking import TRACKER_KINDS, TrackingSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"

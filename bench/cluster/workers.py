@@ -31,10 +31,10 @@ from bench.models import SIZES
 from oncurve.advantages import GroupAdvantage
 from oncurve.batching import collate
 from oncurve.cluster import HostCluster, Snapshot, Worker
-from oncurve.cluster.fleets.fleet import Replied
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import CausalModel, LocalWeights, wrap
+from oncurve.processes.fleets.fleet import Replied
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt, Score
 

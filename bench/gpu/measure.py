@@ -33,7 +33,7 @@ from bench.compare.counting import Work, ideal_seconds, train_flops
 from bench.gpu import checks as gpu_checks, trl as gpu_trl
 from bench.gpu.checks import GpuModel, build
 from bench.models import Size
-from oncurve.learner.optim import MasterAdamW
+from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.models import token_stats
 from oncurve.models.decode.graph_rows import GraphRows
 from oncurve.randomness import row_keys

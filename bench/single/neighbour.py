@@ -28,7 +28,7 @@ from bench import machine
 from bench.cases import Case
 from bench.report.tables import markdown
 from bench.systems.process import Worker
-from oncurve.processors import foreign, read
+from oncurve.machine.contention import foreign, read
 
 __all__ = ["CONDITIONS", "SYSTEMS", "main", "measure", "neighbour", "table"]
 

@@ -76,7 +76,7 @@ def gradients() -> None:
 
 def _steps(stay: bool) -> None:
     from bench.systems.ours import build_run
-    from oncurve.learner import masters
+    from oncurve.learner.optimizer import masters
 
     keep = masters.keep_gradient if stay else _allocated
     seconds, faults = [], []

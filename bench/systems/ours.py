@@ -9,7 +9,7 @@ from bench import models
 from bench.cases import Case, is_constant, length
 from bench.systems.probe import Probe
 from bench.systems.worker import Channel
-from oncurve import processors
+from oncurve.machine import contention
 
 __all__ = ["STEPS", "build_run", "serve"]
 
@@ -97,7 +97,7 @@ def serve(case: Case, channel: Channel) -> None:
     """Take a training step per command."""
     with build_run(case) as run:
         if not case.options.get("watch", True):
-            processors.stop()
+            contention.stop()
         probe = watch(run)
         channel.ready(path=run.loaded.model.path_reason, dtype=str(run.loaded.dtype))
         while channel.wants_step():

@@ -13,7 +13,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from oncurve.lazy import lazily
+from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.advantages import group_advantages as group_advantages

@@ -25,10 +25,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.capabilities import Equation, check_per_token
-from oncurve.errors import ConfigError, suggest
-from oncurve.imports import locate, looking
-from oncurve.spec import misstated
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.imports import locate, looking
+from oncurve.components import Equation, check_per_token, misstated
 from oncurve.words import kind_for
 
 _FAR = 20.0

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ConfigError
-from oncurve.imports import locate, looking
+from oncurve.base.errors import ConfigError
+from oncurve.base.imports import locate, looking
 
 _CONTEXT_TOKENS = 6  # context that decides the text of the next token, as for a prompt and its completion
 

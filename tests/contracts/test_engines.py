@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fakes.scripted import ByteTokenizer, TableModel
-from oncurve.errors import DataError
+from oncurve.base.errors import DataError
 from oncurve.models import LocalWeights
 from oncurve.rollout import InProcessEngine, RolloutEngine, Sampling
 from oncurve.types import Prompt

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from fakes.calls import Counted, Refusing
+from oncurve.base.errors import ConfigError
 from oncurve.cluster import Ended, Failed, Fleet, HostFleet, RayFleet, Replied
-from oncurve.cluster.fleets.ray_session import SESSION
-from oncurve.errors import ConfigError
 from oncurve.parallel import World
+from oncurve.processes.fleets.ray_session import SESSION
 
 Make = Callable[..., Fleet]
 START_SECONDS = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
-from oncurve.errors import RewardError, TrainingError
+from oncurve.base.errors import RewardError, TrainingError
 from oncurve.rewards import RewardSet
 from oncurve.types import Group
 

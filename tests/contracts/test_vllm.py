@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from fakes.vllm_server import documented, free_port, server_program, started, tiny_llama as model
+from oncurve.base.errors import ConfigError
 from oncurve.cluster import FleetEngine, HostCluster
-from oncurve.cluster.fleets import fleet as fleets
 from oncurve.cluster.vllm.engine import VllmEngine, VllmSettings
 from oncurve.cluster.vllm.server import ServerFaultError, VllmServer
-from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, LocalWeights, save
+from oncurve.processes.fleets import fleet as fleets
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 

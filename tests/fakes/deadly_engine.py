@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group
 

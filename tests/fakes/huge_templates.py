@@ -7,7 +7,7 @@ import sys
 
 from transformers import AutoTokenizer
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import tiny
 from oncurve.models.loading import chat_templates as chat
 

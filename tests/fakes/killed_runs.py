@@ -32,9 +32,9 @@ main()
 """
 PLACES = {
     "rollout": ("oncurve.rollout.engine", "InProcessEngine", "_completions", 20),
-    "update": ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", 4),
-    "reward-model training": ("oncurve.learner.reward_model", "RewardLearner", "update", 2),
-    "keeping examples": ("oncurve.trainer.replay", "Replay", "add", 6),
+    "update": ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", 4),
+    "reward-model training": ("oncurve.reward_models.learner", "RewardLearner", "update", 2),
+    "keeping examples": ("oncurve.reward_models.replay", "Replay", "add", 6),
 }
 
 

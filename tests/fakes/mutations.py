@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat import Translation, config_of, recipe_of
-from oncurve.errors import ConfigError
 
 Pairs = tuple[tuple[str, Any], ...]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from oncurve.batching import collate, micro_batches
+from oncurve.components import Component
 from oncurve.config.sections import RunConfig
 from oncurve.losses import (
     AGGREGATION_KINDS,
@@ -22,7 +23,6 @@ from oncurve.losses import (
     top_entropy,
 )
 from oncurve.rollout import Sampling
-from oncurve.spec import Component
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
 
 LOSSES = torch.tensor([[1.0, 2, 3], [4, 0, 0]], dtype=torch.float64)

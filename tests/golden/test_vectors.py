@@ -14,6 +14,7 @@ from torch import Tensor
 from oncurve import ops
 from oncurve.advantages import gae, whiten
 from oncurve.batching import token_rewards
+from oncurve.components import Component
 from oncurve.kl import kl_value
 from oncurve.losses import (
     Cispo,
@@ -31,7 +32,6 @@ from oncurve.losses import (
 )
 from oncurve.metrics import Metrics
 from oncurve.rewards import Overlong
-from oncurve.spec import Component
 from oncurve.trainer import KLControl
 from oncurve.types import TokenStats, TrainBatch
 

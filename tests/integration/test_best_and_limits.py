@@ -177,7 +177,7 @@ def test_the_start_is_the_first_value_to_beat_and_a_missing_one_is_none() -> Non
 @pytest.mark.parametrize("count", ["1", "3", "4"])
 def test_a_killed_run_keeps_its_best_and_goes_on_to_the_same_bits(command: Command, count: str) -> None:
     words = ["train", "recipe.toml", f"run.steps={STEPS}", *WORDS, "--out", "out"]
-    place = ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", count)
+    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", count)
     assert process([*place, *words], "-c", KILLER).returncode == -signal.SIGKILL
     assert process(["resume", "out"]).returncode == 0
     assert lines("out") == lines("whole")

@@ -14,7 +14,7 @@ import tomli_w
 import oncurve
 from fakes.project import ROWS, Said, lay_out, oncurve as run_command
 from oncurve.config import RUN, load_config
-from oncurve.run.identity import Differences, compare, defaults_of
+from oncurve.run.directory.identity import Differences, compare, defaults_of
 from oncurve.trainer import FORMAT
 
 Command = Callable[..., Said]
@@ -270,7 +270,7 @@ def test_rows_that_were_given_in_memory_are_compared_by_what_was_kept_of_them(pr
         assert run.directory == Path("rows")
     edit("rows/config.toml", "steps = 1", "steps = 2")()
     edit("rows/data.jsonl", "w4", "w5")()
-    with pytest.raises(oncurve.errors.RunDirectoryError, match=r"data\.path: .*data\.jsonl: was"):
+    with pytest.raises(oncurve.base.errors.RunDirectoryError, match=r"data\.path: .*data\.jsonl: was"):
         oncurve.resume("rows")
     with oncurve.resume("rows", changed=True) as again:
         assert len(again.metrics) == 2

@@ -280,7 +280,7 @@ def test_a_disk_that_refuses_is_a_message_and_the_run_goes_on_once_there_is_room
 
 
 def test_two_processes_are_not_at_one_run(command: Command) -> None:
-    from oncurve.run.directory import RunDirectory
+    from oncurve.run.directory.folder import RunDirectory
 
     assert command("train", "recipe.toml", "--out", "out").code == 0
     held = RunDirectory.open(Path("out"))

@@ -9,7 +9,7 @@ from fakes.learning import old_logprobs
 from fakes.tiny_policy import TinyLM
 from integration.test_lagging_engine import PROMPTS, LaggingEngine, batch_seen, rewards
 from oncurve import GRPO
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.metrics import Metrics
 from oncurve.trainer import OldPolicy
 
@@ -101,7 +101,7 @@ def test_the_filter_of_tokens_and_the_correction_go_together():
 
 CORRECTIONS = """
 from oncurve.losses import ImportanceWeights
-from oncurve.spec import Component
+from oncurve.components import Component
 
 
 class Halved(Component):

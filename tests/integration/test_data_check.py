@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.base.errors import ConfigError, DataError
+from oncurve.cli.app import app
 from oncurve.config import load_config, plan
-from oncurve.errors import ConfigError, DataError
 from oncurve.run import assemble, check_data_of
 
 TINY = Path(__file__).parents[2] / "src" / "oncurve" / "models" / "tiny"

@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.tolerance import about
 from oncurve.advantages import TeacherSettings, teacher_of
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import explain, load_config, missing, plan, to_toml
-from oncurve.errors import ConfigError, DataError
 from oncurve.forecast.unloaded import teacher_bytes
 from oncurve.models import tiny
 from oncurve.models.loading import loaded_from
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.directory import RunDirectory
+from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.session import create_directory
 from oncurve.trainer import StepResult
 

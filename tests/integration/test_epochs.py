@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.config import load_config, plan
-from oncurve.errors import ConfigError
 from oncurve.models import tiny
 from oncurve.run.assembly import assemble
 from oncurve.run.session import resume_run, train_recipe

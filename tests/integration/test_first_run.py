@@ -13,15 +13,15 @@ import pytest
 from typer.main import get_command
 
 from fakes.project import Said, lay_out, oncurve, refused
-from oncurve.cli import app
-from oncurve.cli_groups import RECIPE
-from oncurve.cli_help import EXAMPLES
+from oncurve.base.errors import ConfigError
+from oncurve.base.shipped import PRESETS, RECIPES, shipped
+from oncurve.cli.app import app
+from oncurve.cli.groups import RECIPE
+from oncurve.cli.help import EXAMPLES
 from oncurve.config import load_config, starters, write_recipe
 from oncurve.data import load_eval_rows
-from oncurve.errors import ConfigError
 from oncurve.forecast import MACHINES
 from oncurve.run import command_config
-from oncurve.shipped import PRESETS, RECIPES, shipped
 
 Command = Callable[..., Said]
 QUICK = ("run.steps=1", "rollout.group_size=2", "rollout.max_new_tokens=3", "data.prompts_per_step=2", "run.threads=1")

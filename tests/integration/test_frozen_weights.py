@@ -9,7 +9,7 @@ import oncurve
 from fakes.architectures import architecture
 from fakes.rewards import low_ids
 from oncurve import durable
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.trainer import StepResult
 
 FROZEN = ("embed_tokens", "layers.0.", "lm_head")

@@ -29,7 +29,7 @@ ROWS = {"train": [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(3)], "te
 READ = """
 import json, sys
 from oncurve.data import Files, load_eval_rows, load_rows
-from oncurve.errors import DataError
+from oncurve.base.errors import DataError
 for settings in json.loads(sys.argv[1]):
     data = Files(path=settings.pop("path", "lab/sums"), **settings)
     try:

@@ -15,9 +15,10 @@ import pytest
 
 import oncurve
 from fakes.project import Said, lay_out, oncurve as run_command
-from oncurve.errors import RunDirectoryError
+from oncurve.base.errors import RunDirectoryError
 from oncurve.report import RunRecord, inspect_log, read_run
-from oncurve.run import export_logs, exporting
+from oncurve.run import export_logs
+from oncurve.run.commands import exporting
 
 Command = Callable[..., Said]
 READER = Path(__file__).parents[1] / "fakes" / "inspect_reader.py"

@@ -16,16 +16,16 @@ import pytest
 import oncurve
 from fakes.architectures import architecture
 from fakes.project import Said, lay_out, oncurve as run_command, words_tokenizer
+from oncurve.base.errors import RewardError
 from oncurve.durable import StorageError
-from oncurve.errors import RewardError
 from oncurve.learner import LocalLearner
-from oncurve.learner.adamw import SlicedAdamW
-from oncurve.learner.optim import MasterAdamW
+from oncurve.learner.optimizer.adamw import SlicedAdamW
+from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine
 from oncurve.run.session import resume_run
 from oncurve.trainer import Recorder, StepResult
-from oncurve.trainer.signals import StopSignals
+from oncurve.trainer.watching.signals import StopSignals
 
 Command = Callable[..., Said]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from fakes.killed_runs import KILLER, PLACES, command, compare
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
-from oncurve.learner.reward_model import OutcomeModel, ProcessModel, RewardModelSettings
 from oncurve.models import tiny
+from oncurve.reward_models.learner import OutcomeModel, ProcessModel, RewardModelSettings
 from oncurve.run.assembly import Run, assemble
 from oncurve.tasks.arithmetic import check_steps, problems, solution
 from oncurve.types import LabelledSteps, PreferencePair

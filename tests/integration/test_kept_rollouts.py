@@ -8,7 +8,7 @@ import pytest
 
 import oncurve
 from fakes.project import Said, lay_out, oncurve as run_command
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.report import RolloutFiles
 
 Command = Callable[..., Said]

@@ -7,8 +7,8 @@ from torch import Tensor
 from fakes.tiny_policy import TinyLM
 from oncurve import GRPO
 from oncurve.advantages import ADVANTAGE_KINDS
+from oncurve.components import Component
 from oncurve.config.loading import load_config
-from oncurve.spec import Component
 from oncurve.types import TrainBatch
 
 PROMPTS = torch.arange(6)[:, None]

@@ -15,11 +15,11 @@ from fakes.architectures import architecture
 from fakes.reward_examples import write_examples
 from fakes.tolerance import about, assert_close
 from oncurve import durable
+from oncurve.base.errors import ConfigError, ModelError
 from oncurve.config import load_config, plan
-from oncurve.errors import ConfigError, ModelError
 from oncurve.models import tiny
 from oncurve.run import evaluate_target
-from oncurve.run.reward_models import load_reward_recipe, train_reward_model
+from oncurve.run.commands.reward_models import load_reward_recipe, train_reward_model
 from oncurve.trainer import StepResult
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of PEFT

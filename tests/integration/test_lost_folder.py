@@ -9,7 +9,7 @@ import pytest
 
 import oncurve
 from fakes.project import Said
-from oncurve.errors import LostFileError
+from oncurve.base.errors import LostFileError
 from oncurve.trainer import StepResult
 
 Command = Callable[..., Said]

@@ -438,7 +438,7 @@ def test_a_disk_that_is_full_from_the_start(command: Command) -> None:
 
 
 def test_a_second_run_in_the_directory_of_a_first_changes_nothing(command: Command) -> None:
-    from oncurve.run.directory import RunDirectory
+    from oncurve.run.directory.folder import RunDirectory
 
     with RunDirectory.create(Path("taken"), {}):
         before = sorted(path.name for path in Path("taken").iterdir())
@@ -447,7 +447,7 @@ def test_a_second_run_in_the_directory_of_a_first_changes_nothing(command: Comma
 
 
 def test_a_directory_that_another_run_holds_is_not_taken_by_resume_if_there_either(command: Command) -> None:
-    from oncurve.run.directory import RunDirectory
+    from oncurve.run.directory.folder import RunDirectory
 
     with RunDirectory.create(Path("other"), {}):
         before = {path: path.read_bytes() for path in Path("other").rglob("*") if path.is_file()}

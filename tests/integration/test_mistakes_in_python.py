@@ -15,7 +15,7 @@ import pytest
 import oncurve
 from fakes.privileges import without_privileges
 from fakes.project import lay_out
-from oncurve.errors import UserError
+from oncurve.base.errors import UserError
 from oncurve.models.loading import ModelConfig, hub
 
 

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 import oncurve
 from fakes.tiny_policy import TinyLM
 from oncurve import durable
+from oncurve.base.errors import ModelError
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
-from oncurve.errors import ModelError
 from oncurve.metrics import METRICS
 from oncurve.models.loading.weights import loaded_from
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.directory import RunDirectory
+from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.session import create_directory
 from oncurve.trainer import StepResult
-from oncurve.trainer.signals import StepAbandonedError
+from oncurve.trainer.watching.signals import StepAbandonedError
 
 RECIPE = RECIPES / "task.toml"
 TIMES = {name for name, metric in METRICS.items() if metric.unit in ("seconds", "tokens per second", "bytes")}

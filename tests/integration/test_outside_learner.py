@@ -15,7 +15,7 @@ from pathlib import Path
 
 from logged import Logged, LoggedLearner
 from oncurve.learner import LearnerSettings
-from oncurve.spec import Component
+from oncurve.components import Component
 
 
 class Breaking(LoggedLearner):

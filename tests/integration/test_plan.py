@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import oncurve.forecast.command as forecasting
 from oncurve import cli
+from oncurve.base.errors import UserError
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
-from oncurve.errors import UserError
 from oncurve.forecast import AvailableMemory
 from oncurve.forecast.outlook import NEUTRAL
 

@@ -7,11 +7,11 @@ import torch
 
 import oncurve
 from oncurve import durable
-from oncurve.config.equation import explain
-from oncurve.config.in_words import plan
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
+from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.plan import plan
 from oncurve.demo.show import RECIPES
-from oncurve.errors import ConfigError
 from oncurve.learner import ActorCritic
 from oncurve.models import tiny
 from oncurve.report import read_run

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.config.equation import explain
 from oncurve.config.loading import load_config
+from oncurve.config.sentences.equation import explain
 from oncurve.demo.show import RECIPES
 from oncurve.report import read_run, write_report
 from oncurve.rollout.stopping import Detokenizer

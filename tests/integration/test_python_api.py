@@ -20,11 +20,11 @@ from fakes.architectures import architecture
 from fakes.project import ROWS, lay_out, words_tokenizer
 from fakes.rewards import Callable, by_columns, like_trl, like_verl
 from fakes.tiny_policy import VOCABULARY, TinyLM
+from oncurve.base.errors import ConfigError, DataError, RunDirectoryError
 from oncurve.config import RUN
-from oncurve.errors import ConfigError, DataError, RunDirectoryError
 from oncurve.run import CommonSettings
+from oncurve.run.commands.evaluation import evaluate_target
 from oncurve.run.common import KEY_OF
-from oncurve.run.evaluation import evaluate_target
 from oncurve.run.session import resume_run
 
 SETTINGS = {

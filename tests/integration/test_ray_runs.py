@@ -24,12 +24,12 @@ from fakes.tiny_policy import tiny_model
 from fakes.toy_cluster import toy_cluster
 from fakes.vllm_server import server_program
 from oncurve import durable
+from oncurve.base.errors import ConfigError
 from oncurve.cluster import RayCluster, RayFleet
-from oncurve.cluster.fleets.devices import Gpus
-from oncurve.errors import ConfigError
 from oncurve.models import LocalWeights
+from oncurve.processes.fleets.devices import Gpus
 from oncurve.rollout import InProcessEngine, Sampling
-from oncurve.run.identity import compare as compare_settings
+from oncurve.run.directory.identity import compare as compare_settings
 from oncurve.types import Prompt
 
 ray_is_here = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -275,7 +275,7 @@ def run_of_other_versions(name: str, value: str, *arguments: str) -> "subprocess
     code = f"""
 import sys
 from oncurve import cli
-from oncurve.cluster.fleets import kept
+from oncurve.processes.fleets import kept
 true = kept._versions
 kept._versions = lambda: true() | {{{name!r}: {value!r}}}
 sys.argv = ["oncurve", *{list(arguments)!r}]
@@ -332,7 +332,7 @@ import sys, time
 sys.path[:0] = {sys.path!r}
 from fakes.calls import Counted
 from oncurve.cluster import Ended, RayFleet
-from oncurve.cluster.fleets import ray_fleet
+from oncurve.processes.fleets import ray_fleet
 ray_fleet.ROOM_SECONDS = 5.0
 fleet = RayFleet(Counted, 3, 20.0, {toy.address!r})
 def until(count):
@@ -475,7 +475,7 @@ def sampled_on_gpus() -> None:
         for workers in (0, 2):
             cluster = RayCluster(address=toy.address, rollout_workers=workers, shard_groups=2, learner_ranks=2)
             with (
-                mock.patch("oncurve.cluster.processes.seen_by", return_value=Gpus(("0",), ("H200",), "cpu")),
+                mock.patch("oncurve.cluster.making.seen_by", return_value=Gpus(("0",), ("H200",), "cpu")),
                 cluster.rollout_engine(build(), build, sampling) as engine,
             ):
                 engine.follow(LocalWeights(model, 0))

@@ -9,7 +9,7 @@ import pytest
 import oncurve
 from fakes.project import lay_out
 from oncurve import durable
-from oncurve.errors import LostStateError
+from oncurve.base.errors import LostStateError
 
 SETTINGS = {"checkpoint": {"every": 1, "keep": 10}, "kl": {"coef": 0.05}}
 

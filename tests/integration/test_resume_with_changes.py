@@ -91,7 +91,7 @@ def test_a_changed_run_that_is_killed_goes_on_to_the_same_bits(command: Command)
     assert command("resume", "run", "run.steps=5", RATE, "checkpoint.every=1").code == 0
     shutil.copytree("short", "other")
     arguments = ["resume", "other", "run.steps=5", RATE, "checkpoint.every=1"]
-    place = ("oncurve.learner.optim", "MasterAdamW", "gradient_norm", "2")
+    place = ("oncurve.learner.optimizer.update", "MasterAdamW", "gradient_norm", "2")
     assert process([*place, *arguments], "-c", KILLER).returncode == -signal.SIGKILL
     assert process(["resume", "other"]).returncode == 0
     assert weights("run", 5) == weights("other", 5)

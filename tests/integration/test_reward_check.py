@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from oncurve.cli import app
+from oncurve.base.errors import ConfigError, DataError, TrainingError, UserError
+from oncurve.cli.app import app
 from oncurve.config import load_config
-from oncurve.errors import ConfigError, DataError, TrainingError, UserError
 from oncurve.run import check_data_of, check_rewards_of, train_recipe
 
 TINY = Path(__file__).parents[2] / "src" / "oncurve" / "models" / "tiny"

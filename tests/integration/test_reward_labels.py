@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fakes.project import Said, oncurve as run_command
-from oncurve.data.reward_examples import Preferences, StepLabels
 from oncurve.models import tiny
+from oncurve.reward_models.examples import Preferences, StepLabels
 from oncurve.tasks.arithmetic import check_steps, is_correct, read_question
 from oncurve.types import LabelledSteps, PreferencePair
 

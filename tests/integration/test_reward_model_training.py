@@ -19,10 +19,10 @@ from fakes.project import Said, oncurve
 from fakes.reward_examples import DATA, UPDATES, write_examples
 from fakes.tolerance import about
 from oncurve import durable
-from oncurve.learner.reward_model import RewardLearner
 from oncurve.metrics import METRICS
 from oncurve.models.classifiers.load import load_classifier
-from oncurve.run.reward_models import load_reward_recipe, train_reward_model
+from oncurve.reward_models.learner import RewardLearner
+from oncurve.run.commands.reward_models import load_reward_recipe, train_reward_model
 
 Command = Callable[..., Said]
 kinds = pytest.mark.parametrize("kind", DATA)
@@ -30,7 +30,7 @@ kinds = pytest.mark.parametrize("kind", DATA)
 KILLED = """
 import os, signal, sys
 from oncurve import cli, durable
-from oncurve.learner.reward_model import RewardLearner
+from oncurve.reward_models.learner import RewardLearner
 
 place, count = sys.argv.pop(1), int(sys.argv.pop(1))
 home = {"update": RewardLearner, "save": RewardLearner, "_move_into_place": durable.directory, "prune": durable}[place]

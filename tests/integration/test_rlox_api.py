@@ -16,11 +16,11 @@ from torch import Tensor
 import oncurve
 from fakes.project import Said, refused
 from fakes.tiny_policy import TinyLM
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.compat.token_settings import SETTING_OF, WITHOUT_MEANING
 from oncurve.config import load_config
 from oncurve.config.arguments import ArgumentError
 from oncurve.config.sections import RUN
-from oncurve.errors import ConfigError, DataError
 from oncurve.losses import KLPenalty, TokenMean
 
 PROMPTS = torch.tensor([[1, 2, 3], [4, 5, 6]])

@@ -9,9 +9,9 @@ import torch
 from fakes.rewards import low_ids
 from fakes.tiny_policy import VOCABULARY, TinyLM
 from oncurve import GRPO, train
+from oncurve.base.errors import ConfigError
+from oncurve.components import Component
 from oncurve.data.settings import DataSettings, Rows
-from oncurve.errors import ConfigError
-from oncurve.spec import Component
 from oncurve.types import AdvantagesAndReturns, TrainBatch
 
 ROWS = [{"prompt": [number]} for number in range(8)]

@@ -21,7 +21,12 @@ def test_a_killed_and_resumed_run_is_shown_once_in_every_tracker(
     sizes = ["data.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=8", "checkpoint.every=5"]
     trackers = ['tracking.to=["tensorboard","wandb","trackio"]', "tracking.completions_every=3"]
     arguments = ["train", "task", *sizes, *trackers, f"run.steps={len(STEPS)}", "eval.every=0", "--out", str(out)]
-    place = ["oncurve.trainer.recorder", "Recorder", "rollouts", "9"]  # after eight steps, five in the checkpoint
+    place = [
+        "oncurve.trainer.saving.recorder",
+        "Recorder",
+        "rollouts",
+        "9",
+    ]  # after eight steps, five in the checkpoint
     killed = command([*place, *arguments], "-c", KILLER)
     assert killed.returncode == -9, killed.stderr
     resumed = command(["resume", str(out)])

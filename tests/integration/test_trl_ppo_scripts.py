@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.classifiers import lay_down
 from fakes.tolerance import about
+from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import PPOConfig, PPOTrainer
-from oncurve.errors import ConfigError
 from oncurve.models import tiny
 from oncurve.report import read_run
 

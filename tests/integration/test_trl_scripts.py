@@ -13,9 +13,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes.tolerance import about
+from oncurve.base.errors import ConfigError, RewardError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer, read_script
 from oncurve.compat.trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
-from oncurve.errors import ConfigError, RewardError
 
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 SIZES = (

@@ -15,8 +15,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer
-from oncurve.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT reads it
 

@@ -11,8 +11,8 @@ import pytest
 import oncurve
 from fakes.chat_server import ChatServer
 from fakes.project import Said, lay_out
+from oncurve.base.errors import ConfigError
 from oncurve.config import MADE_HERE, load_config, unsigned
-from oncurve.errors import ConfigError
 
 Command = Callable[..., Said]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import oncurve
+from oncurve.components import Component
 from oncurve.config import RunConfig
 from oncurve.kl import KL_KINDS
 from oncurve.learner import NoCritic
 from oncurve.losses import OBJECTIVE_KINDS, Clipped
-from oncurve.spec import Component
 
 SOURCE = Path(oncurve.__file__).parents[1]
 MODULES = ["oncurve", *(found.name for found in pkgutil.walk_packages(oncurve.__path__, "oncurve."))]

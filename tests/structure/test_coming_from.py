@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from oncurve.cli import app
+from oncurve.cli.app import app
 from oncurve.compat import DIALECTS
 from oncurve.config import RUN
 from oncurve.rewards import REWARD_KINDS

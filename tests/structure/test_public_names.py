@@ -16,7 +16,7 @@ FORBIDDEN_IN_PURE = ("trainer", "run", "learner", "rollout", "rewards", "data", 
 LIGHT = [
     "import oncurve",
     "import oncurve.cli",
-    "import oncurve.errors",
+    "import oncurve.base.errors",
     "import oncurve.rewards",
     "import oncurve.run",
 ]

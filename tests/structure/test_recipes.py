@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from fakes.scripts import script
-from oncurve.config.completeness import missing
-from oncurve.config.equation import explain
-from oncurve.config.in_words import plan
+from oncurve.base.imports import locate, trusting
 from oncurve.config.layers import PRESETS, RECIPES, SUFFIXES, read_layers, shipped
 from oncurve.config.loading import load_config, to_toml
+from oncurve.config.rules.completeness import missing
+from oncurve.config.rules.without_effect import inert
 from oncurve.config.schema import Section
 from oncurve.config.sections import SECTIONS, RunConfig
-from oncurve.config.without_effect import inert
+from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.plan import plan
 from oncurve.data import InMemory, load_rows
-from oncurve.imports import locate, trusting
 from oncurve.losses import KLPenalty
 from oncurve.rewards import REWARD_KINDS
-from oncurve.run.reward_models import REWARD_MODEL
+from oncurve.run.commands.reward_models import REWARD_MODEL
 
 ROOT = Path(__file__).parents[2]
 ALL_KINDS = [

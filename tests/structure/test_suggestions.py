@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import oncurve
+from oncurve.base.errors import ConfigError, command
 from oncurve.config.layers import from_overrides
 from oncurve.config.loading import load_config
 from oncurve.config.sections import SECTIONS
 from oncurve.demo.show import command_name, what_next
-from oncurve.errors import ConfigError, command
 from oncurve.rewards import REWARD_KINDS
-from oncurve.run.evaluation import evaluate_target
+from oncurve.run.commands.evaluation import evaluate_target
 
 SOURCE = Path(oncurve.__file__).parent
 KEYS = {

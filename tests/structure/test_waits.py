@@ -12,10 +12,16 @@ FILES = sorted(SOURCE.rglob("*.py"))
 SERVES = "another thread ends this process with its parent, which has a deadline for every item"
 COMPUTES = "the thread computes for the caller, and takes as long as the same work here would"
 WITHOUT_LIMIT = {
-    ("workers/serve.py", "requests.get()"): SERVES,
-    ("workers/serve.py", "os.waitpid(-1, 0)"): "its children were killed; the parent kills this process if it stays",
-    ("workers/dispatch.py", "started.get()"): "the thread answers in any case, once it has started the processes",
-    ("rewards/callables.py", "thread.submit(asyncio.run, _wait(value)).result()"): COMPUTES,
+    ("processes/pool/serve.py", "requests.get()"): SERVES,
+    (
+        "processes/pool/serve.py",
+        "os.waitpid(-1, 0)",
+    ): "its children were killed; the parent kills it if it stays",
+    (
+        "processes/pool/dispatch.py",
+        "started.get()",
+    ): "the thread answers in any case, once the processes have started",
+    ("rewards/functions/callables.py", "thread.submit(asyncio.run, _wait(value)).result()"): COMPUTES,
     ("compat/trl/reward_functions.py", "thread.submit(asyncio.run, wait()).result()"): COMPUTES,
     ("models/attention/cpu_kernel.py", "side.result()"): COMPUTES,
 }

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from oncurve.arithmetic import LIBRARY_SETTINGS, digest_of_sample_results, library_settings
-from oncurve.run.directory import EXACT_KEYS, describe_environment, environment_changes
+from oncurve.machine.fingerprint import LIBRARY_SETTINGS, digest_of_sample_results, library_settings
+from oncurve.run.directory.folder import EXACT_KEYS, describe_environment, environment_changes
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 SHAPES = [(1, 64, 200), (5, 37, 3), (7, 32, 61), (33, 32, 96), (64, 64, 64), (130, 129, 131), (1, 896, 896)]
@@ -70,7 +70,7 @@ import oncurve, os
 print(os.environ["MKL_CBWR"])
 import torch
 torch.set_num_threads({threads})
-from oncurve.arithmetic import digest_of_sample_results, library_settings
+from oncurve.machine.fingerprint import digest_of_sample_results, library_settings
 print(library_settings())
 print(digest_of_sample_results())
 """

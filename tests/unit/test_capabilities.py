@@ -14,12 +14,12 @@ from torch import Tensor
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve.advantages import GroupAdvantage
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.batching import collate
-from oncurve.capabilities import Equation, described, stated
+from oncurve.components import Component, Equation, described, stated
 from oncurve.config import load_config
-from oncurve.config.equation import explain
+from oncurve.config.sentences.equation import explain
 from oncurve.data import DataSettings, Rows, load_rows
-from oncurve.errors import ConfigError, DataError
 from oncurve.kl import Estimator, k2, kl_value
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import (
@@ -36,7 +36,6 @@ from oncurve.losses import (
 from oncurve.rewards import RewardSet
 from oncurve.rewards.settings import RewardSettings
 from oncurve.rollout import RolloutEngine, sample
-from oncurve.spec import Component
 from oncurve.trainer.credit import weighted_by
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
@@ -169,7 +168,10 @@ nothing = 3
         ({"rewards": [Idle()]}, "rewards.0.kind: Idle lacks start(base)"),
         ({"objective": Boasting()}, "objective.kind: Boasting.zero_gradient_at_zero_advantage is 'yes'; it must be"),
         ({"objective": Failing()}, "objective.kind: Failing.describe() failed: ValueError: no words"),
-        ({"advantage": Wordy()}, "advantage.kind: Wordy.describe() must return an oncurve.capabilities.Equation"),
+        (
+            {"advantage": Wordy()},
+            "advantage.kind: Wordy.describe() must return an oncurve.components.Equation",
+        ),
         ({"kl": {"estimator": f"{__name__}:greedy"}}, f"kl.estimator: {__name__}:greedy: needs must be a frozenset"),
         ({"kl": {"estimator": f"{__name__}:nothing"}}, f"kl.estimator: {__name__}:nothing is not an oncurve.kl.Est"),
         ({"kl": {"estimator": "k33"}}, "kl.estimator: expected one of k1, abs, k2, k3, full, k1+, abs+, k3+, ratio_k3"),

@@ -12,18 +12,18 @@ import psutil
 import pytest
 
 from fakes.calls import Counted
-from oncurve.closing import reap
-from oncurve.cluster.fleets import HostFleet, host_fleet, host_nursery
-from oncurve.cluster.fleets.host_nursery import HostNursery
-from oncurve.cluster.fleets.keeper import keeper_class
+from oncurve.base.closing import reap
 from oncurve.cluster.vllm import minder
 from oncurve.cluster.vllm.minder import Minder
-from oncurve.workers import WorkerPool, process
+from oncurve.processes.fleets import HostFleet, host_fleet, host_nursery
+from oncurve.processes.fleets.host_nursery import HostNursery
+from oncurve.processes.fleets.keeper import keeper_class
+from oncurve.processes.pool import WorkerPool, worker
 
 LIMITS = [
     (host_nursery, "_MOMENT_SECONDS"),
     (host_nursery, "_END_SECONDS"),
-    (process, "_SLOWEST_END_SECONDS"),
+    (worker, "_SLOWEST_END_SECONDS"),
     (minder, "_END_SECONDS"),
 ]
 """How long each waits for its child to end."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from oncurve.base.errors import CheckpointError, LostFileError
 from oncurve.durable import (
     AppendLog,
     DiskError,
@@ -30,7 +31,6 @@ from oncurve.durable import (
     write_directory,
     write_file,
 )
-from oncurve.errors import CheckpointError, LostFileError
 
 KILLED_WRITERS = """
 import os, pathlib, random, signal, sys, time

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from oncurve.config.in_words import plan
 from oncurve.config.loading import load_config
+from oncurve.config.sentences.plan import plan
 from oncurve.evaluate import (
     EVALUATION_DRAW,
     NO_VERIFIER,
@@ -22,7 +22,7 @@ from oncurve.evaluate import (
 )
 from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, score_first_wrong
 from oncurve.rewards import Accepts, DeferredScoring, InProcess, ModelReward, RewardSet, RewardSettings
-from oncurve.rewards.rewardset import verifier_of
+from oncurve.rewards.scoring.rewardset import verifier_of
 from oncurve.rollout import Sampling
 from oncurve.types import Completion, Group, LabelledSteps, Prompt, Score
 

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 from rich.live import Live
 from rich.text import Text
 
-from oncurve import output
+from oncurve.base import output
 from oncurve.display import Screen, say
 
 HOSTILE = "\x1b[2J\x1b]52;c;aGk=\x07 \x9b31m \x00 \r \x08 \u202e \u2066 \u200f \ud800 \x7f \u2028"
@@ -144,11 +144,11 @@ def test_what_workers_print_is_passed_on_through_the_door(capfd: pytest.CaptureF
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "oncurve"
-DOOR = {"output.py", "display/screen.py", "cluster/vllm/minder.py"}  # the minder writes the log of its server
+DOOR = {"base/output.py", "display/screen.py", "cluster/vllm/minder.py"}  # the minder writes the log of its server
 SAYS = {"print", "typer.echo", "typer.secho", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write",
         "sys.__stdout__.write", "sys.__stderr__.write", "Console", "rich.print", "rich.console.Console",
         "warnings.warn"}  # fmt: skip
-WORKERS = {"workers/serve.py"}  # their standard error is a pipe to the door
+WORKERS = {"processes/pool/serve.py"}  # their standard error is a pipe to the door
 
 
 def test_nothing_is_printed_past_the_door() -> None:

@@ -15,11 +15,12 @@ import oncurve
 from fakes.architectures import architecture
 from fakes.project import ROWS, lay_out, words_tokenizer
 from fakes.tiny_policy import TinyLM
-from oncurve import doctor, processors
+from oncurve import doctor
 from oncurve.display import Progress
-from oncurve.process import prepare_process
-from oncurve.processors import NOTICE_WINDOWS, Reading, Watch
-from oncurve.run.evaluation import evaluate_target
+from oncurve.machine import contention
+from oncurve.machine.contention import NOTICE_WINDOWS, Reading, Watch
+from oncurve.machine.threads import prepare_process
+from oncurve.run.commands.evaluation import evaluate_target
 from oncurve.run.session import shown_by
 from oncurve.trainer import StepResult
 from oncurve.types import Completion, Group, Prompt, Score
@@ -35,10 +36,10 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
-    processors.stop()
+    contention.stop()
     yield
     torch.set_num_threads(before)
-    processors.stop()
+    contention.stop()
 
 
 def trained(_: Path) -> None:
@@ -66,7 +67,7 @@ def test_all_that_computes_takes_the_threads_of_its_settings_and_is_watched(comp
     torch.set_num_threads(1)
     compute(lay_out(tmp_path) if compute is evaluated else tmp_path)
     assert torch.get_num_threads() == THREADS
-    assert processors._watch.contention.threads == THREADS
+    assert contention._watch.contention.threads == THREADS
 
 
 def test_without_a_setting_the_threads_stay_as_they_are() -> None:
@@ -91,7 +92,7 @@ def test_the_first_fault_of_a_reward_is_quoted_once_and_on_one_line() -> None:
 def test_a_neighbour_that_stays_is_told_once_above_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Reading(0.0, {"1": 0.0}, 0.0, 0.0)
     watch = Watch(2, 2, lambda: start)
-    monkeypatch.setattr(processors, "_watch", watch)
+    monkeypatch.setattr(contention, "_watch", watch)
     out = io.StringIO()
     with Progress(100, Console(file=out, width=400)) as progress:
         show = shown_by(progress, doctor.Watch({}))
@@ -107,7 +108,7 @@ def test_a_neighbour_that_stays_is_told_once_above_the_steps(monkeypatch: pytest
 FAULTS = """
 import resource, sys
 import torch
-from oncurve.process import keep_freed_memory
+from oncurve.machine.threads import keep_freed_memory
 done = keep_freed_memory() if sys.argv[1] == "kept" else False
 def fill():
     for _ in range(20):

@@ -9,8 +9,8 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from oncurve import processors
-from oncurve.processors import (
+from oncurve.machine import contention
+from oncurve.machine.contention import (
     ENTER,
     LEAVE,
     LEAVE_WINDOWS,
@@ -122,7 +122,7 @@ def run(code: str, **environment: str) -> str:
 
 def test_without_libgomp_nothing_is_done_and_the_line_names_the_setting_that_helps() -> None:
     said = run(f"""
-from oncurve.processors import *
+from oncurve.machine.contention import *
 start = Reading(0.0, {{"1": 0.0}}, 0.0, 0.0)
 watch = Watch(2, 2, lambda: start)
 for i in range(1, {NOTICE_WINDOWS + 5}):
@@ -138,7 +138,7 @@ print(ShortWaits(2).begin(), watch.short, watch.notice())
 WAITS = """
 import json, os, resource
 import torch
-from oncurve.processors import ShortWaits
+from oncurve.machine.contention import ShortWaits
 
 torch.set_num_threads(2)
 x, y = torch.randn(64, 4096), torch.randn(2, 32768)
@@ -205,7 +205,7 @@ def test_a_neighbour_is_seen_and_threads_sleep_beside_it(nice: int) -> None:
 import json, os, resource, subprocess, sys, time
 import psutil
 import torch
-from oncurve import processors
+from oncurve.machine import contention
 
 torch.set_num_threads(2)
 SPIN = "import time; until = time.monotonic() + 120\\nwhile time.monotonic() < until: pass"
@@ -225,10 +225,10 @@ SPIN = f"import os; os.nice({NICE}); " + SPIN
 neighbours = [subprocess.Popen([sys.executable, "-c", SPIN], start_new_session=NICE > 0) for _ in range(2)]
 try:
     unwatched = sleeps()
-    processors.watch(2)
+    contention.watch(2)
     sleeps()
-    found = {"unwatched": unwatched, "watched": sleeps(), "waiting": processors.waiting()}
-    found["short"] = processors._watch.short
+    found = {"unwatched": unwatched, "watched": sleeps(), "waiting": contention.waiting()}
+    found["short"] = contention._watch.short
     found["used"] = sum(sum(psutil.Process(each.pid).cpu_times()[:2]) for each in neighbours)
 finally:
     for process in neighbours:
@@ -245,12 +245,12 @@ print(json.dumps(found))
 
 
 def test_one_watch_a_process_and_none_after_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processors, "_watch", None)
-    assert (processors.waiting(), processors.notice()) == (None, None)
-    processors.watch(2)
-    first = processors._watch
-    processors.watch(3)
-    assert first is not processors._watch
+    monkeypatch.setattr(contention, "_watch", None)
+    assert (contention.waiting(), contention.notice()) == (None, None)
+    contention.watch(2)
+    first = contention._watch
+    contention.watch(3)
+    assert first is not contention._watch
     assert not first._thread.is_alive()
-    processors.stop()
-    assert processors._watch is None
+    contention.stop()
+    assert contention._watch is None

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
-from oncurve.errors import ConfigError
-from oncurve.imports import locate
-from oncurve.spec import Component, build, kind_of
+from oncurve.base.errors import ConfigError
+from oncurve.base.imports import locate
+from oncurve.components import Component, build, kind_of
 
 
 class Clip(Component):
@@ -95,7 +95,7 @@ def test_every_wrong_key_is_reported_at_once():
 
 
 CODE = """
-from oncurve.spec import Component
+from oncurve.components.spec import Component
 import neighbour
 
 class Mine(Component):

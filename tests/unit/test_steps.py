@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.steps import lines, pieces, splitter_of, token_ends
 from oncurve.tasks.arithmetic import check_steps, problem, solution
 

@@ -8,7 +8,7 @@ import httpx2  # noqa: F401 - before the deadlines, which are shorter than its i
 import pytest
 
 from fakes.slow_server import PACES, PARTS, SlowServer
-from oncurve.web import ask
+from oncurve.base.web import ask
 
 
 def ended(server: SlowServer) -> BaseException:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from oncurve import train
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RUN, SECTIONS
-from oncurve.data import REWARD_EXAMPLE_KINDS
-from oncurve.errors import ConfigError
 from oncurve.kl import KL_KINDS
+from oncurve.reward_models import REWARD_EXAMPLE_KINDS
 from oncurve.words import KINDS, WORDS, word_for
 
 

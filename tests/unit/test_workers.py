@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from fakes.scoring import limit_beyond
-from oncurve.errors import ConfigError
-from oncurve.workers import Reply, WorkerPool
+from oncurve.base.errors import ConfigError
+from oncurve.processes.pool import Reply, WorkerPool
 
 MISCHIEF = """
 import contextlib, ctypes, itertools, json, os, re, signal, subprocess, sys, threading, time
@@ -389,7 +389,7 @@ def test_closing_kills_workers_and_what_they_started(mischief: str) -> None:
 @pytest.mark.parametrize("action", ["None", "'sleep'", "'backtrack'", "'endless'", "'c_loop'"])
 def test_no_worker_outlives_a_parent_that_is_killed(mischief: str, action: str) -> None:
     script = f"""
-from oncurve.workers import WorkerPool
+from oncurve.processes.pool import WorkerPool
 pool = WorkerPool({mischief + ":Echo"!r}, {{"tag": 1}}, processes=2, timeout_seconds=600)
 started = [reply.value for reply in pool.run(["child", "daemon", "orphan", "pid"])]
 print([*started, *pool.pids], flush=True)
@@ -412,7 +412,7 @@ def test_the_script_of_the_user_is_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def make():\n    return lambda x: x + 1\n")
     (tmp_path / "script.py").write_text(
         "print('running')\n"
-        "from oncurve.workers import WorkerPool\n"
+        "from oncurve.processes.pool import WorkerPool\n"
         "with WorkerPool('mine:make', {}) as pool:\n"
         "    print(pool.run([1])[0])\n"
     )

@@ -34,8 +34,7 @@ from oncurve.advantages.reinforce_pp import (
     ReinforcePPBaselineAdvantage as ReinforcePPBaselineAdvantage,
 )
 from oncurve.advantages.rloo import RLOOAdvantage as RLOOAdvantage, rloo_advantages as rloo_advantages
-from oncurve.capabilities import lacking, stated, unflagged
-from oncurve.spec import Component, misstated, nested_in
+from oncurve.components import Component, lacking, misstated, nested_in, stated, unflagged
 
 ADVANTAGE_NEEDS = frozenset({"siblings", "values", "steps", "components", "nonnegative", "teacher"})
 """All that an advantage can need."""

@@ -19,8 +19,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from oncurve.capabilities import Equation, Impossible, described, stated
-from oncurve.spec import Component
+from oncurve.components import Component, Equation, Impossible, described, stated
 from oncurve.types import AdvantagesAndReturns, TrainBatch
 
 

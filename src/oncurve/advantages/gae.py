@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from oncurve.capabilities import Equation
-from oncurve.spec import Component
+from oncurve.components import Component, Equation
 from oncurve.types import AdvantagesAndReturns, TrainBatch
 
 

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from oncurve.advantages.group import OutcomeAdvantage, group_advantages
-from oncurve.capabilities import Equation
+from oncurve.components import Equation
 from oncurve.ops import segment_count
 from oncurve.types import TrainBatch
 

@@ -15,9 +15,8 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from oncurve.capabilities import Equation, Inert
+from oncurve.components import Component, Equation, Inert
 from oncurve.ops import segment_count, segment_max, segment_mean, segment_min, segment_sum
-from oncurve.spec import Component
 from oncurve.types import TrainBatch
 
 Scale = Literal["group", "batch", "none"]

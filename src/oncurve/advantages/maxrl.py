@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from oncurve.advantages.group import OutcomeAdvantage, group_advantages
-from oncurve.capabilities import Equation
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
+from oncurve.components import Equation
 from oncurve.ops import segment_mean
 from oncurve.types import TrainBatch
 

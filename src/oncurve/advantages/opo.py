@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oncurve.advantages.group import OutcomeAdvantage, constant_groups, group_advantages
-from oncurve.capabilities import Equation
+from oncurve.components import Equation
 from oncurve.ops import segment_sum
 from oncurve.types import TrainBatch
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oncurve.advantages.group import GroupAdvantage, Scale, group_advantages
-from oncurve.capabilities import Equation
+from oncurve.components import Equation
 from oncurve.types import TrainBatch
 
 

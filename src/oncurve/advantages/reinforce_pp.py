@@ -20,8 +20,7 @@ from torch import Tensor
 
 from oncurve.advantages.gae import gae, whiten
 from oncurve.advantages.group import OutcomeAdvantage, group_advantages
-from oncurve.capabilities import Equation
-from oncurve.spec import Component
+from oncurve.components import Component, Equation
 from oncurve.types import TrainBatch
 
 

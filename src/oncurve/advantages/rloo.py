@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oncurve.advantages.group import OutcomeAdvantage, group_advantages
-from oncurve.capabilities import Equation
+from oncurve.components import Equation
 from oncurve.ops import segment_count
 from oncurve.types import TrainBatch
 

@@ -17,18 +17,7 @@ Built and not run: GPUs (fleets/devices.py).
 Not covered: shards of a model on GPUs, ranks of a critic, the training of reward models.
 """
 
-from oncurve.cluster.fleets import (
-    Ended as Ended,
-    Failed as Failed,
-    Fleet as Fleet,
-    Health as Health,
-    HostFleet as HostFleet,
-    Kill as Kill,
-    RayFleet as RayFleet,
-    Replied as Replied,
-    Start as Start,
-)
-from oncurve.cluster.processes import ProcessCluster as ProcessCluster
+from oncurve.cluster.making import ProcessCluster as ProcessCluster
 from oncurve.cluster.ranks import FleetLearner as FleetLearner, Rank as Rank
 from oncurve.cluster.ray_cluster import RayCluster as RayCluster
 from oncurve.cluster.settings import (
@@ -44,4 +33,15 @@ from oncurve.cluster.workers import (
     Snapshot as Snapshot,
     Worker as Worker,
     rollout_shards as rollout_shards,
+)
+from oncurve.processes.fleets import (
+    Ended as Ended,
+    Failed as Failed,
+    Fleet as Fleet,
+    Health as Health,
+    HostFleet as HostFleet,
+    Kill as Kill,
+    RayFleet as RayFleet,
+    Replied as Replied,
+    Start as Start,
 )

@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from oncurve.capabilities import Impossible, Inert
-from oncurve.spec import Component
+from oncurve.components import Component, Impossible, Inert
 
 
 def check_port(address: str) -> None:

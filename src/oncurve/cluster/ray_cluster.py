@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from pydantic import field_validator
 
-from oncurve.capabilities import Impossible
-from oncurve.cluster.fleets import Fleet, Gpus, Placement, RayFleet, check_address, missing
+from oncurve.base.errors import ConfigError
 from oncurve.cluster.keys import check_port
-from oncurve.cluster.processes import Part, ProcessCluster
-from oncurve.errors import ConfigError
+from oncurve.cluster.making import Part, ProcessCluster
+from oncurve.components import Impossible
+from oncurve.processes.fleets import Fleet, Gpus, Placement, RayFleet, check_address, missing
 
 
 class RayCluster(ProcessCluster):

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from oncurve.capabilities import check_of
-from oncurve.cluster.fleets import Fleet, Gpus, HostFleet
-from oncurve.cluster.processes import Part, ProcessCluster
+from oncurve.cluster.making import Part, ProcessCluster
 from oncurve.cluster.ray_cluster import RayCluster
+from oncurve.components import Component, check_of
 from oncurve.learner import Learner
 from oncurve.models import CausalModel
+from oncurve.processes.fleets import Fleet, Gpus, HostFleet
 from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
-from oncurve.spec import Component
 
 
 class Cluster(Protocol):

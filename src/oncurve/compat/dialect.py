@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from oncurve.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, shown, suggest
 
 Fate = Literal["translated", "no meaning", "refused"]
 

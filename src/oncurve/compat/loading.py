@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Translation
 from oncurve.config import Argument, RunConfig, load_config, tables_of
-from oncurve.errors import ConfigError
 
 
 def config_of(

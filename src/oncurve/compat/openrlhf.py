@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Dialect, Key, Values
 from oncurve.compat.openrlhf_names import FLAG, LIST, NUMBER, PAIR, REFUSED, RENAMED, TEXT, WHOLE, WITHOUT_MEANING
 from oncurve.compat.shell import SCRIPTS
-from oncurve.errors import ConfigError, shown, suggest
 
 ABOUT = f"""
 `oncurve config from-openrlhf run.sh`, or the flags themselves (`--actor.model_name_or_path M ...`), print the recipe.

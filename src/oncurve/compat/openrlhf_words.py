@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Key, Said, Translation
 from oncurve.compat.openrlhf import DIALECT
 from oncurve.compat.openrlhf_names import RENAMED
 from oncurve.compat.shell import Program, Word, find_call
-from oncurve.errors import ConfigError, shown, suggest
 
 PROGRAM = Program(
     re.compile(r"\S* (\S*/)?(openrlhf\.cli\.train_ppo(_ray)?|train_ppo(_ray)?\.py)"),

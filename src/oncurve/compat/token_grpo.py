@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Concatenate, ParamSpec
 import torch
 from torch import Tensor, nn
 
+from oncurve.base.errors import ConfigError, DataError, RewardError
 from oncurve.compat.token_settings import OTHER_NAMES, SETTING_OF, config_of
 from oncurve.config import check_argument_names
-from oncurve.errors import ConfigError, DataError, RewardError
 from oncurve.learner import check_learner
+from oncurve.machine.threads import prepare_process
 from oncurve.models import adapted, wrap
 from oncurve.models.layers import set_reach
 from oncurve.models.loading import loaded_from, vocabulary_of
-from oncurve.process import prepare_process
 from oncurve.rewards import LARGEST_REWARD, DeferredScoring
 from oncurve.rollout import check_token_ids, sample
 from oncurve.run import trainer_config

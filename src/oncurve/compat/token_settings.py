@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from oncurve.advantages import needs_of
+from oncurve.base.errors import ConfigError
+from oncurve.components import Component
 from oncurve.config import RUN, Argument, Layer, RunConfig, check_config, inert_rules, load, read_layers, tables_of
-from oncurve.errors import ConfigError
-from oncurve.spec import Component
 
 SETTING_OF = {
     "group_size": "rollout.group_size",

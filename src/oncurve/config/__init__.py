@@ -18,26 +18,15 @@ from typing import TYPE_CHECKING
 
 import numpy  # noqa: F401 - before torch, whose C code imports it and would swallow an interrupt that comes meanwhile
 
-from oncurve.lazy import lazily
+from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.config.adapter_words import AdapterFacts as AdapterFacts
     from oncurve.config.arguments import (
         Argument as Argument,
         check_argument_names as check_argument_names,
         explains_arguments as explains_arguments,
         tables_of as tables_of,
     )
-    from oncurve.config.best import measured as measured
-    from oncurve.config.columns import (
-        blind as blind,
-        check_columns as check_columns,
-        trials_on as trials_on,
-        try_rewards as try_rewards,
-    )
-    from oncurve.config.completeness import check_complete as check_complete, missing as missing
-    from oncurve.config.equation import explain as explain
-    from oncurve.config.in_words import plan as plan
     from oncurve.config.layers import (
         CODE_PATH as CODE_PATH,
         FILE_KEYS as FILE_KEYS,
@@ -55,10 +44,21 @@ if TYPE_CHECKING:
         to_tables as to_tables,
         to_toml as to_toml,
     )
-    from oncurve.config.notes import DATA_NOTES as DATA_NOTES, RunFacts as RunFacts, notes_on as notes_on
-    from oncurve.config.rules import check_config as check_config, inert_rules as inert_rules
+    from oncurve.config.rules.best import measured as measured
+    from oncurve.config.rules.columns import (
+        blind as blind,
+        check_columns as check_columns,
+        trials_on as trials_on,
+        try_rewards as try_rewards,
+    )
+    from oncurve.config.rules.combinations import check_config as check_config, inert_rules as inert_rules
+    from oncurve.config.rules.completeness import check_complete as check_complete, missing as missing
     from oncurve.config.schema import IN_MEMORY as IN_MEMORY, Schema as Schema, Section as Section, fixed as fixed
     from oncurve.config.sections import RUN as RUN, CheckpointSettings as CheckpointSettings, RunConfig as RunConfig
+    from oncurve.config.sentences.adapter import AdapterFacts as AdapterFacts
+    from oncurve.config.sentences.equation import explain as explain
+    from oncurve.config.sentences.notes import DATA_NOTES as DATA_NOTES, RunFacts as RunFacts, notes_on as notes_on
+    from oncurve.config.sentences.plan import plan as plan
     from oncurve.config.starting import starters as starters, write_recipe as write_recipe
     from oncurve.config.trust import (
         MADE_HERE as MADE_HERE,

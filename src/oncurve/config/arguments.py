@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.components import Component
 from oncurve.config.sections import RUN
-from oncurve.errors import ConfigError, suggest
-from oncurve.spec import Component
 from oncurve.words import word_for
 
 P = ParamSpec("P")

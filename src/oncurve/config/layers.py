@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
+from oncurve.base.errors import ConfigError, command, shown, suggest
+from oncurve.base.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
+from oncurve.base.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
 from oncurve.config.yaml_text import read_yaml
-from oncurve.errors import ConfigError, command, shown, suggest
-from oncurve.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
-from oncurve.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
 from oncurve.words import METHODS
 
 DATA_KEYS = {("data", "path"), ("data", "eval_path")}

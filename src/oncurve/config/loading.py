@@ -14,19 +14,19 @@ from typing import Any
 
 import tomli_w
 
+from oncurve.base.errors import ConfigError, command, shown
+from oncurve.base.imports import looking
+from oncurve.base.output import complain
+from oncurve.base.paths import working_directory
+from oncurve.components import Component, component_class, kind_of, nested_in
 from oncurve.config.layers import Layer, from_mapping, from_overrides, read_layers
-from oncurve.config.rules import check_config
+from oncurve.config.rules.combinations import check_config
+from oncurve.config.rules.without_effect import check_inert
 from oncurve.config.schema import IN_MEMORY, Config, Schema, Section
 from oncurve.config.sections import RUN, RunConfig
 from oncurve.config.trust import brought, check_trust
-from oncurve.config.without_effect import check_inert
-from oncurve.data import REWARD_EXAMPLE_KINDS
-from oncurve.errors import ConfigError, command, shown
-from oncurve.imports import looking
-from oncurve.output import complain
-from oncurve.paths import working_directory
+from oncurve.reward_models import REWARD_EXAMPLE_KINDS
 from oncurve.rewards import REWARD_KINDS
-from oncurve.spec import Component, component_class, kind_of, nested_in
 
 EXAMPLE_NAMES = tuple(REWARD_EXAMPLE_KINDS)
 """Kinds of data that a reward model is trained on."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from oncurve.errors import ConfigError, suggest
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.components import Component, build, validated
 from oncurve.rewards import REWARD_KINDS, check_reward, kind_meant
-from oncurve.spec import Component, build, validated
 from oncurve.words import word_for
 
 IN_MEMORY = "in-memory:"

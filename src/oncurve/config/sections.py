@@ -1,7 +1,7 @@
 """The whole configuration of a run: one frozen object, a section a field, depth 2.
 
 The class defaults are the vetted setting (the preset `grpo`). Where a section has a choice of components, `kind`
-chooses one; `SECTIONS` is the table of those choices. What goes with what is checked in `oncurve.config.rules`.
+chooses one; `SECTIONS` is the table of those choices. `oncurve.config.rules` checks what goes with what.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from pydantic import AfterValidator, Field, SerializeAsAny, SkipValidation
 from torch import Tensor
 
 from oncurve.advantages import ADVANTAGE_KINDS, GroupAdvantage, check_advantage
-from oncurve.capabilities import Inert, check_of
+from oncurve.base.paths import path_component
 from oncurve.cluster import CLUSTER_KINDS, Cluster, NoCluster, check_cluster, cluster_meant
+from oncurve.components import Component, Inert, check_of, kind_of
 from oncurve.config.schema import Schema, Section, fixed
 from oncurve.data import DATA_KINDS, DataSettings, Files, check_data
 from oncurve.learner import (
     CRITIC_KINDS,
     LEARNER_KINDS,
-    REWARD_MODEL_KINDS,
     Critic,
     LearnerConfig,
     LearnerSettings,
     NoCritic,
-    NoRewardModel,
     ReferenceSettings,
-    RewardModelSettings,
     check_critic,
     check_learner_settings,
 )
@@ -55,12 +53,11 @@ from oncurve.losses import (
 )
 from oncurve.models.adapters import LoraSettings
 from oncurve.models.loading import ModelConfig
-from oncurve.paths import path_component
+from oncurve.reward_models import REWARD_MODEL_KINDS, IterativeSettings, NoRewardModel, RewardModelSettings
 from oncurve.rewards import RewardSettings
 from oncurve.rollout import ENGINE_KINDS, EngineConfig, LocalEngine, Sampling
-from oncurve.spec import Component, kind_of
 from oncurve.tracking import TrackingSettings
-from oncurve.trainer import Advantage, IterativeSettings, RolloutsSettings
+from oncurve.trainer import Advantage, RolloutsSettings
 from oncurve.types import TokenWeights, TrainBatch
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from oncurve.base.errors import ConfigError, command, shown, suggest
+from oncurve.base.paths import usable_path
+from oncurve.base.shipped import RECIPES, SUFFIXES, shipped
 from oncurve.config.layers import CODE_PATH
-from oncurve.errors import ConfigError, command, shown, suggest
-from oncurve.paths import usable_path
-from oncurve.shipped import RECIPES, SUFFIXES, shipped
 
 _QUOTED = re.compile(r'"([^"\n]+)"')
 

@@ -19,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError
+from oncurve.base.imports import trust_now
+from oncurve.base.output import complain, visible
+from oncurve.base.shipped import PRESETS, RECIPES
 from oncurve.config.layers import CODE_PATH, MODULE_PATH, Layer, from_mapping
-from oncurve.errors import ConfigError
-from oncurve.imports import trust_now
-from oncurve.output import complain, visible
-from oncurve.shipped import PRESETS, RECIPES
 
 SIGNATURES = "signatures"
 MADE_HERE = "made here"

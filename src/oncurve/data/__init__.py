@@ -2,6 +2,7 @@
 
 from oncurve.data.columns import MISSING as MISSING, value_at as value_at
 from oncurve.data.files import Files as Files
+from oncurve.data.jsonl import read_jsonl as read_jsonl
 from oncurve.data.order import PromptOrder as PromptOrder
 from oncurve.data.prompts import (
     Prompts as Prompts,
@@ -10,14 +11,6 @@ from oncurve.data.prompts import (
     filled_prompt as filled_prompt,
     open_prompts as open_prompts,
     prompt_columns as prompt_columns,
-)
-from oncurve.data.reward_examples import (
-    REWARD_EXAMPLE_KINDS as REWARD_EXAMPLE_KINDS,
-    Preferences as Preferences,
-    RewardExamples as RewardExamples,
-    StepLabels as StepLabels,
-    example_from_json as example_from_json,
-    example_to_json as example_to_json,
 )
 from oncurve.data.settings import (
     Content as Content,

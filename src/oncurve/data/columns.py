@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oncurve.errors import DataError, suggest
+from oncurve.base.errors import DataError, suggest
 
 ANSWER = "answer"
 ANSWERS = ("reward_model.ground_truth", "ground_truth", "solution")

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oncurve.errors import DataError
+from oncurve.base.errors import DataError
 
 ITERATOR_LIMIT = 1_000_000
 """An iterator with more rows than this is taken for endless."""

@@ -19,15 +19,15 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from oncurve import durable
-from oncurve.capabilities import Impossible, Inert
+from oncurve.base.errors import DataError
+from oncurve.base.paths import is_data_set_id
+from oncurve.components import Impossible, Inert
 from oncurve.data.containers import SPLITS
 from oncurve.data.formats import FORMATS, FileRows, read_file
 from oncurve.data.hold_out import hold_out
 from oncurve.data.hub import read_hub
 from oncurve.data.jsonl import suffix_of
 from oncurve.data.settings import Content, DataSettings, Rows
-from oncurve.errors import DataError
-from oncurve.paths import is_data_set_id
 
 Name = Annotated[str, Field(min_length=1)]
 

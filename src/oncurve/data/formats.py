@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import DataError
 from oncurve.data.jsonl import OTHER_FORMATS, content, first_twice, read_jsonl, suffix_of
-from oncurve.errors import DataError
 
 LONGEST_CELL = 2**31 - 1
 UNPACK = {".zst": ("zstd", "-d"), ".zip": ("unzip",)}

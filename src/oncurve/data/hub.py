@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import DataError
 from oncurve.data.containers import as_rows
 from oncurve.data.formats import FileRows, plain_cell
-from oncurve.errors import DataError
 from oncurve.models.loading import offline, online, quiet
 
 

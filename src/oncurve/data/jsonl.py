@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from oncurve.errors import DataError, suggest
-from oncurve.paths import not_a_file
+from oncurve.base.errors import DataError, suggest
+from oncurve.base.paths import not_a_file
 
 OTHER_FORMATS = {".csv", ".tsv", ".parquet", ".arrow", ".zst", ".zip", ".xlsx"}
 

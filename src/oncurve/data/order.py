@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from oncurve.errors import DataError
+from oncurve.base.errors import DataError
 from oncurve.randomness import permutation
 from oncurve.types import Prompt
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from oncurve.base.errors import DataError, ModelError, suggest
 from oncurve.data.containers import DEEPEST
 from oncurve.data.settings import DataSettings, Rows
 from oncurve.data.template import fill, template_columns
-from oncurve.errors import DataError, ModelError, suggest
 from oncurve.models.loading import check_variables, has_template, render
 from oncurve.types import Prompt
 

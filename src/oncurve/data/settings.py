@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, field_validator
 
-from oncurve.capabilities import unflagged
+from oncurve.base.errors import suggest
+from oncurve.components import Component, unflagged
 from oncurve.data.template import template_columns
-from oncurve.errors import suggest
 from oncurve.models.loading import RENDERING
-from oncurve.spec import Component
 
 
 @dataclass(frozen=True)

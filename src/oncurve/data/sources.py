@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator
 
 from oncurve import durable
-from oncurve.capabilities import Impossible
+from oncurve.base.errors import DataError
+from oncurve.components import Impossible
 from oncurve.data.columns import renamed, with_answer
 from oncurve.data.containers import as_rows
 from oncurve.data.files import Files
 from oncurve.data.hold_out import hold_out
 from oncurve.data.prompts import check_row
 from oncurve.data.settings import DataSettings, Rows
-from oncurve.errors import DataError
 from oncurve.tasks import KINDS as TASKS
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 
+from oncurve.base.output import visible
 from oncurve.display.text import piece_means
 from oncurve.metrics import share, short
-from oncurve.output import visible
 
 FIELDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("completions/length", "length", partial(short, zeros=True)),

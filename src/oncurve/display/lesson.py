@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from oncurve.base.output import visible
 from oncurve.display.text import is_plain, one_line, printable, wrapped
-from oncurve.output import visible
 
 ABOVE, BELOW = "cyan", "dark_orange"  # colour-blind readers can tell them apart, on light and on dark
 _BAR = 8

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from oncurve import output
+from oncurve.base import output
 from oncurve.display.card import FIELDS, TROUBLE, run_card
 from oncurve.display.notebook import Cell, in_notebook
 from oncurve.display.screen import Screen

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from oncurve.base.output import Terminal, visible
 from oncurve.display.text import printable
-from oncurve.output import Terminal, visible
 
 
 class Screen(Console):

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from rich.console import Console
 
-from oncurve.output import visible
+from oncurve.base.output import visible
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-:=+*#"

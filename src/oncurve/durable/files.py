@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from oncurve.base.errors import CheckpointError, UserError
 from oncurve.durable.tensors import write_tensors
-from oncurve.errors import CheckpointError, UserError
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-(?P<target>.+)-(?P<pid>\d+)-[0-9a-f]{8}|\.saving-[a-z0-9_]{8}")

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from oncurve.closing import Closing
+from oncurve.base.closing import Closing
+from oncurve.base.errors import CheckpointError, LostFileError
 from oncurve.durable.files import DiskError, StorageError, storage_errors, sync_directory, write_file
 from oncurve.durable.guard import is_at
-from oncurve.errors import CheckpointError, LostFileError
 
 _CHUNK_BYTES = 1 << 20
 _LONGEST_TAIL = 1 << 20

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncurve.lazy import lazily
+from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.forecast.cluster import Layout as Layout, on_one_host as on_one_host, rank_memory as rank_memory

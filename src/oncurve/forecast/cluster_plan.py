@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.cluster import CLUSTER_KINDS
+from oncurve.components import build
 from oncurve.config import RunConfig, check_config
-from oncurve.errors import ConfigError, shown, suggest
 from oncurve.forecast.cluster import (
     LAGS,
     MEAN_LENGTH,
@@ -33,7 +34,6 @@ from oncurve.forecast.meter import MemoryMeter, measure_machine
 from oncurve.forecast.outlook import PART_NAMES, Suggestion, Variant, duration, size, suggestions
 from oncurve.forecast.request import ForecastRequest, Sizes
 from oncurve.forecast.simulation import Outcome
-from oncurve.spec import build
 
 HERE = "cpu"
 MOST_MACHINES = 4096

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from oncurve.advantages import needs_of
+from oncurve.base.errors import ConfigError, ModelError, UserError
+from oncurve.base.paths import usable_path
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError, ModelError, UserError
 from oncurve.forecast.adapters import rehearsed, with_adapter
 from oncurve.forecast.cluster import Layout, on_one_host
 from oncurve.forecast.counting import floors
@@ -35,9 +36,8 @@ from oncurve.forecast.unloaded import (
 )
 from oncurve.forecast.variants import count_parameters
 from oncurve.learner import gives_values
+from oncurve.machine.threads import prepare_process
 from oncurve.models.loading import said_by
-from oncurve.paths import usable_path
-from oncurve.process import prepare_process
 
 UNIMPORTED = 150e6
 """What a process still takes for libraries and their first use after the commands have been imported."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from oncurve.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, shown, suggest
 
 GIB = 2**30
 MOST = 1e24  # of bytes, or of FLOP/s: no machine has more

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig, check_config
-from oncurve.errors import ConfigError
 from oncurve.forecast.machines import Machine
 from oncurve.forecast.shapes import ModelShape
 

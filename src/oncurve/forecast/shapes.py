@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, shown, suggest
 
 LEAST_PARAMETERS, MOST_PARAMETERS = 1e6, 1e13
 

@@ -10,9 +10,9 @@ from typing import Any
 from safetensors import safe_open
 
 from oncurve.advantages import teacher_of
+from oncurve.base.errors import ModelError, UserError
 from oncurve.config import RunConfig
 from oncurve.data import load_rows, open_prompts
-from oncurve.errors import ModelError, UserError
 from oncurve.models.loading import load_config, offline, online, quiet, said_by
 
 ASSUMED_PROMPT = 256

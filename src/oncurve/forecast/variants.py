@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.models.loading import quiet, said_by
 
 _TILE = 1 << 16

@@ -17,8 +17,13 @@ from oncurve.learner.kinds import (
     check_learner as check_learner,
     check_learner_settings as check_learner_settings,
 )
-from oncurve.learner.masters import cast_parameter as cast_parameter, widened as widened
-from oncurve.learner.optim import MasterAdamW as MasterAdamW, Schedule as Schedule, scheduled_rate as scheduled_rate
+from oncurve.learner.optimizer.masters import cast_parameter as cast_parameter, widened as widened
+from oncurve.learner.optimizer.sparse import rows_looked_up as rows_looked_up
+from oncurve.learner.optimizer.update import (
+    MasterAdamW as MasterAdamW,
+    Schedule as Schedule,
+    scheduled_rate as scheduled_rate,
+)
 from oncurve.learner.policy import (
     Accumulated as Accumulated,
     LocalLearner as LocalLearner,
@@ -30,17 +35,7 @@ from oncurve.learner.reference import (
     ReferenceSettings as ReferenceSettings,
     is_apart as is_apart,
 )
-from oncurve.learner.reward_model import (
-    REWARD_MODEL_KINDS as REWARD_MODEL_KINDS,
-    Example as Example,
-    NoRewardModel as NoRewardModel,
-    OutcomeModel as OutcomeModel,
-    ProcessModel as ProcessModel,
-    RewardLearner as RewardLearner,
-    RewardModelSettings as RewardModelSettings,
-)
 from oncurve.learner.scoring import of_the_whole as of_the_whole
 from oncurve.learner.settings import LearnerSettings as LearnerSettings
-from oncurve.learner.sparse import rows_looked_up as rows_looked_up
 from oncurve.learner.stored_once import FROZEN as FROZEN, KnownByHash as KnownByHash
 from oncurve.learner.teacher import Teacher as Teacher, as_read as as_read

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import CheckpointError
-from oncurve.learner.optim import MasterAdamW
+from oncurve.base.errors import CheckpointError
+from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.learner.policy import LocalLearner
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.value_network import OwnCritic

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from oncurve.errors import TrainingError
+from oncurve.base.errors import TrainingError
 from oncurve.types import TrainBatch
 
 Result = TypeVar("Result")

@@ -13,12 +13,11 @@ from typing import ClassVar, Protocol
 
 from pydantic import Field
 
-from oncurve.capabilities import check_of
+from oncurve.components import Component, check_of
 from oncurve.learner.actor_critic import ActorCritic, SharedActorCritic
 from oncurve.learner.policy import LocalLearner
 from oncurve.learner.value_network import OwnCritic
 from oncurve.losses import ValueLoss
-from oncurve.spec import Component
 
 
 class Critic(Protocol):

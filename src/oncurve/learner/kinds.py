@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncurve.capabilities import lacking
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
+from oncurve.components import lacking
 from oncurve.learner.critic import Critic, NoCritic
 from oncurve.learner.policy import LocalLearner
 from oncurve.learner.protocol import Learner

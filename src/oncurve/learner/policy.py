@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.batching import micro_batches, shards
 from oncurve.durable import LazyTensors
-from oncurve.errors import CheckpointError, ConfigError
 from oncurve.learner.budget import Budget
 from oncurve.learner.gradient_rows import (
     observe_mismatch,
@@ -22,12 +22,12 @@ from oncurve.learner.gradient_rows import (
     rows_with_gradient,
     zero_advantage_is_enough,
 )
-from oncurve.learner.optim import MasterAdamW, scheduled_rate
+from oncurve.learner.optimizer.sparse import sparse_embeddings
+from oncurve.learner.optimizer.update import MasterAdamW, scheduled_rate
 from oncurve.learner.protocol import UpdateResult
 from oncurve.learner.reference import Reference
 from oncurve.learner.scoring import scored_stats
 from oncurve.learner.settings import LearnerSettings
-from oncurve.learner.sparse import sparse_embeddings
 from oncurve.learner.teacher import Teacher
 from oncurve.learner.values import ValueReader
 from oncurve.losses import Objective, Regularizer, ValueLoss, objective_loss

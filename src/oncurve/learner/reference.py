@@ -15,13 +15,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from oncurve.base.errors import CheckpointError, ModelError
 from oncurve.batching import micro_batches
-from oncurve.errors import CheckpointError, ModelError
-from oncurve.learner.masters import HALF
+from oncurve.components import Component
+from oncurve.learner.optimizer.masters import HALF
 from oncurve.learner.scoring import scored_stats
 from oncurve.learner.stored_once import StoredOnce
 from oncurve.models import Adapter, CausalModel, Head
-from oncurve.spec import Component
 from oncurve.types import TrainBatch
 
 

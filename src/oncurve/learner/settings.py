@@ -7,11 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from oncurve.capabilities import Impossible
-from oncurve.errors import ConfigError
-from oncurve.learner.optim import MasterKind, MomentKind, Schedule
+from oncurve.base.errors import ConfigError
+from oncurve.components import Component, Impossible
+from oncurve.learner.optimizer.update import MasterKind, MomentKind, Schedule
 from oncurve.learner.protocol import Learner
-from oncurve.spec import Component
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 

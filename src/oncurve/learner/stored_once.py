@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.errors import CheckpointError
+from oncurve.base.errors import CheckpointError
 
 FROZEN = "frozen"
 """The folder, next to those of the checkpoints, of all tensors that are stored once."""

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from oncurve.base.errors import ModelError
 from oncurve.batching import micro_batches
-from oncurve.errors import ModelError
 from oncurve.learner.budget import Budget
-from oncurve.learner.optim import MasterAdamW
+from oncurve.learner.optimizer.sparse import sparse_embeddings
+from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.learner.policy import LocalLearner
 from oncurve.learner.protocol import UpdateResult
-from oncurve.learner.sparse import sparse_embeddings
 from oncurve.learner.values import ValueReader, blank_head
 from oncurve.losses import ValueLoss
 from oncurve.metrics import Metrics

@@ -20,9 +20,8 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from oncurve.capabilities import Equation, check_of
-from oncurve.errors import ConfigError
-from oncurve.spec import Component
+from oncurve.base.errors import ConfigError
+from oncurve.components import Component, Equation, check_of
 from oncurve.types import TokenWeights, TrainBatch
 
 Aggregation = Callable[[TrainBatch], Tensor]

@@ -7,11 +7,10 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from oncurve.capabilities import Equation
+from oncurve.components import Component, Equation
 from oncurve.losses.ratios import ratio_stats, token_log_ratio, trained_advantages
 from oncurve.losses.reinforce import reinforce_loss
 from oncurve.ops import clamped_ratio
-from oncurve.spec import Component
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 

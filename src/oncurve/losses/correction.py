@@ -28,9 +28,8 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from oncurve.capabilities import Equation, check_of, stated
+from oncurve.components import Component, Equation, check_of, stated
 from oncurve.ops import clamped_ratio
-from oncurve.spec import Component
 
 Level = Literal["token", "sequence", "geometric"]
 

@@ -18,11 +18,10 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from oncurve.capabilities import Equation, Impossible, Inert
+from oncurve.components import Component, Equation, Impossible, Inert
 from oncurve.losses.ratios import ratio_stats, token_log_ratio, trained_advantages
 from oncurve.losses.reinforce import reinforce_loss
 from oncurve.ops import clamped_ratio
-from oncurve.spec import Component
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 _WRITTEN = {"tv": "|p - p_μ|", "kl": "p_μ ln(p_μ/p) + (1 - p_μ) ln((1 - p_μ)/(1 - p))"}

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from oncurve.capabilities import Impossible, Inert
-from oncurve.spec import Component
+from oncurve.components import Component, Impossible, Inert
 
 
 class EntropyBonus(Component):

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from oncurve.capabilities import Equation
+from oncurve.components import Component, Equation
 from oncurve.losses.ratios import (
     MEAN_ADVANTAGE,
     mean_advantage,
@@ -18,7 +18,6 @@ from oncurve.losses.ratios import (
     trained_lengths,
 )
 from oncurve.ops import clamped_ratio
-from oncurve.spec import Component
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 

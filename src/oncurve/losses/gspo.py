@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from oncurve.capabilities import Equation
+from oncurve.components import Equation
 from oncurve.losses.clipped import CLIPS, ClipFields
 from oncurve.losses.ratios import (
     MEAN_ADVANTAGE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oncurve.components import Component
 from oncurve.losses.aggregate import SeqMeanTokenMean, SeqMeanTokenSum, SeqMeanTokenSumNorm, TokenMean, TokenSum
 from oncurve.losses.cispo import Cispo
 from oncurve.losses.clipped import Clipped
@@ -12,7 +13,6 @@ from oncurve.losses.gspo import Gspo
 from oncurve.losses.reinforce import Reinforce
 from oncurve.losses.sapo import Sapo
 from oncurve.losses.sequence_product import SequenceProduct
-from oncurve.spec import Component
 
 OBJECTIVE_KINDS: dict[str, type[Component]] = {
     "clipped": Clipped,

@@ -12,10 +12,9 @@ from typing import Protocol
 
 import torch
 
-from oncurve.capabilities import check_per_token, lacking, stated, unflagged
-from oncurve.errors import ConfigError, suggest
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.components import check_per_token, lacking, misstated, stated, unflagged
 from oncurve.metrics import METRICS
-from oncurve.spec import misstated
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 OBJECTIVE_NEEDS = frozenset({"entropy", "full_kl"})

@@ -17,11 +17,11 @@ from jaxtyping import Float
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from oncurve.errors import suggest
+from oncurve.base.errors import suggest
+from oncurve.components import Component
 from oncurve.kl import Estimator, check_estimator, estimator_named, kl_value
 from oncurve.losses.kinds import AGGREGATION_KINDS
 from oncurve.losses.value import ValueLoss
-from oncurve.spec import Component
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 from oncurve.words import kind_for
 

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.capabilities import Equation
+from oncurve.components import Component, Equation
 from oncurve.losses.ratios import trained_advantages
-from oncurve.spec import Component
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 

@@ -9,10 +9,9 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from oncurve.capabilities import Equation
+from oncurve.components import Component, Equation
 from oncurve.losses.ratios import ratio_stats, token_log_ratio, trained_advantages
 from oncurve.ops import clamped_ratio
-from oncurve.spec import Component
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.errors import suggest
+from oncurve.base.errors import suggest
 from oncurve.metrics.metric import Metric
 from oncurve.metrics.of_cluster import CLUSTER_METRICS
 from oncurve.metrics.of_correction import CORRECTION_METRICS

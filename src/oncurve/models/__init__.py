@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncurve.lazy import lazily
+from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.models.adapters import Adapter as Adapter, LoraSettings as LoraSettings

@@ -16,7 +16,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.causal import module_device
 from oncurve.models.generic import plain_logits
 from oncurve.models.layers import positions_of

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.adapters import Adapter
 from oncurve.models.causal import Head, TokenLoop, check_decoder, check_rows, longest_of, module_device
 from oncurve.models.decode import HostLoop

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.adapters import Adapter, refuse_adapter
 from oncurve.models.causal import CausalModel, module_device
 from oncurve.models.causality import SMALL, check_causal

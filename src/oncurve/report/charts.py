@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from oncurve.base.output import visible
 from oncurve.metrics import Metric, declared, short
-from oncurve.output import visible
 
 WIDTH, HEIGHT = 360, 168
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 12, 24

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oncurve.base.output import visible
 from oncurve.metrics import short
-from oncurve.output import visible
 from oncurve.report.records import RunRecord
 from oncurve.steps import pieces
 

@@ -11,8 +11,8 @@ from typing import Any
 import jinja2
 
 from oncurve import durable
+from oncurve.base.output import visible
 from oncurve.metrics import short
-from oncurve.output import visible
 from oncurve.report.charts import HEIGHT, WIDTH, Chart, chart_of
 from oncurve.report.groups import shown_groups
 from oncurve.report.records import RunRecord, read_run

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from oncurve.base.errors import CheckpointError, RunDirectoryError
 from oncurve.durable import read_json, read_log
-from oncurve.errors import CheckpointError, RunDirectoryError
 from oncurve.report.rollouts import RolloutFiles
 from oncurve.types import Completion, Group, Score
 

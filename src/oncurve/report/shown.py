@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import durable
-from oncurve.errors import ConfigError, suggest
-from oncurve.output import visible
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.output import visible
 from oncurve.report.charts import HEIGHT, WIDTH, Chart, chart_of
 from oncurve.report.groups import ShownGroup, shown_group
 from oncurve.report.page import FEATURED, environment_of_templates, write_report

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from oncurve.errors import DataError, RewardError, suggest
-from oncurve.output import make_visible
+from oncurve.base.errors import DataError, RewardError, suggest
+from oncurve.base.output import make_visible
+from oncurve.processes.pool import Reply
 from oncurve.rewards.accepts import Accepts
-from oncurve.rewards.callables import OFFERED, TRL_NAMES, VERL_TRUTH
+from oncurve.rewards.functions.callables import OFFERED, TRL_NAMES, VERL_TRUTH
 from oncurve.rewards.settings import RewardSettings, Runner
 from oncurve.types import Completion, Group, Prompt
-from oncurve.workers import Reply
 
 log = logging.getLogger("oncurve.rewards")
 log.addFilter(make_visible)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from oncurve.rewards.choice import Choice
-from oncurve.rewards.cosine import Cosine
-from oncurve.rewards.format import Format
-from oncurve.rewards.length_cap import LengthCap
-from oncurve.rewards.math import Math
+from oncurve.rewards.functions.choice import Choice
+from oncurve.rewards.functions.cosine import Cosine
+from oncurve.rewards.functions.format import Format
+from oncurve.rewards.functions.length_cap import LengthCap
+from oncurve.rewards.functions.math import Math
+from oncurve.rewards.functions.overlong import Overlong
+from oncurve.rewards.functions.python import Python
+from oncurve.rewards.functions.repetition import Repetition
+from oncurve.rewards.functions.verify import Exact, Numeric, Regex, Task, TaskSteps
+from oncurve.rewards.judge.model_judge import ModelJudge
 from oncurve.rewards.model import ModelReward, ProcessModelReward
-from oncurve.rewards.model_judge import ModelJudge
-from oncurve.rewards.overlong import Overlong
-from oncurve.rewards.python import Python
-from oncurve.rewards.repetition import Repetition
 from oncurve.rewards.settings import RewardSettings
-from oncurve.rewards.verify import Exact, Numeric, Regex, Task, TaskSteps
 
 REWARD_KINDS: dict[str, type[RewardSettings]] = {
     "python": Python,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.rewards.accepts import Accepts
 from oncurve.rewards.settings import InProcess, RewardSettings, Runner, Split
 from oncurve.steps import splitter_of

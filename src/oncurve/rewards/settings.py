@@ -14,13 +14,12 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, Field
 
-from oncurve.capabilities import Impossible, unflagged
-from oncurve.errors import ConfigError
-from oncurve.paths import path_component
+from oncurve.base.errors import ConfigError
+from oncurve.base.paths import path_component
+from oncurve.components import Component, Impossible, unflagged
+from oncurve.processes.pool import Reply, WorkerPool, kind_of_fault, last_words
 from oncurve.rewards.accepts import Accepts
-from oncurve.spec import Component
 from oncurve.steps import splitter_of
-from oncurve.workers import Reply, WorkerPool, kind_of_fault, last_words
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 """A duration: above 0, at most a week."""

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.models import CausalModel, DecodeRequest, Ended, Weights, module_device
 from oncurve.randomness import continued_keys, row_keys
 from oncurve.rollout.sampler import Sampler

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+from oncurve.components import Component
 from oncurve.rollout.engine import InProcessEngine, RolloutEngine
 from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Tokenizer
-from oncurve.spec import Component
 
 
 class EngineConfig(Protocol):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from oncurve.spec import Component
+from oncurve.components import Component
 
 
 class Sampling(Component):

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 
 _HALF = "\ufffd"
 # Enough tokens of the prompt to decode a completion's first token as it reads after it.

@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING
 
 import numpy  # noqa: F401 - before torch, whose C code imports it and would swallow an interrupt that comes meanwhile
 
-from oncurve.lazy import lazily
+from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.run.api import resume as resume, train as train
     from oncurve.run.arguments import data_arguments as data_arguments, reward_arguments as reward_arguments
     from oncurve.run.assembly import Overrides as Overrides, Run as Run, assemble as assemble
-    from oncurve.run.common import CommonSettings as CommonSettings
-    from oncurve.run.continuing import continue_with as continue_with
-    from oncurve.run.data_check import check_data_of as check_data_of
-    from oncurve.run.directory import RunDirectory as RunDirectory
-    from oncurve.run.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
-    from oncurve.run.exporting import export_logs as export_logs, export_run as export_run
-    from oncurve.run.first_run import command_config as command_config, words_for as words_for
-    from oncurve.run.listing import list_runs as list_runs, table_of as table_of
-    from oncurve.run.loop import trainer_config as trainer_config
-    from oncurve.run.naming import free_directory as free_directory, run_name as run_name
-    from oncurve.run.resuming import resume_any as resume_any
-    from oncurve.run.reward_check import check_rewards_of as check_rewards_of
-    from oncurve.run.reward_labels import label_samples as label_samples
-    from oncurve.run.reward_models import (
+    from oncurve.run.commands.data_check import check_data_of as check_data_of
+    from oncurve.run.commands.evaluation import evaluate_target as evaluate_target, prompts_from as prompts_from
+    from oncurve.run.commands.exporting import export_logs as export_logs, export_run as export_run
+    from oncurve.run.commands.first_run import command_config as command_config, words_for as words_for
+    from oncurve.run.commands.reward_check import check_rewards_of as check_rewards_of
+    from oncurve.run.commands.reward_labels import label_samples as label_samples
+    from oncurve.run.commands.reward_models import (
         load_reward_recipe as load_reward_recipe,
         train_reward_model as train_reward_model,
     )
+    from oncurve.run.common import CommonSettings as CommonSettings
+    from oncurve.run.continuing import continue_with as continue_with
+    from oncurve.run.directory.folder import RunDirectory as RunDirectory
+    from oncurve.run.directory.listing import list_runs as list_runs, table_of as table_of
+    from oncurve.run.directory.naming import free_directory as free_directory, run_name as run_name
+    from oncurve.run.loop import trainer_config as trainer_config
+    from oncurve.run.resuming import resume_any as resume_any
     from oncurve.run.session import (
         create_directory as create_directory,
         finish as finish,

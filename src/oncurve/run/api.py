@@ -10,25 +10,25 @@ from typing import Any, Unpack
 from rich.console import Console
 from torch import nn
 
+from oncurve.base.errors import ConfigError, without_frames
+from oncurve.base.imports import trusting
+from oncurve.base.output import checkpoint_may_be_asked
+from oncurve.base.paths import permitted
+from oncurve.components import Component
 from oncurve.config import Argument, RunConfig, check_complete, explains_arguments, tables_of
 from oncurve.display import Screen, say
 from oncurve.durable import read_log
-from oncurve.errors import ConfigError, without_frames
 from oncurve.forecast import check_memory
-from oncurve.imports import trusting
 from oncurve.models.loading import loaded_from
-from oncurve.output import checkpoint_may_be_asked
-from oncurve.paths import permitted
 from oncurve.run.arguments import arguments_of, configured, data_arguments, reward_arguments
 from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.common import KEY_OF, CommonSettings
 from oncurve.run.continuing import open_to_resume, restore, resumed_config
-from oncurve.run.directory import RunDirectory
+from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.returning import Returns
 from oncurve.run.session import call_to_go_on, create_directory, finish
 from oncurve.run.tracking import check_tracking
 from oncurve.run.trained import TrainedRun
-from oncurve.spec import Component
 from oncurve.trainer import StepResult
 
 Reward = str | Callable[..., Any] | Mapping[str, Any] | Component

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
+from oncurve.components import Component
 from oncurve.config import Argument, RunConfig, find_recipe, load_config, tables_of
-from oncurve.errors import ConfigError, shown
 from oncurve.rewards import REWARD_KINDS, path_of
 from oncurve.run.common import KEY_OF
-from oncurve.spec import Component
 
 
 def arguments_of(named: Mapping[str, Any]) -> list[Argument]:

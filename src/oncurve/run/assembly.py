@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from oncurve.advantages import reads_rewards, teacher_of
+from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
 from oncurve.data import PromptOrder, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows, open_prompts
-from oncurve.errors import ConfigError
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
 from oncurve.learner import Learner, check_learner
+from oncurve.machine.threads import prepare_process
 from oncurve.models import Adapter, LoadedModel, adapted, module_device
-from oncurve.process import prepare_process
+from oncurve.reward_models import Iterations
 from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
-from oncurve.run.directory import REPLIES, RunDirectory, describe_environment, environment_changes
+from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
 from oncurve.run.loop import dynamic_sampling, rollouts_of, trainer_config
 from oncurve.run.row_lengths import fix_reach, room_for_prompts
@@ -31,7 +32,6 @@ from oncurve.run.teaching import load_teacher
 from oncurve.trainer import (
     Checkpoints,
     EntropyControl,
-    Iterations,
     KLControl,
     Recorder,
     ReferenceSchedule,

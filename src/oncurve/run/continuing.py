@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
+from oncurve.base.errors import CheckpointError, command
+from oncurve.base.imports import trusting
 from oncurve.config import RUN, RunConfig, brought_by, load_config, to_toml
 from oncurve.display import say
-from oncurve.errors import CheckpointError, command
-from oncurve.imports import trusting
 from oncurve.run.assembly import Run
-from oncurve.run.changes import Change, changes_between, check_changes, resolved_as, worth_saying
-from oncurve.run.directory import CONFIG, ROWS, RunDirectory
-from oncurve.run.identity import TakenUp, defaults_of, identify, steps_done, take_up
+from oncurve.run.directory.changes import Change, changes_between, check_changes, resolved_as, worth_saying
+from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
+from oncurve.run.directory.identity import TakenUp, defaults_of, identify, steps_done, take_up
 from oncurve.run.tracking import check_tracking
 
 

@@ -7,23 +7,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
-from oncurve.data import Preferences, RewardExamples, StepLabels
-from oncurve.errors import ConfigError
-from oncurve.learner import Example, Learner, RewardLearner
+from oncurve.learner import Learner
 from oncurve.models import LoadedModel
-from oncurve.rewards import DeferredScoring, Locate, RewardSet
-from oncurve.rollout import Detokenizer, RolloutEngine
-from oncurve.steps import splitter_of, token_ends
-from oncurve.trainer import (
+from oncurve.reward_models import (
+    Example,
     Iterations,
     Labeller,
     MonteCarloLabels,
-    ReferenceSchedule,
+    Preferences,
     Replay,
+    RewardExamples,
+    RewardLearner,
+    StepLabels,
     scored_pairs,
     scored_steps,
 )
+from oncurve.rewards import DeferredScoring, Locate, RewardSet
+from oncurve.rollout import Detokenizer, RolloutEngine
+from oncurve.steps import splitter_of, token_ends
+from oncurve.trainer import ReferenceSchedule
 from oncurve.types import Group, LabelledSteps, PreferencePair, Score
 
 Kind = Literal["preferences", "steps"]

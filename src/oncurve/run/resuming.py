@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from oncurve.errors import ConfigError
-from oncurve.run.directory import RunDirectory
+from oncurve.base.errors import ConfigError
+from oncurve.run.directory.folder import RunDirectory
 
 
 def resume_any(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
@@ -22,7 +22,7 @@ def resume_any(directory: Path, overrides: Sequence[str] = (), changed: bool = F
     with suppress(OSError, ValueError, RecursionError):  # `load_config` reports what is wrong with the file
         sections = set(tomllib.loads((directory / "config.toml").read_text(encoding="utf-8")))
     if "reward_model" in sections and "rewards" not in sections:
-        from oncurve.run.reward_models import resume_reward_model
+        from oncurve.run.commands.reward_models import resume_reward_model
 
         if overrides:
             key = overrides[0].partition("=")[0]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from oncurve.base.errors import LostStateError
+from oncurve.base.output import urgent
 from oncurve.durable import numbered
-from oncurve.errors import LostStateError
-from oncurve.output import urgent
-from oncurve.run.directory import CONFIG
+from oncurve.run.directory.folder import CONFIG
 
 RETURNS = 3
 """How often a run goes back without a newer checkpoint than the last time. Then the loss ends it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
 from oncurve.data import Prompts
-from oncurve.errors import ConfigError
 from oncurve.forecast import read_model_config
 from oncurve.models import CausalModel, LoadedModel
 from oncurve.models.layers import reach_of, set_reach, stated_positions

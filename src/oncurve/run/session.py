@@ -10,22 +10,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from oncurve import processors
+from oncurve.base.errors import LostStateError, command
+from oncurve.base.imports import trusting
+from oncurve.base.output import visible
 from oncurve.config import IN_MEMORY, RunConfig, brought_by, check_complete, plan, to_tables, to_toml
 from oncurve.display import Progress, Screen, say, wrapped
 from oncurve.doctor import Watch
 from oncurve.durable import DiskError, numbered, read_log
-from oncurve.errors import LostStateError, command
 from oncurve.forecast import check_memory
-from oncurve.imports import trusting
+from oncurve.machine import contention
 from oncurve.models.loading import ADAPTER
-from oncurve.output import visible
 from oncurve.report import write_report
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.changes import resolved_as, worth_saying
 from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
-from oncurve.run.directory import CONFIG, ROWS, RunDirectory
-from oncurve.run.naming import free_directory, run_name
+from oncurve.run.directory.changes import resolved_as, worth_saying
+from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
+from oncurve.run.directory.naming import free_directory, run_name
 from oncurve.run.returning import Returns
 from oncurve.run.tracking import check_tracking, shown_to, track
 from oncurve.trainer import StepResult
@@ -253,7 +253,7 @@ def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
             progress.say(f"{where}: {visible(faults[0])}")
         for finding in watch.step(result.metrics, result.groups):
             progress.advise(finding.text())
-        held_up = processors.notice()
+        held_up = contention.notice()
         if held_up is not None:
             progress.say(held_up)
 

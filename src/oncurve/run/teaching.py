@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from oncurve.advantages import teacher_of
+from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError
 from oncurve.models import LoadedModel
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig, to_tables
-from oncurve.errors import ConfigError
 from oncurve.run.assembly import Run
 from oncurve.tracking import TrackedRun, Tracking, trackers
 from oncurve.trainer import StepResult

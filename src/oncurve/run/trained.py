@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from oncurve.closing import Closing
+from oncurve.base.closing import Closing
+from oncurve.base.errors import ConfigError
 from oncurve.data import Prompts, Rows, check_row
 from oncurve.display import run_card
-from oncurve.errors import ConfigError
 from oncurve.evaluate import EVALUATION_DRAW, Evaluation
 from oncurve.report import Groups, Page, charts_page, group_record, read_run, report_page, steps_in_words
 from oncurve.rollout import sample

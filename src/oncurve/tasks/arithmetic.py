@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 
 Split = Literal["train", "test"]
 Style = Literal["leap", "pairs", "steps"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncurve.errors import ConfigError, shown, suggest
-from oncurve.imports import locate
+from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.imports import locate
 from oncurve.tracking.protocol import Tracker
 from oncurve.tracking.settings import TrackingSettings
 from oncurve.tracking.tensorboard import TensorBoard

@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from oncurve.capabilities import Impossible
-from oncurve.spec import Component
+from oncurve.components import Component, Impossible
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:

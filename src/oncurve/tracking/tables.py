@@ -8,7 +8,7 @@ from itertools import islice
 
 from torch import Tensor
 
-from oncurve.output import visible
+from oncurve.base.output import visible
 from oncurve.tracking.protocol import CompletionRow
 from oncurve.types import Group
 

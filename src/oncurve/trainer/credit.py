@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from oncurve.advantages import needs_of
-from oncurve.capabilities import check_per_token
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
+from oncurve.components import check_per_token
 from oncurve.trainer.protocols import Advantage
 from oncurve.types import AdvantagesAndReturns, TokenWeights, TrainBatch
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from oncurve.capabilities import check_per_token
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
+from oncurve.components import check_per_token
 from oncurve.learner import Learner
 from oncurve.losses import Correction, ImportanceWeights, NoCorrection, corrects, top_entropy
 from oncurve.metrics import Metrics

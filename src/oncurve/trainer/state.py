@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from oncurve.errors import CheckpointError
-from oncurve.trainer.surplus import SurplusGroup
+from oncurve.base.errors import CheckpointError
+from oncurve.trainer.groups.surplus import SurplusGroup
 
 
 @dataclass(frozen=True)

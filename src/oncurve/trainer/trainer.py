@@ -29,22 +29,22 @@ from oncurve.learner import Learner
 from oncurve.metrics import Metrics
 from oncurve.rewards import Scorer
 from oncurve.rollout import RolloutEngine, worked
-from oncurve.trainer.checkpoint import Checkpoints
-from oncurve.trainer.collecting import Collected, Collecting
 from oncurve.trainer.control import EntropyControl, KLControl
 from oncurve.trainer.credit import credited, weighted_by
-from oncurve.trainer.held_out import HeldOut
-from oncurve.trainer.observe import UntrainedUpdates, observe_batch, split_advantages, summarized, timer
+from oncurve.trainer.groups.collecting import Collected, Collecting
+from oncurve.trainer.groups.rollouts import Rollouts
+from oncurve.trainer.groups.surplus import DynamicSampling
 from oncurve.trainer.old_policy import OldPolicy
 from oncurve.trainer.protocols import Advantage, OuterLoop, PromptSource
-from oncurve.trainer.recorder import Recorder
-from oncurve.trainer.refusals import Refusals
 from oncurve.trainer.result import StepResult
-from oncurve.trainer.rollouts import Rollouts
-from oncurve.trainer.signals import StopSignals
+from oncurve.trainer.saving.checkpoint import Checkpoints
+from oncurve.trainer.saving.recorder import Recorder
+from oncurve.trainer.saving.refusals import Refusals
 from oncurve.trainer.state import TrainerState
-from oncurve.trainer.surplus import DynamicSampling
 from oncurve.trainer.updates import Updates
+from oncurve.trainer.watching.held_out import HeldOut
+from oncurve.trainer.watching.observe import UntrainedUpdates, observe_batch, split_advantages, summarized, timer
+from oncurve.trainer.watching.signals import StopSignals
 from oncurve.types import Group, TokenWeights, TrainBatch
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.learner import UpdateResult
 from oncurve.metrics import Metrics
-from oncurve.trainer.diagnosis import skipped_in_a_row
-from oncurve.trainer.recorder import Recorder
+from oncurve.trainer.saving.recorder import Recorder
+from oncurve.trainer.watching.diagnosis import skipped_in_a_row
 from oncurve.types import TrainBatch
 
 SKIPPED_IN_A_ROW_LIMIT = 3  # one bad batch is bad luck; three in a row are a broken run

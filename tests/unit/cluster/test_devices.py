@@ -15,14 +15,14 @@ from fakes.learning import finished
 from fakes.tiny_policy import random_groups, tiny_model
 from fakes.vllm_server import server_program, tiny_llama
 from oncurve.advantages import GroupAdvantage
+from oncurve.base.errors import ConfigError
 from oncurve.batching import collate
 from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
-from oncurve.cluster.fleets.channel import pickled
-from oncurve.cluster.fleets.devices import VISIBLE, Gpus, check_settings, placed
-from oncurve.errors import ConfigError
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import LocalWeights
+from oncurve.processes.fleets.channel import pickled
+from oncurve.processes.fleets.devices import VISIBLE, Gpus, check_settings, placed
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt
 
@@ -111,7 +111,7 @@ def test_workers_that_are_placed_and_moved_sample_the_tokens_of_one_process(
     build = partial(InProcessEngine, sampling, seed=5)
     model, found = tiny_model(torch.float32), []
     for count in (0, 2):
-        monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model: gpus(3))
+        monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model: gpus(3))
         cluster = HostCluster(rollout_workers=count, shard_groups=2)
         with cluster.rollout_engine(build(), build, sampling) as engine:
             engine.follow(LocalWeights(model, 0))
@@ -140,7 +140,7 @@ def test_ranks_that_are_placed_and_divide_a_model_make_the_updates_of_others(mon
     """All but CUDA and NCCL themselves: the device that the ranks compute on is a processor."""
     found = []
     for places in (gpus(3), None):
-        monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model, places=places: places)
+        monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model, places=places: places)
         model = tiny_model(torch.float32)
         make = partial(LearnerConfig(learning_rate=0.01).build, model, Clipped(), Regularizer(KLPenalty(coef=0.1)))
         learner = HostCluster(learner_ranks=2, sharding="fsdp").learner(make, [model])
@@ -164,7 +164,7 @@ def test_a_vllm_server_divides_the_model_among_the_gpus_of_its_worker(
     program.write_text(program.read_text().replace("exec ", note, 1))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ONCURVE_TEST_ORDERS", str(tmp_path))
-    monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model: gpus(5))
+    monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model: gpus(5))
     sampling = Sampling(group_size=2, max_new_tokens=4)
     build = partial(InProcessEngine, sampling, seed=5)
     cluster = HostCluster(engine="vllm", rollout_workers=2, rollout_gpus=2, shard_groups=1)
@@ -183,7 +183,7 @@ def test_a_vllm_server_divides_the_model_among_the_gpus_of_its_worker(
 def test_ranks_that_are_placed_and_build_their_learner_after_the_move_make_the_updates_of_one_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("oncurve.cluster.processes.seen_by", lambda model: gpus(2))
+    monkeypatch.setattr("oncurve.cluster.making.seen_by", lambda model: gpus(2))
     make = partial(make_deadly, tmp_path, os.getpid(), torch.float32, learning_rate=0.01)
     found = []
     for count in (1, 2):

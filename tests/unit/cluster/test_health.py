@@ -3,7 +3,7 @@
 from hypothesis import given, strategies as st
 
 from oncurve.cluster import Ended, Health, Kill, Start
-from oncurve.cluster.fleets.fleet import (
+from oncurve.processes.fleets.fleet import (
     FORGIVEN_SECONDS,
     LONGEST_QUARANTINE_SECONDS,
     PAUSES,

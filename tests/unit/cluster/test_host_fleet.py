@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.cluster import Ended, Fleet, HostFleet, Replied
 from oncurve.cluster.sharding.shard_rank import process_memory
-from oncurve.errors import ConfigError
 
 LIMIT = 240.0
 """Against hangs: no speed is asserted."""

@@ -12,9 +12,9 @@ import pytest
 
 import oncurve
 from fakes.calls import Counted
-from oncurve.cluster.fleets.channel import Frames, framed
-from oncurve.cluster.fleets.keeper import keeper_class
-from oncurve.cluster.fleets.kept import BOOT, StoredBytes, recipe_of
+from oncurve.processes.fleets.channel import Frames, framed
+from oncurve.processes.fleets.keeper import keeper_class
+from oncurve.processes.fleets.kept import BOOT, StoredBytes, recipe_of
 
 STORE = SimpleNamespace(put=bytes, exceptions=SimpleNamespace(RayError=OSError))
 """What a handle needs of Ray: a store, here of copies in this process."""

@@ -16,8 +16,8 @@ from oncurve.cluster.sharding.outline import Outline
 from oncurve.cluster.sharding.shard_rank import process_memory
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import AGGREGATION_KINDS, OBJECTIVE_KINDS, KLPenalty, Regularizer
+from oncurve.machine.threads import keep_freed_memory, return_freed_memory
 from oncurve.models import CausalModel, wrap
-from oncurve.process import keep_freed_memory, return_freed_memory
 
 MIB = 2**20
 

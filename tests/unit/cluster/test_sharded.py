@@ -13,9 +13,9 @@ import torch
 
 from fakes.adapted import adapted
 from fakes.shards import batch_for, llama, make_learner, make_llama, sharded, whole_state
+from oncurve.base.errors import ConfigError, LostStateError, TrainingError
 from oncurve.cluster.sharding.shard_learner import ShardLearner
 from oncurve.durable import StorageError
-from oncurve.errors import ConfigError, LostStateError, TrainingError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, KLPenalty, Regularizer
 from oncurve.models import wrap

@@ -14,9 +14,9 @@ from fakes.learning import gradient, relative_error
 from fakes.shards import batch_for, llama, make_learner, sharded, whole_state
 from fakes.tiny_policy import random_groups
 from fakes.tolerance import assert_close
+from oncurve.base.errors import CheckpointError
 from oncurve.batching import collate
 from oncurve.durable import read_tensors
-from oncurve.errors import CheckpointError
 from oncurve.learner import LocalLearner
 from oncurve.models import CausalModel, wrap
 

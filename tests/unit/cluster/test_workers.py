@@ -17,8 +17,8 @@ import torch
 from fakes.deadly_engine import DeadlyEngine, order
 from fakes.interrupted_worker import InterruptedWorker, ReleasingWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
+from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
-from oncurve.errors import DataError, ModelError
 from oncurve.models import CausalModel, LocalWeights, changing_tensors, held
 from oncurve.randomness import permutation
 from oncurve.rollout import Sampling
@@ -91,7 +91,7 @@ def test_shards_are_a_function_of_the_batch_alone_and_have_every_prompt_once() -
 def test_a_worker_that_is_lost_while_it_copies_the_weights_is_replaced(
     orders: Path, weights: str, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(
         orders, 2, 3, lambda step: order(orders, f"copying-{action}") if step == 1 else None, weights=weights
@@ -106,7 +106,7 @@ def test_a_worker_that_is_lost_while_it_copies_the_weights_is_replaced(
 def test_a_broadcast_that_loses_a_worker_reaches_the_others_with_the_next(
     orders: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(
         orders, 2, 3, lambda step: order(orders, "copying-SIGKILL") if step == 1 else None, weights="gloo"
@@ -122,7 +122,7 @@ def test_a_broadcast_that_loses_a_worker_reaches_the_others_with_the_next(
 def test_where_no_broadcast_arrives_the_driver_decodes(
     orders: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
     monkeypatch.setattr("oncurve.cluster.workers.broadcast._DRIVER_JOINS_SECONDS", 2.0)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(
@@ -141,7 +141,7 @@ def test_where_no_broadcast_arrives_the_driver_decodes(
 def test_weights_that_came_with_a_flipped_bit_are_not_sampled_from(
     orders: Path, weights: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 2)
     found, _ = rollouts(
         orders, 1, 2, lambda step: order(orders, "copying-flip") if step == 1 else None, weights=weights
@@ -157,7 +157,7 @@ def test_weights_that_came_with_a_flipped_bit_are_not_sampled_from(
 def test_a_worker_that_says_what_is_no_number_is_lost_and_its_shard_is_decoded_again(
     orders: Path, what: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("oncurve.cluster.processes.Worker", InterruptedWorker)
+    monkeypatch.setattr("oncurve.cluster.making.Worker", InterruptedWorker)
     right, _ = rollouts(orders, 0, 3)
     spoilt = orders.with_name("spoilt")
     spoilt.mkdir()
@@ -245,7 +245,7 @@ def test_a_worker_without_a_shard_takes_the_next_weights_while_others_decode(
     orders: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker is held until the other has the weights that are followed next."""
-    monkeypatch.setattr("oncurve.cluster.processes.Worker", ReleasingWorker)
+    monkeypatch.setattr("oncurve.cluster.making.Worker", ReleasingWorker)
     right, _ = rollouts(orders, 0, 2)
     model = tiny_model(torch.float32)
     versions = [held(LocalWeights(model, 0))]

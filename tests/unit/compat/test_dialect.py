@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from fakes.mutations import Pairs, accounted, mutations
+from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Dialect, Key, Said, Values
 from oncurve.compat.loading import config_of
 from oncurve.compat.recipe import recipe_of
-from oncurve.errors import ConfigError
 
 TOOL = Dialect(
     "tool",

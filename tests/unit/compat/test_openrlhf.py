@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fakes.mutations import Pairs, accounted, mutations
+from oncurve.base.errors import ConfigError
 from oncurve.compat import Translation, config_of, from_openrlhf, recipe_of
 from oncurve.compat.openrlhf import DIALECT
 from oncurve.compat.openrlhf_names import RENAMED
 from oncurve.compat.openrlhf_words import SHORTHANDS
-from oncurve.errors import ConfigError
 
 FLAGS = (Path(__file__).parent / "openrlhf_flags" / "0.11.txt").read_text().split()
 """The flags of 0.11.2's train_ppo_ray."""

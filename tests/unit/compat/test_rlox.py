@@ -17,11 +17,11 @@ import oncurve.compat.rlox as compat
 from fakes.mutations import Pairs, accounted, mutations
 from fakes.tiny_policy import TinyLM
 from fakes.tolerance import about, assert_close
+from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Said, Translation
 from oncurve.compat.rlox.dialect import DIALECT, translated
 from oncurve.compat.rlox.elsewhere import NAMES
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", NAMES)

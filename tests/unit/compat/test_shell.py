@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.shell import Program, Word, find_call
-from oncurve.errors import ConfigError
 
 PROGRAM = Program(re.compile(r"\S* (\S*/)?tool\.main"), "python3 -m tool.main")
 ENVIRONMENT = {"HOME": "/home/me", "PATH": os.defpath, "GIVEN": "from outside", "EMPTY": ""}

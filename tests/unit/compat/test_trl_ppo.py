@@ -8,6 +8,7 @@ import torch
 from transformers import HfArgumentParser, TrainingArguments
 
 from fakes.mutations import accounted, mutations
+from oncurve.base.errors import ConfigError
 from oncurve.compat import config_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.trl.dialect import Told
@@ -15,7 +16,6 @@ from oncurve.compat.trl.ppo_arguments import check_begins_as
 from oncurve.compat.trl.ppo_config import PPOConfig
 from oncurve.compat.trl.ppo_dialect import DIALECT
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 
 OWN_FIELDS = (
     "dataset_num_proc num_mini_batches total_episodes local_rollout_forward_batch_size num_sample_generations "

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat import recipe_of
 from oncurve.compat.trl import read_script
 from oncurve.compat.trl.script import read_source
-from oncurve.errors import ConfigError
 
 SCRIPT = """
 from datasets import load_dataset

@@ -13,6 +13,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from fakes.mutations import accounted, mutations
+from oncurve.base.errors import ConfigError
 from oncurve.compat import config_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.trl import DIALECT, GRPOConfig, ModelConfig, ScriptArguments, TrlParser, get_peft_config
@@ -20,7 +21,6 @@ from oncurve.compat.trl.dialect import CONFIG_KEYS, OLDER_KEYS, TRAINER_KEYS, To
 from oncurve.compat.trl.mixture import DatasetMixtureConfig, get_dataset
 from oncurve.compat.trl.peft_keys import given_fields, lora_of
 from oncurve.compat.trl.script import read_source
-from oncurve.errors import ConfigError
 from oncurve.words import WORDS
 
 VALID: dict[str, Any] = {

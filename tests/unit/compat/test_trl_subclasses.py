@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import HfArgumentParser, Trainer
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer, rewards
 from oncurve.compat.trl.overrides import NOT_CALLED, OF_TRAINER
-from oncurve.errors import ConfigError
 
 
 @dataclass

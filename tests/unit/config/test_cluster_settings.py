@@ -4,10 +4,10 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from oncurve.config.in_words import plan
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError
-from oncurve.run.identity import FREE
+from oncurve.config.sentences.plan import plan
+from oncurve.run.directory.identity import FREE
 
 HOST = ("cluster.kind=host", "rewards=[{kind='task'}]")
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from oncurve.base.errors import DataError
 from oncurve.config.loading import load_config
-from oncurve.errors import DataError
 from oncurve.models.loading.weights import ModelConfig
 from oncurve.run.assembly import assemble
-from oncurve.run.evaluation import evaluate_target
+from oncurve.run.commands.evaluation import evaluate_target
 
 GOOD: dict[str, Any] = {"prompt": "2+2=", "answer": "4"}
 SOURCE = """

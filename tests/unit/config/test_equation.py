@@ -4,11 +4,11 @@ from typing import ClassVar
 
 import pytest
 
-from oncurve.config.equation import explain
-from oncurve.config.in_words import plan
 from oncurve.config.loading import load_config
-from oncurve.config.notes import RunFacts
 from oncurve.config.sections import RunConfig
+from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.notes import RunFacts
+from oncurve.config.sentences.plan import plan
 from oncurve.learner import ReferenceSettings
 from oncurve.rollout import LocalEngine
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from oncurve.config.in_words import plan
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sections import RunConfig
-from oncurve.errors import ConfigError
+from oncurve.config.sentences.plan import plan
 from oncurve.run.loop import dynamic_sampling
 from oncurve.types import Score
 

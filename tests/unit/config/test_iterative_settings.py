@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from oncurve.config.equation import explain
-from oncurve.config.in_words import plan
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError
+from oncurve.config.sentences.equation import explain
+from oncurve.config.sentences.plan import plan
 from oncurve.run.iterations import ScoredBy
 from oncurve.types import Completion, Group, Prompt, Score
 

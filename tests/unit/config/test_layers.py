@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.config.layers import PRESETS, RECIPES, from_mapping, from_overrides, read_layers, shipped
 from oncurve.config.loading import merge
-from oncurve.errors import ConfigError
 
 
 def value_of(word: str) -> Any:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from oncurve.advantages import GroupAdvantage
+from oncurve.base.errors import ConfigError
 from oncurve.cluster import CLUSTER_KINDS
+from oncurve.components import kind_of
 from oncurve.config.loading import load_config, to_toml
 from oncurve.config.sections import RunConfig
-from oncurve.errors import ConfigError
 from oncurve.losses import Clipped, Reinforce
-from oncurve.spec import kind_of
 
 
 def config(*overrides: str, recipe: str | Path | None = None, **settings: Any) -> RunConfig:
@@ -61,7 +61,7 @@ def test_a_cluster_with_keys_and_without_a_kind_is_this_machine_or_the_ray_whose
 
 
 MEDIAN = """
-from oncurve.spec import Component
+from oncurve.components.spec import Component
 
 class Median(Component):
     share: float = 0.5

@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
-from oncurve.config.completeness import check_complete, missing
+from oncurve.base.errors import ConfigError
+from oncurve.components import Component
 from oncurve.config.loading import load_config, to_toml
+from oncurve.config.rules.completeness import check_complete, missing
+from oncurve.config.rules.without_effect import inert
 from oncurve.config.sections import RunConfig
-from oncurve.config.without_effect import inert
 from oncurve.data import InMemory
-from oncurve.errors import ConfigError
-from oncurve.spec import Component
 from oncurve.types import AdvantagesAndReturns, TrainBatch
 
 

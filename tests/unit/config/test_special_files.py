@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.base.errors import UserError
+from oncurve.base.imports import locate
 from oncurve.config.layers import _absolute_value, read_layers
 from oncurve.data.jsonl import read_jsonl
-from oncurve.data.reward_examples import _rows
-from oncurve.errors import UserError
-from oncurve.imports import locate
+from oncurve.reward_models.examples import _rows
 from oncurve.rewards import RewardSet
-from oncurve.run.directory import RunDirectory
-from oncurve.run.evaluation import evaluate_target
+from oncurve.run.commands.evaluation import evaluate_target
+from oncurve.run.directory.folder import RunDirectory
 
 
 @pytest.fixture

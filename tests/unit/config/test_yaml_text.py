@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.rlox.dialect import translated
 from oncurve.compat.trl.parsing import TrlParser
 from oncurve.compat.verl import read
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30))
 TABLES = "a0: &a0 {x: 1}\n" + "".join(

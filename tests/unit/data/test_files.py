@@ -14,10 +14,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
 from oncurve.data import Files, InMemory, load_eval_rows, load_rows
 from oncurve.data.jsonl import first_twice, read_jsonl
-from oncurve.errors import ConfigError, DataError
 
 CHAT = [{"role": "user", "content": "Wie groß ist 2+2? 🙂"}]
 VERL = [

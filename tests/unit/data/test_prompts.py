@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, strategies as st
 from transformers import AutoTokenizer
 
+from oncurve.base.errors import ConfigError, DataError, ModelError
 from oncurve.config import load_config
 from oncurve.data import Files, InMemory, PromptOrder, Prompts, Rows, load_rows, open_prompts
 from oncurve.data.template import fill, template_columns
-from oncurve.errors import ConfigError, DataError, ModelError
 from oncurve.models import tiny
 from oncurve.types import Prompt
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from oncurve.data import example_from_json, example_to_json
-from oncurve.data.reward_examples import Preferences, StepLabels
-from oncurve.errors import DataError
+from oncurve.base.errors import DataError
+from oncurve.reward_models import example_from_json, example_to_json
+from oncurve.reward_models.examples import Preferences, StepLabels
 from oncurve.types import LabelledSteps, PreferencePair
 
 ASKED = {"role": "user", "content": "2+2?"}

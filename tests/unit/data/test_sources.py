@@ -14,10 +14,10 @@ import pyarrow
 import pytest
 import torch
 
+from oncurve.base.errors import ConfigError, DataError
+from oncurve.components import build
 from oncurve.data import DATA_KINDS, DataSettings, Files, InMemory, Task, load_eval_rows, load_rows
 from oncurve.data.containers import as_rows
-from oncurve.errors import ConfigError, DataError
-from oncurve.spec import build
 
 QUESTIONS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(10)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bench.models import SIZES
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.forecast import MACHINES, MODELS, ModelShape, Variant, Work, parse_machines
 from oncurve.forecast.cluster import (
     Layout,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.forecast import MODELS, machine, memory_here, named_shape, shape_of_size
 from oncurve.forecast.machines import parse_bytes
 

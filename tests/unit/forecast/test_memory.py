@@ -12,7 +12,7 @@ from torch import nn
 
 from oncurve.forecast import Activations, Footprint, ModelShape, Variant, Work, activations_of, memory_of, suggestions
 from oncurve.forecast.memory import HEAP, cache_bytes
-from oncurve.learner.optim import MasterAdamW
+from oncurve.learner.optimizer.update import MasterAdamW
 
 SHAPE = ModelShape(2, 8, 2, 1, 4, 16, 100, True)  # 1952 parameters, 800 outside of the layers, K/V 16 numbers a token
 WIDE = 2048

@@ -9,9 +9,10 @@ from fakes.architectures import architecture
 from fakes.learning import finished
 from fakes.tiny_policy import random_groups
 from fakes.tolerance import about, assert_close
-from oncurve.errors import CheckpointError
-from oncurve.learner import LearnerConfig, LocalLearner, MasterAdamW, adamw, scheduled_rate
-from oncurve.learner.masters import SplitMaster
+from oncurve.base.errors import CheckpointError
+from oncurve.learner import LearnerConfig, LocalLearner, MasterAdamW, scheduled_rate
+from oncurve.learner.optimizer import adamw
+from oncurve.learner.optimizer.masters import SplitMaster
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import CausalModel, wrap
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fakes.learning import carried_over, finished, gradient, make_learner, old_logprobs
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
+from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.batching import collate, shards
 from oncurve.config import load_config
-from oncurve.errors import ConfigError, TrainingError
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models.generic import GenericModel

@@ -13,8 +13,8 @@ from fakes.architectures import architecture
 from fakes.learning import carried_over, finished, make_learner, old_logprobs, with_reference
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
 from fakes.tolerance import assert_close
+from oncurve.base.errors import ModelError
 from oncurve.batching import collate
-from oncurve.errors import ModelError
 from oncurve.learner import (
     ActorCritic,
     AdapterReference,

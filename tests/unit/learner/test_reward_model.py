@@ -12,9 +12,9 @@ from torch import Tensor
 from fakes.classifiers import LONGEST, lay_down
 from fakes.learning import carried_over, relative_error
 from fakes.tolerance import about
-from oncurve.learner import reward_model
-from oncurve.learner.reward_model import Example, OutcomeModel, ProcessModel, RewardLearner
 from oncurve.metrics import Metrics
+from oncurve.reward_models import learner as reward_learner
+from oncurve.reward_models.learner import Example, OutcomeModel, ProcessModel, RewardLearner
 from oncurve.types import LabelledSteps, PreferencePair
 from oracles.finite_differences import finite_difference_gradient
 from oracles.plain_reward_model import plain_pair_loss, plain_reward, plain_step_loss
@@ -124,7 +124,7 @@ def test_the_pieces_that_a_batch_is_computed_in_change_nothing(
 ) -> None:
     learner = learners(head)
     whole, measured = gradient(learner, EXAMPLES[head]), learner.measure(EXAMPLES[head])
-    monkeypatch.setattr(reward_model, "TOKENS", tokens)
+    monkeypatch.setattr(reward_learner, "TOKENS", tokens)
     calls = []
     scores = type(learner.classifier).scores
     monkeypatch.setattr(

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from oncurve.base.imports import locate
 from oncurve.batching import collate
-from oncurve.imports import locate
 from oncurve.losses import bradley_terry, step_cross_entropy
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats
 from oracles.finite_differences import autograd_gradient, finite_difference_gradient

@@ -17,7 +17,7 @@ from fakes.architectures import (
     relative,
     token_rows,
 )
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import ModelConfig, TransformersModel
 from oncurve.models.attention.hook import attention
 from oncurve.models.layers.rms_norm import replace_norms

@@ -31,7 +31,7 @@ from fakes.architectures import (
     token_rows,
 )
 from fakes.tiny_policy import TinyLM
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer
 from oncurve.models import GenericModel, TransformersModel

@@ -20,7 +20,7 @@ from transformers import (
 
 from fakes.architectures import ARCHITECTURES, architecture, seeded
 from fakes.tiny_policy import TinyLM
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import wrap
 
 _SIZES = {

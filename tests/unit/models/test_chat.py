@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import render, tiny
 from oncurve.models.loading import chat_templates as chat
 

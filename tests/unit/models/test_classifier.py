@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertForSequenceClassification, LlamaForSequenceClassification
 
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down, lay_down_bert
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import save
 from oncurve.models.classifiers.classifier import Classifier, OverlongError, log_odds
 from oncurve.models.classifiers.load import load_classifier

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oncurve import compiled as module
-from oncurve.compiled import compiled
+from oncurve.machine import compiled as module
+from oncurve.machine.compiled import compiled
 
 
 class OnCuda(torch.Tensor):

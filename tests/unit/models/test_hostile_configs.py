@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fakes.architectures import architecture
 from fakes.classifiers import byte_tokenizer, lay_down
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, save
 from oncurve.models.classifiers.load import load_classifier

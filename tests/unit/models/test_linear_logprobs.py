@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from oncurve.learner.optim import MasterAdamW
+from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.models.head import linear_logprobs as fused_head
 from oncurve.models.head.gradient_buffers import keep_gradient, kept_bytes, kept_gradient
 from oncurve.models.head.linear_logprobs import linear_logprobs, matrix_of

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from fakes.architectures import UNIFORM, VOCABULARY, architecture
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, TransformersModel, save, tiny
 from oncurve.models.layers.alignment import ALIGNMENT, aligned

@@ -24,7 +24,7 @@ from transformers import (
 from fakes.architectures import ARCHITECTURES, ROWS, SHAPE, VOCABULARY, architecture, seeded
 from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import GenericModel, TransformersModel, wrap
 from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop
 from oracles.plain_forward import next_logits, plain_logits

@@ -30,9 +30,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fakes.architectures import SHAPE, architecture
 from fakes.tiny_policy import TinyLM
+from oncurve.base.errors import ConfigError, DataError, ModelError
 from oncurve.compat import GRPO
 from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError, DataError, ModelError
 from oncurve.models import LocalWeights, wrap
 from oncurve.models.layers.lengths import positions_of
 from oncurve.models.layers.rotation import reach_of, set_reach

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fakes.shrunk import VOCABULARY, shrunk
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import wrap
 
 pytestmark = pytest.mark.slow

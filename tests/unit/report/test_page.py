@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.display import run_card
 from oncurve.display.card import curve
-from oncurve.errors import ConfigError
 from oncurve.report import Groups, Page, RolloutFiles, group_record, read_run, render_report, write_report
 from oncurve.report.charts import HEIGHT, WIDTH, chart_of, nice_ticks
 from oncurve.types import Completion, Group, Prompt, Score

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oncurve.errors import RunDirectoryError
+from oncurve.base.errors import RunDirectoryError
 from oncurve.report import RolloutFiles, group_record, inspect_file, inspect_log, read_run
 from oncurve.trainer import Recorder, TrainerState
 from oncurve.types import Completion, Group, Prompt, Score

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
 from oncurve.rewards import Exact, Numeric
-from oncurve.rewards.answers import LONGEST_NUMBER, boxed, final_answer, marked_number, text_after
-from oncurve.rewards.math import Checker, _to_parse
+from oncurve.rewards.functions.answers import LONGEST_NUMBER, boxed, final_answer, marked_number, text_after
+from oncurve.rewards.functions.math import Checker, _to_parse
 from oncurve.steps import lines, splitter_of
 from oncurve.tasks.arithmetic import check_steps, is_correct, problem
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fakes.scoring import group, rewards_of
-from oncurve.errors import ConfigError, DataError
-from oncurve.imports import locate
+from oncurve.base.errors import ConfigError, DataError
+from oncurve.base.imports import locate
 from oncurve.rewards import RewardSet, path_of
 
 USER_FILE = """
@@ -150,7 +150,7 @@ def test_what_a_script_defines_travels_to_workers_unless_it_would_not_be_the_sam
         """
 import os, re, functools
 import torch
-from oncurve.rewards.python import why_in_process
+from oncurve.rewards.functions.python import why_in_process
 LIMIT = 3
 PATTERN = re.compile("a")
 calls = []

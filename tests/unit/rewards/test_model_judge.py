@@ -9,8 +9,9 @@ import pytest
 
 from fakes.chat_server import ChatServer, Says
 from fakes.scoring import faults_of, group, rewards_of
-from oncurve.errors import ConfigError, RewardError
-from oncurve.rewards import ModelJudge, RewardSet, endpoint
+from oncurve.base.errors import ConfigError, RewardError
+from oncurve.rewards import ModelJudge, RewardSet
+from oncurve.rewards.judge import endpoint
 
 Build = Callable[..., RewardSet]
 

@@ -11,7 +11,7 @@ import pytest
 from fakes.classifiers import LONGEST, TRIMMING, byte_tokenizer, classifier, lay_down
 from fakes.scoring import faults_of, group, rewards_of
 from fakes.tolerance import about
-from oncurve.errors import ConfigError, ModelError
+from oncurve.base.errors import ConfigError, ModelError
 from oncurve.models.classifiers.classifier import Classifier
 from oncurve.models.classifiers.load import load_classifier
 from oncurve.rewards import RewardSet

@@ -12,12 +12,12 @@ from hypothesis import given, strategies as st
 
 from fakes.scoring import faults_of, group, rewards_of
 from oncurve.advantages import group_advantages
-from oncurve.errors import ConfigError, RewardError, TrainingError
+from oncurve.base.errors import ConfigError, RewardError, TrainingError
 from oncurve.metrics import Metrics
 from oncurve.rewards import Accepts, InProcess, Python, RewardSet, RewardSettings
 from oncurve.rewards.component import LARGEST_REWARD
 from oncurve.steps import token_ends
-from oncurve.trainer.observe import observe_groups
+from oncurve.trainer.watching.observe import observe_groups
 from oncurve.types import Completion, Group, Prompt, Score
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fakes.scoring import faults_of, group, limit_beyond, rewards_of
+from oncurve.base.errors import ConfigError, DataError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError, DataError
 from oncurve.rewards import Choice, Exact, Format, Math, Numeric, Overlong, Repetition, RewardSet
 
 

@@ -3,7 +3,7 @@ import torch
 
 from fakes.scripted import ByteTokenizer, ScriptedModel, TableModel
 from fakes.tolerance import about
-from oncurve.errors import DataError, ModelError
+from oncurve.base.errors import DataError, ModelError
 from oncurve.models import LocalWeights
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Prompt

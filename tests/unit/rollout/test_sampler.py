@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from fakes.scripted import ByteTokenizer
 from fakes.tolerance import assert_close
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.randomness import uniform
 from oncurve.rollout.sampler import greedy, sample
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable

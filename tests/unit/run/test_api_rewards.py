@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 from oncurve.run.arguments import _reward_table
 
 

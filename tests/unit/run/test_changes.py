@@ -2,9 +2,9 @@
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
-from oncurve.errors import ConfigError
-from oncurve.run.changes import changes_between, check_changes, worth_saying
+from oncurve.run.directory.changes import changes_between, check_changes, worth_saying
 
 RECIPE = "rewards=[{kind='task'}]"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from oncurve import durable
-from oncurve.errors import LostFileError, RunDirectoryError
-from oncurve.run.directory import BEGINNING, FILES, FOLDERS, LOCK, MARK, RunDirectory
+from oncurve.base.errors import LostFileError, RunDirectoryError
+from oncurve.run.directory.folder import BEGINNING, FILES, FOLDERS, LOCK, MARK, RunDirectory
 
 CRASHES = """
 import itertools, os, signal, sys
 from pathlib import Path
-from oncurve.errors import RunDirectoryError
-from oncurve.run.directory import ROWS, RunDirectory
+from oncurve.base.errors import RunDirectoryError
+from oncurve.run.directory.folder import ROWS, RunDirectory
 from oncurve import durable
 
 COUNTED = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.flock", "os.truncate"}
@@ -227,7 +227,7 @@ def test_what_killed_writers_left_is_swept_when_a_run_is_taken_up_and_nothing_el
 CHANGES = """
 import os, signal, sys
 from pathlib import Path
-from oncurve.run.directory import RunDirectory
+from oncurve.run.directory.folder import RunDirectory
 
 def settings(number):
     return {"id": "1", "settings": {"learner.learning_rate": number}, "files": {}}

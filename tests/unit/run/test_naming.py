@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError
 from oncurve.run import free_directory, run_name
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 from oncurve.run.tracking import check_tracking
 from oncurve.tracking import TRACKER_KINDS, CompletionRow, TrackedRun, TrackingSettings, tables
 from oncurve.tracking.follower import Follower

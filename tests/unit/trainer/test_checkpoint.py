@@ -10,11 +10,11 @@ import torch
 from fakes.learning import finished, make_learner
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
-from oncurve.errors import CheckpointError
+from oncurve.base.errors import CheckpointError
 from oncurve.learner import LearnerConfig, LocalLearner, ReferenceSettings
 from oncurve.losses import Clipped, KLPenalty, Regularizer
+from oncurve.reward_models.replay import FILE, Replay
 from oncurve.trainer import Checkpoints, OuterLoop, ReferenceSchedule, StepResult, TrainerState
-from oncurve.trainer.replay import FILE, Replay
 from oncurve.types import LabelledSteps, PreferencePair
 
 GROUPS = random_groups()

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from oncurve.reward_models.labelling import MonteCarloLabels, scored_pairs, scored_steps
 from oncurve.rollout import Sampling
 from oncurve.steps import splitter_of
-from oncurve.trainer.labelling import MonteCarloLabels, scored_pairs, scored_steps
 from oncurve.types import Completion, Group, LabelledSteps, PreferencePair, Prompt, Score
 
 ASKED = ({"role": "user", "content": "2+2?"},)

@@ -11,8 +11,8 @@ import pytest
 
 from fakes.killed_runs import TIMES, raw
 from fakes.loops import make_loop
+from oncurve.base.errors import RewardError
 from oncurve.cluster import HostCluster
-from oncurve.errors import RewardError
 from oncurve.rollout import InProcessEngine
 from oncurve.trainer import (
     Checkpoints,

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from oncurve.trainer.observe import peak_memory_bytes
+from oncurve.trainer.watching.observe import peak_memory_bytes
 
-CHILD = "from oncurve.trainer.observe import peak_memory_bytes; print(peak_memory_bytes())"
+CHILD = "from oncurve.trainer.watching.observe import peak_memory_bytes; print(peak_memory_bytes())"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")

@@ -19,12 +19,13 @@ import pytest
 from fakes.loops import make_loop, resumed
 from fakes.tiny_policy import random_groups
 from oncurve import durable
+from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError
 from oncurve.metrics import METRICS
 from oncurve.report import RolloutFiles
-from oncurve.trainer import Recorder, RolloutsSettings, TrainerState, recorder as module
-from oncurve.trainer.refusals import Refusals
+from oncurve.trainer import Recorder, RolloutsSettings, TrainerState
+from oncurve.trainer.saving import recorder as module
+from oncurve.trainer.saving.refusals import Refusals
 
 if not os.path.exists("/dev/full"):
     pytest.skip("this system has no /dev/full", allow_module_level=True)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.errors import TrainingError
+from oncurve.base.errors import TrainingError
 from oncurve.learner import UpdateResult
-from oncurve.learner.reward_model import OutcomeModel
 from oncurve.metrics import Metrics
-from oncurve.trainer.reward_training import RewardTraining, batch_of, fit, updates_of
+from oncurve.reward_models.learner import OutcomeModel
+from oncurve.reward_models.training import RewardTraining, batch_of, fit, updates_of
 from oncurve.types import PreferencePair
 
 EXAMPLES = [PreferencePair(str(number), "a", "b") for number in range(7)]

@@ -13,9 +13,9 @@ import pytest
 from fakes.deadly_engine import DeadlyEngine, SlowEngine, order, released
 from fakes.loops import PROMPTS, make_loop
 from oncurve import durable
+from oncurve.base.errors import ConfigError
 from oncurve.cluster import HostCluster
 from oncurve.data import PromptOrder
-from oncurve.errors import ConfigError
 from oncurve.rollout import Sampling
 from oncurve.trainer import Checkpoints, HeldOut, LaggedRollouts, Recorder, StepResult, Trainer, WindowedRollouts
 

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from oncurve.base.output import urgent
 from oncurve.batching import shards
-from oncurve.cluster.fleets import Ended, Failed, Fleet, Replied
 from oncurve.cluster.ranks.rank import added, norm_of
 from oncurve.learner import Accumulated, LocalLearner, UpdateResult
+from oncurve.machine.threads import computing_threads
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights
-from oncurve.output import urgent
 from oncurve.parallel import ALONE, LostRankError, World, shards_of
-from oncurve.process import computing_threads
+from oncurve.processes.fleets import Ended, Failed, Fleet, Replied
 from oncurve.types import TrainBatch, axes_of
 
 TRIES = 3

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.cluster.fleets import move
 from oncurve.learner import Accumulated, LocalLearner
+from oncurve.machine.threads import keep_freed_memory
 from oncurve.metrics import Metrics
 from oncurve.models import CausalModel
 from oncurve.parallel import ALONE, Meeting, World
-from oncurve.process import keep_freed_memory
 from oncurve.types import TrainBatch, axes_of
 
 Shape = tuple[tuple[int, ...], torch.dtype]
@@ -48,7 +47,8 @@ class Rank:
         keep_freed_memory()
         torch.set_num_threads(self._threads)
         if self._device is not None:
-            move(self._models, self._device)
+            for model in self._models:
+                model.module.to(self._device)
             self.learner = self._make()
 
     def join(self, rank: int, size: int, meeting: Meeting | None) -> None:

@@ -11,8 +11,8 @@ import psutil
 import torch
 from torch import distributed
 
-from oncurve.cluster.fleets import CPU
 from oncurve.parallel import Meeting, nccl_raises
+from oncurve.processes.fleets import CPU
 
 library: Any = distributed
 

@@ -11,7 +11,7 @@ import cloudpickle
 import torch
 from torch import nn
 
-from oncurve.cluster.fleets import ProcessorPickler
+from oncurve.processes.fleets import ProcessorPickler
 
 
 class Outline:

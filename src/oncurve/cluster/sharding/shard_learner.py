@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.batching import micro_batches
 from oncurve.cluster.sharding.adapter_rows import AdapterRows
 from oncurve.cluster.sharding.connection import gathered
@@ -32,7 +33,6 @@ from oncurve.cluster.sharding.divided import Divided, Division, local, on_meta, 
 from oncurve.cluster.sharding.exchange import waited
 from oncurve.cluster.sharding.sharded_files import load_part, rows_of, save_part
 from oncurve.durable import LazyTensors
-from oncurve.errors import CheckpointError, ConfigError
 from oncurve.learner import (
     Accumulated,
     KnownByHash,

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.cluster.fleets import CPU
 from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import StorageError
 from oncurve.learner import Accumulated
+from oncurve.machine.threads import return_freed_memory
 from oncurve.parallel import LostRankError, Meeting
-from oncurve.process import return_freed_memory
+from oncurve.processes.fleets import CPU
 
 
 class ShardRank:

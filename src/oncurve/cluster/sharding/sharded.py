@@ -17,17 +17,17 @@ from typing import Any
 
 import torch
 
+from oncurve.base.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.batching import select_rows, shards
-from oncurve.cluster.fleets import CPU, Ended, Failed, Fleet, Replied
 from oncurve.cluster.ranks import joined
 from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import LazyTensors, StorageError, temporary_name
-from oncurve.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.learner import UpdateResult, widened
+from oncurve.machine.threads import computing_threads, return_freed_memory
 from oncurve.models import LocalWeights, save
 from oncurve.parallel import LostRankError
-from oncurve.process import computing_threads, return_freed_memory
+from oncurve.processes.fleets import CPU, Ended, Failed, Fleet, Replied
 from oncurve.types import TrainBatch
 
 _ADVICE = (

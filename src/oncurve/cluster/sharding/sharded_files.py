@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oncurve import durable
-from oncurve.errors import CheckpointError
+from oncurve.base.errors import CheckpointError
 
 Shapes = Mapping[str, Sequence[int]]
 """The whole shape of each parameter, by its name."""

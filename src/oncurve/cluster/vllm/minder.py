@@ -85,7 +85,7 @@ class Minder:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            from oncurve.closing import reap  # here: the minder's own process has no such module
+            from oncurve.base.closing import reap  # here: the minder's own process has no such module
 
             self._process.kill()  # the server ends with it
             reap(self._process, _END_SECONDS)

@@ -23,10 +23,10 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
-from oncurve.closing import Closing
+from oncurve.base.closing import Closing
+from oncurve.base.errors import ConfigError
+from oncurve.base.web import WebAnswer, begin
 from oncurve.cluster.vllm.minder import Minder
-from oncurve.errors import ConfigError
-from oncurve.web import WebAnswer, begin
 
 ROUTE = "/inference/v1/generate"
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from oncurve.cluster.fleets import Event, Fleet
+from oncurve.base.errors import ConfigError
+from oncurve.base.output import urgent
 from oncurve.cluster.workers.weights import Snapshot
-from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, changing_tensors
-from oncurve.output import urgent
 from oncurve.parallel import ALONE, Backend, LostRankError, Meeting, World
+from oncurve.processes.fleets import Event, Fleet
 
 TRIES = 3
 """After so many broadcasts in vain, one after another, the driver decodes what is left of the rollout."""

@@ -15,8 +15,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from oncurve.closing import Closing
-from oncurve.cluster.fleets import Ended, Failed, Fleet, Replied
+from oncurve.base.closing import Closing
+from oncurve.base.errors import ConfigError, OncurveError
+from oncurve.base.output import urgent
 from oncurve.cluster.workers.busy import Busy
 from oncurve.cluster.workers.deadlines import Deadlines
 from oncurve.cluster.workers.queue import Call, OnBegin, Rollout
@@ -24,10 +25,9 @@ from oncurve.cluster.workers.sending import Sending
 from oncurve.cluster.workers.shards import Lost
 from oncurve.cluster.workers.weights import Carrier, Snapshot
 from oncurve.durable import StorageError
-from oncurve.errors import ConfigError, OncurveError
+from oncurve.machine.threads import computing_threads
 from oncurve.models import CausalModel, Weights
-from oncurve.output import urgent
-from oncurve.process import computing_threads
+from oncurve.processes.fleets import Ended, Failed, Fleet, Replied
 from oncurve.rollout import OnGroup, RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from oncurve.cluster.fleets import Fleet
 from oncurve.cluster.workers.weights import Carrier, Snapshot
+from oncurve.processes.fleets import Fleet
 
 _TURN_SECONDS = 1.0
 

@@ -27,11 +27,11 @@ import torch
 import xxhash
 from torch import Tensor
 
-from oncurve.cluster.fleets import Ended, Event, Fleet
+from oncurve.base.errors import ConfigError
 from oncurve.durable import read_tensors, write_directory
-from oncurve.errors import ConfigError
 from oncurve.models import CausalModel, changing_tensors
 from oncurve.parallel import BUCKET_BYTES
+from oncurve.processes.fleets import Ended, Event, Fleet
 
 _FILE = "weights.safetensors"
 

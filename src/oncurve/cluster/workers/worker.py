@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from oncurve.cluster.fleets import CPU, move
+from oncurve.base.errors import OncurveError
 from oncurve.cluster.workers.broadcast import Invitation, Receiver
 from oncurve.cluster.workers.shards import Lost
 from oncurve.cluster.workers.weights import digest_of, take
-from oncurve.errors import OncurveError
+from oncurve.machine.threads import keep_freed_memory
 from oncurve.models import CausalModel, LocalWeights
-from oncurve.process import keep_freed_memory
+from oncurve.processes.fleets import CPU
 from oncurve.rollout import InProcessEngine, RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
@@ -47,7 +47,7 @@ class Worker:
         """Called once in the worker's own process."""
         keep_freed_memory()
         torch.set_num_threads(self._threads)
-        move([self.model], self._device)
+        self.model.module.to(self._device)
 
     def take(self, version: int, digest: str, what: Brought) -> None:
         """Sample from the weights that a carrier brought. Then, where this raises, there is no version that could be

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from oncurve.base.lazy import lazily
 from oncurve.compat.rlox.elsewhere import reason
-from oncurve.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.compat.rlox.dialect import run_config as run_config

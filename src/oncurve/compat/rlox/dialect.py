@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values
 from oncurve.compat.loading import config_of
 from oncurve.compat.rlox.elsewhere import CONTROL
 from oncurve.config import RunConfig, read_yaml
-from oncurve.errors import ConfigError, shown
 from oncurve.run import data_arguments, reward_arguments
 
 ABOUT = """

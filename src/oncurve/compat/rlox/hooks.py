@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oncurve.output import say
+from oncurve.base.output import say
 
 
 class Callback:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.shell.tokens import Document, Operator, RawWord, Token
-from oncurve.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.shell.tokens import RawWord, tokens_of
-from oncurve.errors import ConfigError
 
 LONGEST = 4000
 """Characters of a text that patterns are looked for in: the time grows with their square."""

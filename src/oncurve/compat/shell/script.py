@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.shell.commands import Block, Case, Chain, Command, If, Loop, Simple, commands_of
 from oncurve.compat.shell.conditions import truth_of
 from oncurve.compat.shell.outputs import LONGEST
 from oncurve.compat.shell.paths import Left, Paths
 from oncurve.compat.shell.tokens import RawWord, tokens_of
 from oncurve.compat.shell.values import UNKNOWN, Item, Value, Values, Word
-from oncurve.errors import ConfigError
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=", re.DOTALL)
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 
 Kind = Literal["text", "parameter", "command", "arithmetic"]
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.shell.arithmetic import calculated
 from oncurve.compat.shell.outputs import changed, output_of
 from oncurve.compat.shell.tokens import Document, Piece, RawWord, document_parts, parts_of
-from oncurve.errors import ConfigError
 
 UNKNOWN = re.compile("\ue000([0-9]+)\ue001")
 """The mark of what is not known, with the number of its reason."""

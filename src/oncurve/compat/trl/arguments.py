@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Said
 from oncurve.compat.trl.config import GRPOConfig, TableConfig
 from oncurve.compat.trl.dialect import Told
@@ -20,7 +21,6 @@ from oncurve.compat.trl.reward_functions import reward_settings
 from oncurve.compat.trl.run_keys import rows_known
 from oncurve.compat.trl.sizes import sizes
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError, shown
 from oncurve.models import LoadedModel
 from oncurve.models.loading import eos_ids_of, loaded_from, quiet
 from oncurve.run import Run

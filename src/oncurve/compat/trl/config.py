@@ -9,11 +9,11 @@ from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values
 from oncurve.compat.trl.dialect import CONFIG_KEYS, DIALECT, OLDER_KEYS
 from oncurve.compat.trl.fields import Computed, changed, default_of, of_keys
 from oncurve.compat.trl.sizes import sizes
-from oncurve.errors import ConfigError
 
 FIELDS = {key.theirs: key for key in (*CONFIG_KEYS, *OLDER_KEYS)}
 PROCESS = {"world_size": 1, "process_index": 0, "local_process_index": 0, "n_gpu": 1, "should_save": True}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Dialect, Key, Values
 from oncurve.compat.trl.loss_keys import LOSS_KEYS
 from oncurve.compat.trl.run_keys import RUN_KEYS
 from oncurve.compat.trl.unused_keys import IDLE_KEYS, REFUSED_KEYS
-from oncurve.errors import ConfigError
 
 CONFIG_KEYS = (*RUN_KEYS, *LOSS_KEYS, *IDLE_KEYS, *REFUSED_KEYS)
 """The fields of `GRPOConfig`."""
@@ -120,7 +120,7 @@ DIALECT = Dialect("TRL", "1.16", (*CONFIG_KEYS, *OLDER_KEYS, *TRAINER_KEYS))
 
 def check_argument(name: str) -> None:
     """Raises ConfigError: `GRPOTrainer` has no such argument."""
-    from oncurve.errors import suggest
+    from oncurve.base.errors import suggest
 
     known = [key.theirs.removeprefix(TRAINER) for key in TRAINER_KEYS]
     if name not in known:

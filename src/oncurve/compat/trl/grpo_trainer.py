@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.trl.arguments import check_one_process, check_router, loaded, said_by
 from oncurve.compat.trl.config import GRPOConfig
 from oncurve.compat.trl.dialect import check_argument
@@ -18,7 +19,6 @@ from oncurve.compat.trl.overrides import NOT_CALLED, refuse_overrides
 from oncurve.compat.trl.peft_keys import without_adapter
 from oncurve.compat.trl.run_trainer import RunTrainer
 from oncurve.compat.trl.sizes import sizes
-from oncurve.errors import ConfigError
 
 
 class GRPOTrainer(RunTrainer):

@@ -14,10 +14,10 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.trl.config import TableConfig
 from oncurve.compat.trl.logs import averaged, tokens_of
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError
 from oncurve.run import Run
 from oncurve.trainer import StepResult
 

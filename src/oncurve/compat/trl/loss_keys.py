@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.trl.sizes import in_steps, updates_per_step
-from oncurve.errors import ConfigError, shown, suggest
 
 MEAN = "token-mean"
 AGGREGATIONS = {

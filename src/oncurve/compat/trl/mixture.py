@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from oncurve.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, shown, suggest
 
 
 @dataclass

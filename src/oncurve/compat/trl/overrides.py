@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.errors import ConfigError
+from oncurve.base.errors import ConfigError
 
 OWN = ("evaluate", "save_model")
 """Methods that `GRPOTrainer` has here for its user. TRL's loop calls them, too."""

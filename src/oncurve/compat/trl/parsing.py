@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.config import read_yaml
-from oncurve.errors import ConfigError, shown, suggest
 
 
 class TrlParser(HfArgumentParser):  # type: ignore[misc]

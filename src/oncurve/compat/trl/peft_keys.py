@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oncurve.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, shown, suggest
 
 IDLE = (
     "task_type",

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Said
 from oncurve.compat.trl.arguments import policy_told
 from oncurve.compat.trl.dialect import Told
 from oncurve.compat.trl.peft_keys import given_fields, lora_of
 from oncurve.compat.trl.ppo_config import PPOConfig
 from oncurve.compat.trl.ppo_sizes import ppo_rows_known
-from oncurve.errors import ConfigError, shown
 from oncurve.run import Run
 
 PLACE = "PPOTrainer"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.trl.dialect import as_given
 from oncurve.compat.trl.ppo_sizes import batches, batches_if_possible, in_batches, steps_of, updates_per_step
 from oncurve.compat.trl.run_keys import evaluates
-from oncurve.errors import ConfigError, shown
 
 NONE = type(None)
 ITSELF = "TRL computes it from the other sizes; leave it out"

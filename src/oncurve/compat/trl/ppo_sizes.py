@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Values
 from oncurve.compat.trl.sizes import Sizes
-from oncurve.errors import ConfigError, shown
 
 SIZE_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches", "num_ppo_epochs")
 

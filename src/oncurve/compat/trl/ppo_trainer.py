@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from oncurve.base.errors import ConfigError, suggest
 from oncurve.compat.trl.arguments import check_one_process, loaded
 from oncurve.compat.trl.hooks import LogLine
 from oncurve.compat.trl.ppo_arguments import check_reward_model, ppo_said_by
@@ -19,7 +20,6 @@ from oncurve.compat.trl.ppo_keys import PPO_TRAINER_KEYS
 from oncurve.compat.trl.ppo_logs import ppo_logs
 from oncurve.compat.trl.run_trainer import RunTrainer
 from oncurve.config import RunConfig
-from oncurve.errors import ConfigError, suggest
 from oncurve.trainer import StepResult
 
 

@@ -14,8 +14,8 @@ import torch
 from pydantic import Field, model_validator
 from transformers import AutoTokenizer
 
+from oncurve.base.errors import ConfigError, RewardError, shown
 from oncurve.compat.trl.rewards import BY_PATH
-from oncurve.errors import ConfigError, RewardError, shown
 from oncurve.models.loading import apply_template
 from oncurve.rewards import Accepts, InProcess, RewardSettings
 

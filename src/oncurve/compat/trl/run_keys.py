@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Key, Make, Values
 from oncurve.compat.trl.sizes import in_steps, prompts_and_minibatches, sizes
-from oncurve.errors import ConfigError, shown, suggest
 
 ALL = 10**9
 """Checkpoints to keep where TRL keeps all."""

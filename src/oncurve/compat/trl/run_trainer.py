@@ -16,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from oncurve import durable
-from oncurve.closing import Closing
+from oncurve.base.closing import Closing
+from oncurve.base.errors import ConfigError, RunDirectoryError, shown
 from oncurve.compat.dialect import Line, Translation
 from oncurve.compat.loading import config_of
 from oncurve.compat.recipe import recipe_of
@@ -27,7 +28,6 @@ from oncurve.compat.trl.logs import group_logs
 from oncurve.compat.trl.unused_keys import HUB
 from oncurve.config import RunConfig, check_complete
 from oncurve.display import Screen, say
-from oncurve.errors import ConfigError, RunDirectoryError, shown
 from oncurve.forecast import check_memory
 from oncurve.models import LoadedModel
 from oncurve.run import (

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
+from oncurve.base.paths import usable_path
 from oncurve.compat.dialect import Key, Line, Said, Translation
 from oncurve.compat.loading import config_of
 from oncurve.compat.trl.config import FIELDS, plain
 from oncurve.compat.trl.dialect import DIALECT, TRAINER, TRAINER_KEYS, Told, check_argument
 from oncurve.compat.trl.peft_keys import lora_of
-from oncurve.errors import ConfigError, shown
-from oncurve.paths import usable_path
 
 LARGEST = 10**6
 """The longest value, in characters or items, that arithmetic in a script may make."""

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Values
-from oncurve.errors import ConfigError, shown
 
 
 @dataclass(frozen=True)

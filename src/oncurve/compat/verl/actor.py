@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.verl.algorithm import BOTH_KL, in_loss
 from oncurve.compat.verl.rows import (
@@ -19,7 +20,6 @@ from oncurve.compat.verl.rows import (
     optimizer,
     updates_per_step,
 )
-from oncurve.errors import ConfigError, shown
 
 OBJECTIVES = {
     "vanilla": "clipped",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.verl.rows import (
     ACTOR,
@@ -18,7 +19,6 @@ from oncurve.compat.verl.rows import (
     refused,
     updates_per_step,
 )
-from oncurve.errors import ConfigError, shown
 
 ADVANTAGES = {
     "gae": "gae",

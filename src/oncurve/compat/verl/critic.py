@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.verl.algorithm import advantage
 from oncurve.compat.verl.rows import (
@@ -18,7 +19,6 @@ from oncurve.compat.verl.rows import (
     refused,
     updates_per_step,
 )
-from oncurve.errors import ConfigError, shown
 
 SHARED = "critic and policy share the learner's settings; leave it out, or give both the same value"
 

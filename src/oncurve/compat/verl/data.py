@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.verl.rows import (
     MODEL,
@@ -18,7 +19,6 @@ from oncurve.compat.verl.rows import (
     refused,
     sections,
 )
-from oncurve.errors import ConfigError, shown
 
 PATHS = (*TEXT, list)
 CLASS = 'a class of rows is [data] kind = "file.py:Class"; print the recipe without it, and add that'

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.errors import ConfigError, shown
+from oncurve.base.errors import ConfigError, shown
 
 DEEPEST = 20
 """Levels of lists and tables in a value."""

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.verl.hydra import value_of
-from oncurve.errors import ConfigError, shown
 
 DEEPEST = 20
 

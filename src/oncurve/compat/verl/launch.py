@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from oncurve.base.errors import ConfigError, command, shown
+from oncurve.base.output import say
 from oncurve.compat.dialect import Line, Translation, Values
 from oncurve.compat.loading import config_of
 from oncurve.compat.verl.reading import Reading, read
 from oncurve.compat.verl.reward import checker_notes
 from oncurve.compat.verl.table import DIALECT
 from oncurve.compat.verl.trainer import FOLDER, ONE_MACHINE
-from oncurve.errors import ConfigError, command, shown
-from oncurve.output import say
 from oncurve.run import train_or_resume, train_recipe
 
 LONGEST = 200

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Said
 from oncurve.compat.shell import Program, Word, find_call
 from oncurve.compat.verl.hydra import Assignment, assignment, is_assignment
 from oncurve.compat.verl.interpolation import resolved
 from oncurve.compat.verl.table import DIALECT, OPEN
 from oncurve.compat.verl.yaml_file import assignments_of, content
-from oncurve.errors import ConfigError, shown
 
 YAML = (".yaml", ".yml")
 OWN_CONFIG = re.compile(r"ppo(_\w+)?_trainer(\.yaml)?")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oncurve.base.errors import ConfigError, DataError, shown
 from oncurve.compat.dialect import MANY, Key, Values
 from oncurve.compat.verl.rows import (
     MODEL,
@@ -26,7 +27,6 @@ from oncurve.compat.verl.rows import (
     refused,
 )
 from oncurve.data import Files
-from oncurve.errors import ConfigError, DataError, shown
 
 OLD, NEW = "custom_reward_function", "reward.custom_reward_function"
 MANAGERS = dict.fromkeys(("naive", "dapo", "prime", "limited", "remote", "gdpo"), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.verl.data import evaluates
 from oncurve.compat.verl.rows import (
@@ -18,7 +19,6 @@ from oncurve.compat.verl.rows import (
     local,
     refused,
 )
-from oncurve.errors import ConfigError, shown
 
 VAL = f"{ROLLOUT}.val_kwargs"
 SAMPLED = "the learner trains on the distribution that was sampled from, whole; leave it out"

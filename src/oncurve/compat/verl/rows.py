@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oncurve.base.errors import ConfigError, shown, suggest
 from oncurve.compat.dialect import Key, Values
-from oncurve.errors import ConfigError, shown, suggest
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.base.errors import ConfigError, command, shown
 from oncurve.compat.dialect import Key, Values
 from oncurve.compat.verl.data import evaluates
 from oncurve.compat.verl.rows import MODEL, OR_NONE, TEXT, WHOLE, YES_OR_NO, idle, meaning, refused
-from oncurve.errors import ConfigError, command, shown
 
 TRACKERS = {"console": "", "file": "", "wandb": "wandb", "tensorboard": "tensorboard", "trackio": "trackio"}
 NO_TRACKER = dict.fromkeys(

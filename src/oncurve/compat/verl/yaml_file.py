@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.verl.hydra import DEEPEST, Assignment, plain
 from oncurve.config import yaml_node
-from oncurve.errors import ConfigError
 
 LARGEST = 2_000_000
 """Bytes of a file that is read; verl's own has 40,000."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.base.errors import ModelError
 from oncurve.durable import LazyTensors, write_directory
-from oncurve.errors import ModelError
 from oncurve.models.adapters.files import CONFIG, WEIGHTS, config_text, name_on_disk
 from oncurve.models.adapters.layer import NAME, Adapted, LowRank, Switch, factors_in_use
 from oncurve.ops import at_least_float32

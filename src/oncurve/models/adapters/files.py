@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from oncurve.base.errors import CheckpointError, ModelError, shown
 from oncurve.durable import read_tensors
-from oncurve.errors import CheckpointError, ModelError, shown
 from oncurve.models.adapters.layer import NAME
 
 WEIGHTS = "adapter_model.safetensors"

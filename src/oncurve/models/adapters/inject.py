@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from oncurve.errors import ModelError, suggest
+from oncurve.base.errors import ModelError, suggest
 from oncurve.models.adapters.adapter import Adapter
 from oncurve.models.adapters.files import StoredAdapter
 from oncurve.models.adapters.layer import NAME, Switch, adopt

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from oncurve.compiled import allow_many_forms
+from oncurve.base.output import warn
+from oncurve.machine.compiled import allow_many_forms
 from oncurve.models.attention.packed_rows import PackedContext
-from oncurve.output import warn
 
 BLOCK = 128
 """Tokens of a block, the size FlexAttention is made for."""

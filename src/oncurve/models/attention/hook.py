@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 
 NAME = "oncurve"
 

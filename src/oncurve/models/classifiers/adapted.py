@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from oncurve.base.errors import ModelError
 from oncurve.durable import LazyTensors
-from oncurve.errors import ModelError
 from oncurve.models.adapters import LoraSettings, put_adapter
 from oncurve.models.classifiers.classifier import Classifier
 from oncurve.models.loading import save

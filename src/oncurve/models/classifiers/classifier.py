@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.adapters import Adapter
 from oncurve.models.loading import apply_template, has_template
 from oncurve.types import Messages

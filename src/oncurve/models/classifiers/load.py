@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.classifiers.classifier import Classifier, HeadKind
 from oncurve.models.layers import aligned, hold_rotations, positions_of
 from oncurve.models.loading import (

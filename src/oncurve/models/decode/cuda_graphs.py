@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.base.output import warn
 from oncurve.models.adapters import factors_in_use
 from oncurve.models.decode.prefill import Prefixes, Run
 from oncurve.models.decode.static_cache import CacheShape, StaticCache, StaticContext
 from oncurve.models.layers import longest_row_of
-from oncurve.output import warn
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 """From a step to what repeats it: the step's operations, on the same tensors, without its Python."""

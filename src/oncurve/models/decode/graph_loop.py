@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.causal import DecodeRequest, Ended, Head, OnEnded
 from oncurve.models.decode.cuda_graphs import GraphBuffers
 from oncurve.models.decode.graph_rows import EOS, GROWING, GraphRows

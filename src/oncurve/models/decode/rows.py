@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.causal import Ended, StopStrings
 from oncurve.randomness import uniform_at
 from oncurve.types import Ending

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oncurve.compiled import compiled
+from oncurve.machine.compiled import compiled
 from oncurve.models.decode.prefill import Prefixes
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from oncurve.compiled import compiled
+from oncurve.machine.compiled import compiled
 from oncurve.models.head.gradient_buffers import GradientByRows
 
 WORKSPACE_BYTES = 12 * 2**20

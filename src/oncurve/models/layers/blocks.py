@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.adapters import base_of, products
 from oncurve.models.attention import AttentionContext, register, switched
 from oncurve.models.layers.prepacked_weights import PrepackedWeights

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.layers.rotation import reach_of
 
 _NAMES = ("max_position_embeddings", "max_target_positions")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.adapters import CONFIG, FILES, StoredAdapter, import_peft, read_adapter
 from oncurve.models.loading.checks import explained
 from oncurve.models.loading.hub import online

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ModelError, suggest
+from oncurve.base.errors import ModelError, suggest
 
 TEMPLATE_SECONDS = 10.0
 """For one prompt, which takes less than a millisecond: a template that takes longer loops."""

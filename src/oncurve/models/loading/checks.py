@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from oncurve.errors import ModelError, UserError, shown, suggest
+from oncurve.base.errors import ModelError, UserError, shown, suggest
 from oncurve.models.loading.hub import offline, online
 from oncurve.models.loading.silence import quiet
 

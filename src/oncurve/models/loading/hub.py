@@ -9,7 +9,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from oncurve.web import ask
+from oncurve.base.web import ask
 
 SECONDS = 5.0
 ANSWER_SECONDS = 10.0

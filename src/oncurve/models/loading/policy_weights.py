@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models.causal import CausalModel
 from oncurve.models.loading.saving import hub_tensors
 

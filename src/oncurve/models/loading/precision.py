@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 
 Precision = Literal["auto", "float32", "bfloat16"]
 DTYPES = {

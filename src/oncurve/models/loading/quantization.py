@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 
 Quantization = Literal["nf4"]
 

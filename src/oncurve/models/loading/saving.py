@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from oncurve.base.errors import ModelError
 from oncurve.durable import LazyTensors, storage_errors, write_directory
-from oncurve.errors import ModelError
 from oncurve.models.adapters import Adapter
 from oncurve.models.loading.silence import quiet
 

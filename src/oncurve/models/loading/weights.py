@@ -14,8 +14,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from oncurve.capabilities import Impossible
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
+from oncurve.components import Component, Impossible
 from oncurve.models.adapters import LoraSettings, import_peft, put_adapter
 from oncurve.models.causal import CausalModel
 from oncurve.models.loading.adapters import stored_adapter
@@ -33,7 +33,6 @@ from oncurve.models.loading.precision import DTYPES, Precision, device_of, resol
 from oncurve.models.loading.quantization import Quantization, quantization_config
 from oncurve.models.loading.silence import quiet
 from oncurve.models.probe import wrap
-from oncurve.spec import Component
 
 NO_ADAPTER = LoraSettings()
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.verl import DIALECT, read
 from oncurve.compat.verl.hydra import assignment, value_of
-from oncurve.errors import ConfigError
 
 
 def said(*words: str) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from oncurve.base.errors import ConfigError
 from oncurve.compat.verl import read
-from oncurve.errors import ConfigError
 
 CALL = "python3 -m verl.trainer.main_ppo "
 

@@ -12,12 +12,12 @@ from pyarrow import parquet
 
 from fakes.mutations import accounted, mutations
 from fakes.verl_commands import COMMANDS
+from oncurve.base.errors import ConfigError
 from oncurve.compat import Translation, config_of, recipe_of
 from oncurve.compat.dialect import Said
 from oncurve.compat.verl import ABOUT, DIALECT, read
 from oncurve.compat.verl.reward import CHECKERS, NO_CHECKER
 from oncurve.compat.verl.table import OPEN
-from oncurve.errors import ConfigError
 from oncurve.losses import OBJECTIVE_KINDS
 from oncurve.words import word_for
 

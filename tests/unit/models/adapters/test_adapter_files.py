@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fakes.adapted import adapted, base, fill, trained_adapter
 from fakes.architectures import RAGGED, architecture
 from oncurve import durable
-from oncurve.errors import ModelError
+from oncurve.base.errors import ModelError
 from oncurve.models import LoraSettings, ModelConfig, save, tiny
 from oncurve.models.adapters import put_adapter, read_adapter
 from oncurve.models.loading import hub_tensors, stored_adapter

@@ -12,9 +12,9 @@ from fakes.architectures import RAGGED, UNIFORM, architecture, logits_of
 from fakes.decoding import request
 from fakes.recorder import record
 from fakes.tiny_policy import TinyLM
+from oncurve.base.errors import ConfigError, ModelError
 from oncurve.config import load_config
-from oncurve.errors import ConfigError, ModelError
-from oncurve.learner.optim import MasterAdamW
+from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.models import LoadedModel, LoraSettings, ModelConfig, adapted as with_adapter, tiny, wrap
 from oncurve.models.adapters import put_adapter
 from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, forced_logits

@@ -1,0 +1,1 @@
+"""Functions that every room uses and that use none: errors, output, paths, code by its path, requests, closing."""

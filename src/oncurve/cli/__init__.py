@@ -1,0 +1,3 @@
+"""The `oncurve` command."""
+
+from oncurve.cli.app import main as main

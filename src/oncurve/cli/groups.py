@@ -1,0 +1,194 @@
+"""The commands in groups: configuration, data, rewards, reward models; and what the arguments of commands share."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oncurve.base.imports import only_looking, trust_all
+from oncurve.base.output import say
+from oncurve.cli.dialects import dialect_app
+from oncurve.cli.help import CommandWithExamples
+
+config_app = typer.Typer(no_args_is_help=True, help="Show or explain a configuration.")
+config_app.add_typer(dialect_app)
+data_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's data before a run.")
+reward_app = typer.Typer(no_args_is_help=True, help="Look at a recipe's rewards before a run.")
+reward_model_app = typer.Typer(no_args_is_help=True, help="Train a reward model, or make its training data.")
+
+config_app.add_typer(dialect_app)
+
+RECIPE_HELP = "A recipe (.toml or .yaml), the name of a shipped recipe or preset, or with --data a model."
+RECIPE = "RECIPE|MODEL"
+Recipe = Annotated[str, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)]
+Data = Annotated[
+    str | None, typer.Option("--data", help="The prompts: a file, a folder or a hub id. It replaces the recipe's.")
+]
+Reward = Annotated[
+    list[str] | None,
+    typer.Option("--reward", help='The reward: a kind like "math", or file.py:name. May be given several times.'),
+]
+Preset = Annotated[list[str] | None, typer.Option("--preset", help="The algorithm; of several the later ones win.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings that override the recipe's.", metavar="SECTION.KEY=VALUE")
+]
+
+
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", callback=trust_all, help="Run what a folder from elsewhere brings: docs/trust.md."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one last line of JSON.")]
+
+
+@config_app.command("show", cls=CommandWithExamples)
+def config_show(
+    recipe: Recipe, overrides: Overrides = None, data: Data = None, reward: Reward = None, preset: Preset = None
+) -> None:
+    """Print the resolved configuration as TOML."""
+    from oncurve.config import to_toml
+    from oncurve.run import command_config
+
+    with only_looking():
+        config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config show")
+    say(to_toml(config))
+    here = config.model.precision_here()
+    if config.model.dtype == "auto" and here is not None:
+        say(f"# On this machine model.dtype is {here[0]!r} ({here[1]}); a run's own file says so.")
+
+
+@config_app.command("explain", cls=CommandWithExamples)
+def config_explain(
+    recipe: Recipe, overrides: Overrides = None, data: Data = None, reward: Reward = None, preset: Preset = None
+) -> None:
+    """Print the objective as an equation, and the plan in words."""
+    from oncurve.config import explain, plan
+    from oncurve.run import command_config
+
+    with only_looking():
+        config, _, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "config explain")
+        say(explain(config))
+        say()
+        for line in plan(config):
+            say(f"  {line}")
+
+
+@data_app.command("check", cls=CommandWithExamples)
+def data_check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Show rows, columns and prompts of a recipe, and what rewards need of them.
+
+    The model's weights are not loaded. Exit code 2: a run would refuse the data.
+    """
+    from oncurve.run import check_data_of, command_config
+
+    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "data check")
+    found = check_data_of(config, base)
+    say(found.text())
+    if as_json:
+        say(json.dumps(found.to_json()))
+    if found.problems:
+        raise typer.Exit(2)
+
+
+@reward_app.command("check", cls=CommandWithExamples)
+def reward_check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample completions with the recipe's model.")] = False,
+    completions: Annotated[
+        Path | None, typer.Option("--completions", help="Take rows with completions from this file.")
+    ] = None,
+    column: Annotated[
+        str, typer.Option("--column", help="The column with the completion, or a list of them.")
+    ] = "completion",
+    prompts: Annotated[int, typer.Option("--prompts", help="How many rows to take.", min=1)] = 4,
+    n: Annotated[
+        int | None, typer.Option("--n", help="Sampled completions per prompt (default: rollout.group_size).", min=1)
+    ] = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Show what the rewards give to completions, as a table.
+
+    Completions are sampled, or given: in a column of the recipe's data, or in a file. Exit code 2: a reward fails, or
+    all completions and the reference answer have the reward 0.
+    """
+    from oncurve.run import check_rewards_of, command_config
+
+    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward check")
+    found = check_rewards_of(config, base, sample, completions, column, prompts, n)
+    say(found.text())
+    if as_json:
+        say(json.dumps(found.to_json()))
+    if found.worthless:
+        raise typer.Exit(2)
+
+
+@reward_model_app.command("train", cls=CommandWithExamples)
+def reward_model_train(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe (.toml or .yaml), or the name of a shipped one.", metavar="RECIPE")
+    ],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Train a reward model on pairs or labelled steps."""
+    from oncurve.run import load_reward_recipe, train_reward_model
+
+    config, base = load_reward_recipe(recipe, overrides or [])
+    exit_with(train_reward_model(config, base, out))
+
+
+@reward_model_app.command("label", cls=CommandWithExamples)
+def reward_model_label(
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option("--out", help="The file to write; it must not exist yet.")],
+    overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
+    kind: Annotated[
+        str, typer.Option("--kind", help="preferences (pairs of completions), or steps (labelled).")
+    ] = "preferences",
+    prompts: Annotated[
+        int, typer.Option("--prompts", help="Number of prompts to sample completions for.", min=1)
+    ] = 256,
+    verifier: Annotated[str | None, typer.Option("--verifier", help="The name of the reward that labels.")] = None,
+    continuations: Annotated[
+        int,
+        typer.Option(
+            "--continuations", help="Continuations from each step's end; 0: the verifier scores steps.", min=0
+        ),
+    ] = 0,
+    trust: Trust = False,
+) -> None:
+    """Label a policy's samples, as training data (JSONL)."""
+    from oncurve.base.errors import ConfigError
+    from oncurve.run import command_config, label_samples
+
+    if kind not in ("preferences", "steps"):
+        raise ConfigError(f'--kind: expected "preferences" or "steps", got {kind!r}')
+    config, base, _ = command_config(recipe, overrides or [], data, reward or [], preset or [], "reward-model label")
+    label_samples(config, base, out, kind, prompts, verifier, continuations)  # type: ignore[arg-type]
+
+
+def exit_with(stopped_by: str | None) -> None:
+    """Exit with 128 + the signal's number, as shells expect, if a signal ended the run; a limit counts as SIGTERM."""
+    if stopped_by is not None:
+        raise typer.Exit(128 + signal.Signals.__members__.get(stopped_by, signal.SIGTERM))

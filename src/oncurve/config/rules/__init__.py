@@ -1,0 +1,1 @@
+"""Rules between settings: impossible combinations, keys without effect, and what a run still lacks."""

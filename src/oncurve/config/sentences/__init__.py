@@ -1,0 +1,1 @@
+"""Sentences about a configuration: the plan, its notes, and the objective as an equation."""

@@ -1,0 +1,229 @@
+"""The plan in words: what a run will do, a sentence a line. `notes.py` has what looks like a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oncurve.config.rules.completeness import missing
+from oncurve.config.rules.policy_term import sentences
+from oncurve.config.rules.teaching import teacher_in_words
+from oncurve.config.rules.without_effect import inert
+from oncurve.config.sections import RunConfig
+from oncurve.config.sentences.adapter import adapter_words, reference_words
+from oncurve.config.sentences.notes import RunFacts, notes_on
+from oncurve.losses import corrects, has_importance_ratio
+from oncurve.rewards import verifier_of
+
+
+def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
+    """The plan, one sentence per line; then what looks like a mistake, each line beginning with `note: `."""
+    known = facts or RunFacts()
+    lines = [
+        _updates(config),
+        *_dynamic_sampling(config),
+        *sentences(config),
+        *_learner(config),
+        *config.cluster.sentences(),
+        _lengths(config),
+        _kl(config, known),
+        *_reference(config, known),
+        *_entropy(config),
+        *teacher_in_words(config, known.teacher_bytes),
+        *_iterations(config),
+    ]
+    lines += [_steps(config, known), *_model(config, known), *adapter_words(config, known.adapter, known.parameters)]
+    lines += [_evaluation(config, known), _safety(config, known)]
+    noted = config.over(10**12)  # an unknown number of steps is more than any setting
+    return (
+        lines
+        + [f"note: {text}" for text in [*notes_on(noted, known), *inert(config)]]
+        + [f"missing: {hole.replace(' missing;', '')}" for hole in missing(config, known.parameters is not None)]
+    )
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _updates(config: RunConfig) -> str:
+    data, learner, group = config.data, config.learner, config.rollout.group_size
+    completions = _count(config.completions_per_step, "completion")
+    head = f"{_count(data.prompts_per_step, 'prompt')} × {group} = {completions} per step"
+    pieces = _count(learner.minibatches, "minibatch", "minibatches")
+    updates = f"{pieces} × {_count(learner.ppo_epochs, 'pass', 'passes')} = {_count(config.updates_per_step, 'update')}"
+    if learner.target_kl is not None and config.updates_per_step > 1:
+        updates += f", fewer where the KL to the old policy is above {learner.target_kl:g} per token"
+    if config.updates_per_step > 1:
+        updates += f", each at the whole learning rate: a step goes up to {config.updates_per_step} times as far as one"
+    if not has_importance_ratio(config.objective):
+        return f"{head}, {updates}."
+    corrected = corrects(config.correction)
+    if config.stays_at_1 or (corrected and config.updates_per_step == 1):
+        return f"{head}, {updates}: with one update per rollout the ratio is 1 and clipping cannot bind."
+    old = (
+        "recomputed before the first update"
+        if config.old_logprobs == "recompute"
+        else "those that the sampler recorded"
+    )
+    if corrected or (config.exact_rollout and not config.trains_older):
+        return f"{head}, {updates}; clipping can bind from the 2nd update; the old log-probs are {old}."
+    why = "some groups are of the step before" if config.exact_rollout else "the engine is not exact"
+    why = "completions are by older weights (cluster.lag)" if config.cluster.lag else why
+    return (
+        f"{head}, {updates}; {why}, so clipping can bind from the 1st update; the old log-probs are "
+        f"{old}, and of completions by older weights those that the sampler recorded."
+    )
+
+
+def _dynamic_sampling(config: RunConfig) -> list[str]:
+    if not config.filter.dynamic_sampling:
+        return []
+    verifier, most = verifier_of(config.rewards, config.eval.verifier), config.filter.max_rounds
+    kept = "whose rewards differ (no reward is the verifier)"
+    if verifier is not None:
+        kept = f"with right and wrong completions, right where {verifier!r} gives 1"
+    return [
+        f"It trains on groups {kept}, and samples up to {_count(most, 'round')} of {config.data.prompts_per_step} "
+        f"prompts to find as many: at most {most * config.completions_per_step:,} completions per step."
+        + (" Groups beyond that wait for the next step." if config.filter.keeps_surplus else "")
+    ]
+
+
+def _learner(config: RunConfig) -> list[str]:
+    if config.learner.built_in:
+        return []
+    name = type(config.learner).__name__
+    return [f"The learner is {name}, not the built-in one: its memory and its time per update are not known here."]
+
+
+def _lengths(config: RunConfig) -> str:
+    rollout = config.rollout
+    most = config.completions_per_step * rollout.max_new_tokens
+    waiting = config.completions_per_step > rollout.max_concurrent
+    sampled = (
+        f", at most {rollout.max_concurrent} completions sampled at a time (rollout.max_concurrent)" if waiting else ""
+    )
+    left_out = (
+        "; those that do not end within this limit are left out of the loss" if config.filter.mask_truncated else ""
+    )
+    return (
+        f"Completions have at most {_count(rollout.max_new_tokens, 'token')} at temperature {rollout.temperature:g}: "
+        f"at most {most:,} tokens per step{sampled}{left_out}."
+    )
+
+
+def _kl(config: RunConfig, facts: RunFacts) -> str:
+    size = "as large as the model" if facts.reference_bytes is None else f"{facts.reference_bytes / 1e6:,.0f} MB"
+    if not config.kl.coef:
+        head = "No KL regularization (kl.coef = 0)"
+        if not facts.reference_given:
+            return f"{head}: no reference is kept."
+        return f"{head}, unless the objective adds it. The reference that was given is scored ({size})."
+    apart = f" with an aggregation of its own, {config.kl.aggregation}" if config.kl.aggregation else ""
+    what = f"{config.kl.coef:g} × {config.kl.estimator} in the loss{apart}"
+    if config.kl.where == "reward":
+        steered = "" if config.kl.target is None else f", steered to {config.kl.target:g} per token"
+        what = f"{config.kl.coef:g} × (log π_old - log π_ref) subtracted from each token's reward{steered}"
+    towards = "the reference that was given" if facts.reference_given else "the policy as it is given"
+    if not facts.reference_given and (facts.adapter is not None or config.lora.adapted):
+        return f"KL to {towards}, {what}; {reference_words(config, facts.adapter)}."
+    kept = "it" if facts.reference_given else "its frozen copy"
+    return f"KL to {towards}, {what}; {kept} takes memory ({size})."
+
+
+def _reference(config: RunConfig, facts: RunFacts) -> list[str]:
+    every, mixup_alpha = config.following.every, config.following.mixup_alpha
+    if not every or not (config.kl.coef or facts.reference_given):
+        return []
+    often = "every step" if every == 1 else f"every {_count(every, 'step')}"
+    if mixup_alpha == 1:
+        return [f"The reference follows the policy {often}: it becomes a copy of it."]
+    return [
+        f"The reference follows the policy {often}: {mixup_alpha:g} of the policy, {1 - mixup_alpha:g} of what it was; "
+        "in half precision a float32 average takes 4 more bytes per parameter."
+    ]
+
+
+def _entropy(config: RunConfig) -> list[str]:
+    bonus = config.entropy
+    if bonus.target is None:
+        return []
+    return [
+        f"The entropy bonus acts while the entropy is below {bonus.target:g} nats per token: its coefficient begins at "
+        f"{bonus.coef:g}, grows by {bonus.step:g} per step there and falls by as much above."
+    ]
+
+
+def _iterations(config: RunConfig) -> list[str]:
+    settings, network = config.iterative, config.own_reward_model
+    if not settings.steps or network is None:
+        return []
+    verifier = "the verifier" if config.eval.verifier is None else repr(config.eval.verifier)
+    by = f"{verifier} scores" + (
+        f", with {settings.continuations} continuations per step," if settings.continuations else ""
+    )
+    earlier = "" if settings.history is None else f" (at first those of {Path(settings.history).name})"
+    count = -(-config.run.steps // settings.steps)
+    head = "Iterations" if config.run.epochs is not None else _count(count, "iteration")
+    return [
+        f"{head} of {_count(settings.steps, 'step')}; each ends with "
+        f"{_count(network.epochs, 'pass', 'passes')} of the reward model over {network.examples} that {by} of its own "
+        f"samples and over {settings.replay:.0%} of all earlier examples{earlier}; {settings.held_out:.0%} of the "
+        "prompts are held out to measure it."
+    ]
+
+
+def _steps(config: RunConfig, facts: RunFacts) -> str:
+    if config.run.epochs is not None:
+        count = _count(config.data.prompts_per_step, "prompt")
+        return f"{_epochs(config.run.epochs)} of the training rows, {count} per step."
+    taken = config.run.steps * config.data.prompts_per_step
+    take = "takes" if config.run.steps == 1 else "take"
+    least = "at least " if config.filter.dynamic_sampling else ""
+    head = f"{_count(config.run.steps, 'step')} {take} {least}{_count(taken, 'prompt')}"
+    if facts.rows is None:
+        return f"{head}."
+    dropped = f"; {_count(facts.dropped, 'prompt')} too long, dropped" if facts.dropped else ""
+    dropped += f"; {_count(facts.truncated, 'prompt')} too long, cut on the left" if facts.truncated else ""
+    return f"{head}: {_epochs(taken / facts.rows)} of {_count(facts.rows, 'row')}{dropped}."
+
+
+def _epochs(number: float) -> str:
+    return "1 epoch" if number == 1 else f"{number:.3g} epochs"
+
+
+def _model(config: RunConfig, facts: RunFacts) -> list[str]:
+    if facts.parameters is None:
+        here = config.model.precision_here()
+        return [] if here is None else [f"The model computes in {here[0]} ({here[1]})."]
+    where = f" on {facts.device}" if facts.device else ""
+    how = f", in {facts.precision}" if facts.precision else ""
+    why = f"; {facts.path_reason}" if facts.path_reason else ""
+    return [f"The model has {facts.parameters:,} parameters{where}{how}{why}."]
+
+
+def _evaluation(config: RunConfig, facts: RunFacts) -> str:
+    if not config.eval.every:
+        return "No evaluation while training (eval.every = 0)."
+    limits = [count for count in (facts.eval_rows, config.eval.limit) if count is not None]
+    how_many = f"{_count(min(limits), 'held-out prompt')}" if limits else "the held-out prompts"
+    sampled = f" and {_count(config.eval.n, 'sample')} each" if config.eval.n else ""
+    sampled += f" at temperature {config.eval.temperature:g}" if sampled and config.eval.temperature else ""
+    verifier = verifier_of(config.rewards, config.eval.verifier)
+    correct = "" if verifier is None else f"; a completion is correct where {verifier!r} gives 1"
+    when = f"{'before step 1 and ' if config.eval.at_start else ''}every {_count(config.eval.every, 'step')}"
+    best = config.checkpoint.best
+    kept = "" if best is None or not facts.kept else f" The checkpoint with the best {best} stays."
+    patience = config.eval.patience
+    ends = f" The run ends after {_count(patience, 'evaluation')} without a better one." if patience else ""
+    return f"Evaluation {when} on {how_many}: greedy{sampled}{correct}.{kept}{ends}"
+
+
+def _safety(config: RunConfig, facts: RunFacts) -> str:
+    if not facts.kept:
+        return "Nothing is written: the run has no directory and is lost when this process ends."
+    if not config.checkpoint.every:
+        return "One checkpoint, at the end (checkpoint.every = 0): a killed run starts from the beginning."
+    every, keep = config.checkpoint.every, config.checkpoint.keep
+    kept = "all kept" if keep * every >= config.run.steps else f"the last {keep} kept"
+    return f"A checkpoint every {_count(every, 'step')}, {kept}."

@@ -1,0 +1,1 @@
+"""The optimizer: AdamW over full-precision masters, by slices and by looked-up rows."""

@@ -1,0 +1,59 @@
+"""Tensor functions that run as one kernel on a GPU: `torch.compile`, on CUDA only, at the first call.
+
+On a CPU the function runs uncompiled. If the compiler fails (no C compiler, no Triton), the function runs uncompiled on
+a GPU too, with one warning: slower, the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from oncurve.base.output import warn
+
+_FORMS = 64
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def allow_many_forms() -> None:
+    """Let one function be compiled for many dtypes and settings.
+
+    After eight, torch runs it uncompiled without a warning; for attention, all scores would then be in memory at once.
+    """
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FORMS)
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, compiled for all sizes when its first argument is on a CUDA device."""
+    ready: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        first = args[0]
+        if not (isinstance(first, Tensor) and first.device.type == "cuda"):
+            return function(*args, **kwargs)
+        if not ready:
+            allow_many_forms()
+            ready.append(torch.compile(function, dynamic=True))
+        try:
+            result: R = ready[0](*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the compiler's errors have no common base
+            if ready[0] is function:
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            warn(f"{function.__name__} could not be compiled and runs uncompiled: {reason}")
+            ready[0] = function
+            return function(*args, **kwargs)
+        return result
+
+    return call

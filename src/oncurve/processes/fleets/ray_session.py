@@ -1,0 +1,239 @@
+"""The connection to Ray. This is the only file that imports Ray, and it does so where a fleet is made: importing
+oncurve imports no Ray.
+
+Without an address a Ray of this process is started: without a dashboard, without usage reports, and open only with the
+token that its processes inherit. It ends with this process, however that ends, and other fleets use it until then: Ray
+forks its processes, and in one that has had a Ray before, with its threads, a fork may wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+
+from oncurve.base.errors import ConfigError
+from oncurve.base.output import urgent
+from oncurve.processes.fleets.ray_gpus import take_gpu
+
+_PROBE_SECONDS = 10.0
+_ASK_SECONDS = 2.0
+_START_SECONDS = 100.0
+_CONNECT_SECONDS = 180.0
+_SHUTDOWN_SECONDS = 30.0
+_TURN_SECONDS = 60.0
+_OBJECT_STORE_BYTES = 512 * 2**20
+
+
+_PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "86400"}
+"""Ray itself would end this process a minute after the first machine, without a word of the run."""
+
+
+class _Session:
+    """The process's connection to Ray, shared by its fleets: made with the first. To a Ray at an address it ends with
+    the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = self._room = 0
+        self._own = False
+        self._held: _Held | None = None
+        self._token = ""
+        self._ray: Any = None
+        self._held_gpus: dict[str, Any] = {}
+
+    def use(self, address: str, nbytes: int) -> Any:
+        """The module `ray`, connected. `nbytes`: of the largest object. Raises ConfigError."""
+        with self._lock:
+            if self._users == 0:
+                if address and self._token:
+                    raise ConfigError(
+                        "cluster.address: this process has started a Ray of its own before, whose token Ray keeps, so "
+                        f"the one at {address} cannot answer it; use it from a new process, or leave the address out"
+                    )
+                if address:
+                    check_address(address)
+                if address or nbytes > self._room:
+                    self._end()
+                with _environment(_PATIENCE if address else self._of_own_ray()):
+                    self._ray = _imported()
+                    if not self._ray.is_initialized():  # the program may have a Ray of its own
+                        self._connect(address, nbytes)
+            self._users += 1
+            return self._ray
+
+    def keep_gpu(self, entry: str) -> None:
+        """Have Ray give this process's GPU to no other as long as there are fleets. Raises ConfigError (`take_gpu`)."""
+        with self._lock:
+            if entry not in self._held_gpus:
+                self._held_gpus[entry] = take_gpu(self._ray, entry)
+
+    def leave(self) -> None:
+        """One fleet fewer."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                for holder in self._held_gpus.values():
+                    with contextlib.suppress(Exception):  # it has ended, or Ray has
+                        self._ray.kill(holder, no_restart=True)
+                self._held_gpus.clear()
+            if self._users == 0 and not self._own:
+                self._end()
+
+    def end(self) -> None:
+        """End a Ray of this process that no fleet uses. Twice is allowed."""
+        with self._lock:
+            if self._users == 0:
+                self._end()
+
+    def _end(self) -> None:
+        if self._held is not None:
+            self._held.leave()
+        self._held, self._own, self._room = None, False, 0
+
+    def _of_own_ray(self) -> dict[str, str]:
+        """The variables under which Ray is imported and started here: its library reads them when it is imported."""
+        if "ray" in sys.modules and not self._token:
+            urgent(
+                "oncurve: Ray was imported before, so the one that starts here is open to all of this machine's users"
+            )
+            return {}
+        self._token = self._token or secrets.token_hex(32)
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self._token,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_gcs_server_port_wait_time_s": f"{_START_SECONDS:.0f}",  # Ray's own 30 s have passed on busy machines
+        }
+
+    def _connect(self, address: str, nbytes: int) -> None:
+        logging.getLogger("ray").setLevel(logging.CRITICAL)  # what goes wrong is said by the fleets
+        settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "critical"}
+        room = min(max(_OBJECT_STORE_BYTES, 2 * nbytes), psutil.virtual_memory().available // 2)
+        if not address:
+            settings |= {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
+        start = functools.partial(self._ray.init, address=address or "local", **settings)
+        try:
+            self._held = _Held(start, self._ray.shutdown)
+        except Exception as error:
+            what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
+            raise ConfigError(f"cluster.address: {what}: {_first_line(error)}") from error
+        self._own, self._room = not address, max(room // 2, nbytes)
+        with contextlib.suppress(ImportError, AttributeError):
+            from ray._private.ray_logging import global_worker_stdstream_dispatcher
+
+            global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+
+
+SESSION = _Session()
+"""Of this process."""
+
+
+def _imported() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(missing()) from error
+    return ray
+
+
+def missing() -> str:
+    """The message where Ray is not installed."""
+    return "cluster.kind: \"ray\" needs Ray; install it with: pip install 'oncurve[cluster]'"
+
+
+class Head:
+    """The first machine of the Ray cluster at `address`: without it no process of the cluster can be reached for long.
+    Of a Ray of this process (""), which ends with it, nothing is asked."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._asked = self._answered = time.monotonic()
+
+    def silence(self) -> float:
+        """Seconds for which it has not answered; it is asked every few seconds."""
+        now = time.monotonic()
+        if self.address and now - self._asked > _ASK_SECONDS:
+            self._asked = now
+            with contextlib.suppress(OSError):
+                _connect(self.address, _ASK_SECONDS)
+                self._answered = time.monotonic()
+        return self._asked - self._answered
+
+
+def _connect(address: str, seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+
+
+def check_address(address: str) -> None:
+    """Raises ConfigError: nothing listens at `address`."""
+    try:
+        _connect(address, _PROBE_SECONDS)
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.address: no Ray answers at {address}: {error}; start one there (`ray start --head`), correct the "
+            'address, or set it to "" for a Ray on this machine'
+        ) from error
+
+
+class _Held:
+    """Ray, started and ended by one thread. It lives as long as Ray does: the kernel ends what it has started with it.
+    In the main thread Ray would take SIGTERM for itself."""
+
+    def __init__(self, start: Callable[[], Any], stop: Callable[[], Any]) -> None:
+        self._failed: list[BaseException] = []
+        self._started, self._left, self._stopped = threading.Event(), threading.Event(), threading.Event()
+        threading.Thread(target=self._run, args=(start, stop), daemon=True).start()
+        if not self._started.wait(_CONNECT_SECONDS):
+            self._left.set()
+            raise TimeoutError(f"no answer within {_CONNECT_SECONDS:g} seconds")
+        if self._failed:
+            raise self._failed[0]
+
+    def _run(self, start: Callable[[], Any], stop: Callable[[], Any]) -> None:
+        try:
+            start()
+        except BaseException as error:
+            self._failed.append(error)
+        self._started.set()
+        while not self._failed and not self._left.wait(_TURN_SECONDS):
+            pass
+        with contextlib.suppress(Exception):  # it has ended
+            stop()
+        self._stopped.set()
+
+    def leave(self) -> None:
+        """End Ray, or the connection to it."""
+        self._left.set()
+        self._stopped.wait(_SHUTDOWN_SECONDS)
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Within: these variables are set; the processes that are started meanwhile keep them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

@@ -1,0 +1,252 @@
+"""The worker's side: load one callable, then answer items, one JSON line each, until the parent ends.
+
+This module imports the standard library only, so that workers start quickly and stay small. The channel has file
+descriptors of its own, which the output of user code cannot reach.
+
+There are two processes: a supervisor, which the parent started and which runs no user code, and the worker, forked from
+it before anything is loaded. The kernel signals the supervisor when the parent dies, and the supervisor acts on it
+whatever the worker does (also in C code that never releases the interpreter lock). Orphans of the worker become the
+supervisor's children, so it ends every process that user code started, in any process group or session. It ends in the
+same way as the worker.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+LARGEST_REPLY_BYTES = 16 << 20  # a reply is a few numbers; a larger one is a mistake that would fill memory
+LONGEST_MESSAGE = 4000  # characters of a traceback, from its end
+LONGEST_LINE = 400
+END = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
+"""The signal at which a supervisor ends the worker, its processes and itself; user code does not use it."""
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def serve(request: int, reply: int, parent: int) -> NoReturn:
+    """Answer the requests on descriptor `request` on descriptor `reply`; never returns. Called by `WorkerPool` only."""
+    _settle_in(request, reply)
+    watched: set[int] = {signal.SIGCHLD, END}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    _ask_kernel(_PR_SET_CHILD_SUBREAPER, 1)
+    _ask_kernel(_PR_SET_PDEATHSIG, int(END))
+    if os.getppid() != parent:
+        os._exit(0)
+    supervisor = os.getpid()
+    worker = os.fork()
+    if worker:
+        os.close(request)
+        os.close(reply)
+        _supervise(worker, watched)
+    _ask_kernel(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != supervisor:
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel takes the worker, not the run
+    _work(request, reply)
+
+
+def _supervise(worker: int, watched: set[int]) -> NoReturn:
+    """Wait for the worker's end, or for the signal `END`; then end its processes, and exit as the worker did."""
+    status, ordered = None, False
+    while status is None and not ordered:
+        ordered = signal.sigwait(watched) == END
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                status = ended[1] if ended[0] == worker else status
+    with contextlib.suppress(ChildProcessError):
+        while True:  # the children of an ended child become ours
+            for child in _children():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, signal.SIGKILL)
+            os.waitpid(-1, 0)
+    if status is not None and os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError):
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(0 if status is None else os.waitstatus_to_exitcode(status))
+
+
+def _children() -> Iterator[int]:
+    """The processes whose parent this one is."""
+    own = str(os.getpid())
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            stat = Path("/proc", process, "stat").read_text(errors="replace")
+            if stat.rpartition(")")[2].split()[1] == own:  # the name before it may contain anything
+                yield int(process)
+
+
+def _ask_kernel(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _work(request: int, reply: int) -> NoReturn:
+    requests: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_read_requests, args=(request, requests), daemon=True).start()
+    start = requests.get()
+    secret = start["secret"]
+    try:
+        function, about = _load(start)
+        _send(reply, json.dumps({"secret": secret, "ready": about}))
+    except BaseException as error:
+        _send(reply, json.dumps({"secret": secret, "failed": last_words(error)}))
+        os._exit(1)
+    _limit_memory(start["memory_limit_bytes"])
+    _announce_imports(reply, secret)
+    process, number = os.getpid(), 0
+    while True:
+        for item in requests.get()["items"]:
+            answer, spent = _answer(function, item)
+            if os.getpid() != process:
+                os._exit(0)  # a child that user code forked and that returned must not answer
+            _send(reply, f'{{"secret": "{secret}", "number": {number}, {answer[1:]}')
+            number += 1
+            if spent:
+                requests.get()  # the parent replaces this worker when it reads that reply
+
+
+def _settle_in(request: int, reply: int) -> None:
+    for descriptor in (request, reply):
+        os.set_inheritable(descriptor, False)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker is killed, not asked to flush
+    with contextlib.suppress(OSError):  # no stderr: what is printed goes nowhere
+        os.dup2(2, 1)  # user code prints to stderr: a program may read the parent's stdout
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process may be stopped for printing to the terminal
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for the run, also where it is sent to all its processes
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _read_requests(request: int, requests: SimpleQueue[Any]) -> None:
+    """Runs in a thread, which sees the end of the pipe (the parent has ended) at once; requests wait in the queue."""
+    with open(request, "rb") as lines:
+        for line in lines:
+            requests.put(json.loads(line))
+    os._exit(0)  # the supervisor ends all processes
+
+
+def _load(start: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
+    """The callable `factory(**settings)`, and its attribute `about`."""
+    sys.path[:] = start["sys_path"]
+    from oncurve.base.imports import locate  # here: only now is the parent's import path in place
+
+    function = locate(start["factory"], None)(**start["settings"])
+    return function, getattr(function, "about", None)
+
+
+def _announce_imports(reply: int, secret: str) -> None:
+    """Tell the parent when a call begins to import a module and when that has ended: it is no part of the call's time.
+
+    Other threads than this one, and processes that a call has forked, import without a word.
+    """
+    importing, process, thread = builtins.__import__, os.getpid(), threading.get_ident()
+    busy = False
+
+    def announced(name: str, *arguments: Any, **named: Any) -> Any:
+        nonlocal busy
+        if busy or name in sys.modules or (os.getpid(), threading.get_ident()) != (process, thread):
+            return importing(name, *arguments, **named)
+        busy = True
+        _send(reply, json.dumps({"secret": secret, "importing": True}))
+        try:
+            return importing(name, *arguments, **named)
+        finally:
+            busy = False
+            _send(reply, json.dumps({"secret": secret, "importing": False}))
+
+    builtins.__import__ = announced
+
+
+def _limit_memory(limit: int | None) -> None:
+    """Allow `limit` bytes of address space beyond those after importing: libraries map gigabytes they never touch."""
+    if limit is None:
+        return
+    taken = 0
+    with contextlib.suppress(OSError):
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    allowed = taken + limit if hard == resource.RLIM_INFINITY else min(taken + limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
+
+
+def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:
+    """The JSON object that answers `item`; whether memory ran out, so that the worker is of no more use."""
+    try:
+        value = function(item)
+    except BaseException as error:  # user code may raise anything; none of it may end the worker
+        return _fault(kind_of_fault(error), error), isinstance(error, MemoryError)
+    try:
+        line = json.dumps({"value": value}, default=plain)
+    except BaseException as error:
+        return _fault("type", error), False
+    if len(line) > LARGEST_REPLY_BYTES:
+        line = json.dumps({"fault": "type", "message": f"the value is too large: {len(line)} bytes as JSON"})
+    return line, False
+
+
+def kind_of_fault(error: BaseException) -> str:
+    """ "memory", "exit" or "exception"."""
+    return "memory" if isinstance(error, MemoryError) else "exit" if isinstance(error, SystemExit) else "exception"
+
+
+def _fault(kind: str, error: BaseException) -> str:
+    return json.dumps({"fault": kind, "message": last_words(error)})
+
+
+def plain(value: Any) -> Any:
+    """A number or an array of numpy or torch as Python's own, for JSON. Raises TypeError for anything else."""
+    if callable(getattr(value, "tolist", None)):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} cannot be sent to or from a worker: it is not JSON")
+
+
+def last_words(error: BaseException) -> str:
+    """The traceback from where user code begins; a mistake in the settings is its message alone."""
+    if type(error).__module__ == "oncurve.base.errors":
+        return str(error)
+    try:
+        trace = error.__traceback__
+        here = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace)).strip()
+    except BaseException:  # an exception whose own methods raise
+        text = f"{type(error).__name__} (its message cannot be shown)"
+    return text[-LONGEST_MESSAGE:]
+
+
+def in_a_line(error: BaseException) -> str:
+    """What an error says, as a part of a sentence: type and message; of a mistake in the settings its message alone."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:  # an exception whose own methods raise
+        text = "its message cannot be shown"
+    if type(error).__module__ == "oncurve.base.errors":
+        return text
+    return f"{type(error).__name__}{': ' * bool(text)}{text}"[:LONGEST_LINE]
+
+
+def _send(reply: int, line: str) -> None:
+    data = line.encode() + b"\n"
+    try:
+        while data:
+            data = data[os.write(reply, data) :]
+    except BrokenPipeError:  # the pool is closed
+        os._exit(0)

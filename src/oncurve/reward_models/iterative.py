@@ -1,0 +1,130 @@
+"""The outer loop of Algorithm 1 (DeepSeekMath, arXiv:2402.03300): a new reference, and a reward model that is updated.
+
+2      for iteration = 1, ..., I do
+3          π_ref ← π_θ                                           `before_step`, at an iteration's first step
+4-11       for step = 1, ..., M do ...                           `Trainer.step`
+12         update r_φ through continuous training with replay    `after_step`, at an iteration's last step
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from oncurve.base.errors import CheckpointError
+from oncurve.components import Component
+from oncurve.metrics import Metrics
+from oncurve.reward_models.labelling import Labeller
+from oncurve.reward_models.learner import RewardLearner
+from oncurve.reward_models.replay import Replay
+from oncurve.reward_models.training import fit
+from oncurve.trainer import ReferenceSchedule, StepResult, TrainerState
+from oncurve.types import Group
+
+
+class IterativeSettings(Component):
+    """Iterative GRPO: at intervals a new reference, and a reward model trained on the scores of `eval.verifier`."""
+
+    steps: int = Field(default=0, ge=0, le=10**9)
+    """Steps of an iteration; 0: no iterations."""
+
+    replay: float = Field(default=0.1, ge=0, le=1)
+    """Share of all earlier examples that an iteration trains on again."""
+
+    held_out: float = Field(default=0.1, ge=0, lt=1)
+    """Share of an iteration's prompts whose samples are not trained on but measure the reward model."""
+
+    continuations: int = Field(default=0, ge=0, le=10**5)
+    """For a process model with a verifier of answers only: continuations from each step's end; the share of right ones
+    is the step's label. 0: the verifier scores steps."""
+
+    history: str | None = None
+    """A file of the examples that the reward model was trained on before, as `oncurve reward-model train` takes it."""
+
+
+class Iterations:
+    """An `OuterLoop` that ends every iteration with the reward model's continued training.
+
+    The reference moves with `reference`, whose `every` is the iteration's steps. The verifier's labels of each step's
+    groups go into `replay`; the reward model is trained on this iteration's examples and on a share of all earlier
+    ones, and scores with its new weights from the next step on. `save` writes all of it.
+    """
+
+    def __init__(
+        self,
+        settings: IterativeSettings,
+        reference: ReferenceSchedule,
+        learner: RewardLearner,
+        label: Labeller,
+        replay: Replay,
+        seed: int = 0,
+    ) -> None:
+        self.settings = settings
+        self.reference = reference
+        self.learner = learner
+        self.replay = replay
+        self._label = label
+        self._seed = seed
+
+    def before_step(self, state: TrainerState) -> None:
+        """Line 3: π_ref ← π_θ, at the first step of every iteration but the first, whose reference is the policy."""
+        self.reference.before_step(state)
+
+    def after_step(self, result: StepResult) -> StepResult:
+        """Keep the verifier's labels of the step's samples; line 12 at the last step of an iteration."""
+        result = self.reference.after_step(result)
+        number = 1 + (result.step - 1) // self.settings.steps
+        for held_out in (False, True):
+            groups = [group for group in result.groups if self._is_held_out(group) == held_out]
+            self.replay.add(number, self.learner.fitting(self._label(groups)), held_out)
+        result.metrics["progress/iteration"] = float(number)
+        if result.step % self.settings.steps == 0:
+            result.metrics.update(self._train_on(number))
+        return result
+
+    def _train_on(self, number: int) -> dict[str, float]:
+        """The reward model's continued training at the end of an iteration; its metrics."""
+        started = time.perf_counter()
+        new, held_out = self.replay.of(number), self.replay.of(number, held_out=True)
+        earlier = self.replay.earlier(number)
+        replayed = self.replay.replayed(number, self.settings.replay, self._seed)
+        before = self.learner.measure(held_out)
+        metrics = fit(self.learner, new + replayed, self._seed + number) if new else Metrics()
+        after = self.learner.measure(held_out)
+        found = {
+            "reward_model/new_examples": float(len(new)),
+            "reward_model/replayed_examples": float(len(replayed) if new else 0),
+            "reward_model/history_examples": float(len(earlier)),
+            "reward_model/updates": 0.0,
+            "time/reward_model": time.perf_counter() - started,
+            **metrics.result(),
+            **{f"reward_model/heldout_{name}": value for name, value in after.items()},
+        }
+        return found | ({"reward_model/heldout_accuracy_before": before["accuracy"]} if before else {})
+
+    def _is_held_out(self, group: Group) -> bool:
+        """Whether a prompt's samples only measure the reward model: a function of the prompt, the same in every run."""
+        digest = hashlib.blake2b(str(group.prompt.id).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") < self.settings.held_out * 2**64
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the reward model with its optimizer; the record also has the replay buffer's length."""
+        return {
+            "reward_model": self.learner.save(folder),
+            "replay_bytes": self.replay.stored_bytes(),
+            "replay_sha256": self.replay.digest(),
+            "reference": self.reference.save(folder),
+        }
+
+    def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """The inverse of `save`, bit for bit. Raises CheckpointError: the checkpoint has no reward model."""
+        if "reward_model" not in meta:
+            raise CheckpointError("the checkpoint has no reward model, and this run's [iterative] needs one")
+        self.learner.load(folder, meta["reward_model"])
+        self.replay.open(int(meta["replay_bytes"]), meta["replay_sha256"])
+        self.reference.load(folder, meta["reference"])

@@ -1,0 +1,1 @@
+"""Checks of answers, formats and lengths, and the functions of users."""

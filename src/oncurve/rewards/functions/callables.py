@@ -1,0 +1,198 @@
+"""User functions as rewards: three signatures, told apart by the names of their parameters, called in one way.
+
+    columns   f(completion, answer, ...) -> float | None              one completion; parameters are columns by name
+    TRL       f(prompts, completions, **columns) -> list[float | None] the whole batch; may be async
+    verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
+
+For process supervision each of them may return the rewards of a completion's steps in place of a number:
+
+    {"reward": 1.0, "steps": [0.2, 0.9, 1.0]}          one number per step that `split` finds
+    {"reward": 1.0, "steps": [[12, 0.2], [30, 0.9]]}   [offset in the text just after the step, number]: own steps
+
+Without "reward" the reward is the mean of the steps. A function of one completion with a parameter `completion_steps`
+receives the texts of the steps that `split` finds, and may return the list of numbers alone. The same adapter runs in a
+worker and in this process.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.imports import locate
+from oncurve.rewards.accepts import Accepts
+from oncurve.steps import Splitter, lines, pieces, splitter_of
+
+OFFERED = ("completion", "prompt", "completion_ids")
+TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+VERL_TRUTH = ("reward_model", "ground_truth", "answer")
+STEPS = "completion_steps"
+
+
+class Adapted:
+    """A user function of any signature, called in one way: `adapted(item)` for the items that `about` describes.
+
+    split    finds the steps of a completion, where the function takes or scores them
+    kwargs   keyword arguments of every call, in place of columns of these names
+
+    Raises ConfigError for a function whose parameters cannot be filled by name, or that does not take the `kwargs`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], split: Splitter = lines, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        self._split, self._kwargs = split, dict(kwargs or {})
+        self._function: Callable[..., Any] = lambda **given: function(**{**given, **self._kwargs})
+        name = getattr(function, "__name__", type(function).__name__)
+        if not callable(function):
+            raise ConfigError(f"reward {function!r:.60} is a {name}, not a function")
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"reward {name}: its parameters cannot be read; wrap it in a def") from error
+        if not parameters:
+            raise ConfigError(f"reward {name} has no parameters; columns are passed by name: def reward(completion)")
+        self._everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        fixed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
+        if fixed:
+            raise ConfigError(f"reward {name}: parameter {fixed[0]} cannot be given by name; write it as a plain one")
+        self._names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+        self._required = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.default is p.empty]
+        self._check_kwargs(name)
+        self._names, self._required = (
+            [each for each in names if each not in self._kwargs] for names in (self._names, self._required)
+        )
+        self._call, accepts = self._signature()
+        self.about: Any = accepts.as_json()
+        self.accepts = accepts
+
+    def _check_kwargs(self, name: str) -> None:
+        """Raises ConfigError: the function does not take one of the `kwargs`, or gets it from the completion."""
+        for key in self._kwargs:
+            if key in (*OFFERED, *TRL_NAMES, "solution_str", "ground_truth", STEPS):
+                raise ConfigError(f"reward {name}: kwargs: {key!r} is what is to be rewarded, so it cannot be given")
+            if key not in self._names and not self._everything:
+                raise ConfigError(f"reward {name}: kwargs: it takes no {key!r}{suggest(key, self._names)}")
+
+    def _signature(self) -> tuple[Callable[[Mapping[str, Any]], Any], Accepts]:
+        """The call for the function's signature, and the arguments that it takes."""
+        if {"solution_str", "ground_truth"} <= set(self._names):
+            takes = ("completion", "data_source", *VERL_TRUTH, "extra_info")
+            return self._verl, Accepts(needs=(VERL_TRUTH,), takes=takes)
+        if "completions" in self._names:
+            columns = tuple(n for n in self._names if n not in TRL_NAMES)
+            needs = tuple((n,) for n in columns if n in self._required)
+            offered = tuple(n for n in TRL_NAMES if n in self._names)
+            return self._trl, Accepts(batch=True, needs=needs, takes=columns + offered, everything=self._everything)
+        needs = tuple((n,) for n in self._required if n != STEPS)
+        used = dict.fromkeys((*self._names, "completion"))  # whose text the steps are in
+        used.pop(STEPS, None)
+        return self._columns, Accepts(needs=needs, takes=tuple(used), everything=self._everything)
+
+    def __call__(self, item: Mapping[str, Any]) -> Any:
+        """The function's value, or for a batch `{"rewards", "metrics", "extras"}`."""
+        return self._call(item)
+
+    def _columns(self, item: Mapping[str, Any]) -> Any:
+        text = item["completion"]
+        given = {name: value for name, value in item.items() if self._everything or name in self._names}
+        if STEPS in self._names:
+            given[STEPS] = pieces(text, self._split(text))
+        value = _awaited(self._function(**given))
+        if STEPS not in self._names:
+            return self._with_steps(value, text)
+        return self._with_steps({"steps": value} if isinstance(value, (list, tuple)) else value, text)
+
+    def _with_steps(self, value: Any, text: str) -> Any:
+        """The function's value for `text`, with steps as `step_ends` and `step_rewards`.
+
+        Raises ValueError: numbers for another number of steps, or steps that lie outside the text.
+        """
+        if not isinstance(value, Mapping) or "steps" not in value:
+            return value
+        steps = list(value["steps"])
+        if steps and all(isinstance(step, (list, tuple)) and len(step) == 2 for step in steps):
+            ends = [end.tolist() if hasattr(end, "tolist") else end for end, _ in steps]
+            rewards = [reward for _, reward in steps]
+            inside = all(type(end) is int and 0 < end <= len(text) for end in ends)
+            if not inside or ends != sorted(set(ends)):
+                raise ValueError(f"its steps end at {ends!r:.60} in a completion of {len(text)} characters")
+        else:
+            ends, rewards = self._split(text), steps
+            if len(ends) != len(rewards):
+                raise ValueError(f"it returned {len(rewards)} step rewards for a completion of {len(ends)} steps")
+        return {"reward": value.get("reward", value.get("score")), "step_ends": ends, "step_rewards": rewards}
+
+    def _verl(self, item: Mapping[str, Any]) -> Any:
+        stored = item.get("reward_model")
+        in_model = isinstance(stored, Mapping) and "ground_truth" in stored
+        truth = stored["ground_truth"] if in_model else item.get("ground_truth", item.get("answer"))  # type: ignore[index]
+        offered = {
+            "data_source": item.get("data_source"),
+            "solution_str": item["completion"],
+            "ground_truth": truth,
+            "extra_info": item.get("extra_info"),
+        }
+        value = _awaited(self._function(**{name: offered[name] for name in self._names if name in offered}))
+        if isinstance(value, Mapping) and "steps" in value:
+            return self._with_steps(value, item["completion"])
+        return value["score"] if isinstance(value, Mapping) else value
+
+    def _trl(self, item: Mapping[str, Any]) -> Any:
+        metrics: dict[str, list[float]] = {}
+        extras: dict[str, list[Any]] = {}
+        offered = {
+            "prompts": item["prompts"],
+            "completions": item["completions"],
+            "completion_ids": item["completion_ids"],
+            "trainer_state": SimpleNamespace(global_step=item["step"]),
+            "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
+            "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
+        }
+        wanted = {n: v for n, v in offered.items() if n in self._names or (self._everything and n == "prompts")}
+        rewards = _awaited(self._function(**{**item["columns"], **wanted}))
+        if isinstance(rewards, (list, tuple)) and len(rewards) == len(item["completions"]):
+            texts = [c if isinstance(c, str) else c[-1]["content"] for c in item["completions"]]
+            rewards = [self._with_steps(reward, text) for reward, text in zip(rewards, texts, strict=True)]
+        return {"rewards": rewards, "metrics": metrics, "extras": extras}
+
+
+def _awaited(value: Any) -> Any:
+    """The result of a coroutine function, also where an event loop is already running (a notebook)."""
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio  # here: it is slow to import, and few rewards need it
+    from concurrent.futures import ThreadPoolExecutor
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_wait(value))
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _wait(value)).result()
+
+
+async def _wait(value: Any) -> Any:
+    return await value
+
+
+def served(
+    path: str | None = None,
+    pickled: str | None = None,
+    base: str | None = None,
+    split: str = "newline",
+    kwargs: Mapping[str, Any] | None = None,
+) -> Adapted:
+    """The worker's side: the function at `path`, or the one in the parent's cloudpickle bytes (base64)."""
+    folder = Path(base) if base else None
+    splitter = splitter_of(split, folder)
+    if path is not None:
+        return Adapted(locate(path, folder), splitter, kwargs)
+    import cloudpickle  # here: only a worker unpickles, and only its own parent's bytes
+
+    return Adapted(cloudpickle.loads(base64.b64decode(pickled or "")), splitter, kwargs)

@@ -1,0 +1,139 @@
+"""Verifiable rewards over text and numbers: `exact`, `numeric`, `regex`, and the built-in `task`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator
+
+from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.functions.answers import final_answer, marked_number, text_after
+from oncurve.rewards.settings import AnswerReward, InProcess, RewardSettings, Runner, WorkerSettings
+from oncurve.tasks import check_steps, is_correct, read_question
+
+
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiled)]
+"""A setting that is a regular expression of Python's `re`."""
+
+
+class Checked(AnswerReward):
+    """A comparison with a column that runs in this process, in time linear in the text."""
+
+    def start(self, base: Path | None) -> Runner:
+        """Runs in this process; no user code is involved."""
+        return InProcess(self._item, Accepts(needs=(("completion",), (self.answer,))))
+
+    def _item(self, item: Mapping[str, Any]) -> float | None:
+        text = text_after(item["completion"], self.after)
+        return 0.0 if text is None else self(text, item[self.answer])
+
+    def __call__(self, completion: str, answer: Any) -> float | None:
+        """1 for a right completion, 0 for a wrong one, None where the answer column holds no answer."""
+        raise TypeError(f"{type(self).__name__} defines no comparison")
+
+
+class Exact(Checked):
+    """1 if the final answer (`answers.final_answer`; the whole text when nothing marks one) equals that of the column.
+
+    White space at the ends and its amount between words do not count. An empty answer column is None: the reward does
+    not apply. Example: `"... #### Paris."` equals `"Paris"`.
+    """
+
+    ignore_case: bool = False
+    """Whether `paris` equals `Paris`."""
+
+    def __call__(self, completion: str, answer: Any) -> float | None:
+        """1.0, 0.0 or None as the class says; an `answer` that is not text is compared as text."""
+        expected = self._plain(str(answer)) if answer is not None else ""
+        return float(self._plain(completion) == expected) if expected else None
+
+    def _plain(self, text: str) -> str:
+        marked = final_answer(text)
+        words = " ".join((text if marked is None else marked).split()).removesuffix(".")
+        return words.casefold() if self.ignore_case else words
+
+
+class Numeric(Checked):
+    """1 if the final number (`answers.marked_number`) equals that of the column, compared exactly as fractions.
+
+    None (does not apply) where the column holds no number. Example: `"... #### $1,234.0"` equals `1234`. A number with
+    a percent sign equals the same number without one, and the fraction that it stands for: `50%` equals `50` and `0.5`.
+    """
+
+    unmarked: bool = True
+    """Whether the last number of a text counts when nothing marks an answer."""
+
+    def __call__(self, completion: str, answer: Any) -> float | None:
+        """1.0, 0.0 or None as the class says; `answer` is text or a number."""
+        expected = marked_number(str(answer))
+        if expected is None:
+            return None
+        found = marked_number(completion, self.unmarked)
+        return float(found is not None and found.equals(expected))
+
+
+class Task(Checked):
+    """1 if the completion solves a problem of the built-in task, by the task's own checker and its `answer` column."""
+
+    def __call__(self, completion: str, answer: Any) -> float | None:
+        """1.0 or 0.0."""
+        return float(is_correct(completion, str(answer)))
+
+
+class TaskSteps(RewardSettings):
+    """The built-in task's step checker: every line of a completion is a step, 1 if it is right and 0 if not.
+
+    All steps after a wrong one are wrong. The completion as a whole gets 1 or 0 for its answer, as with `task`; this is
+    the value that is logged and evaluated. The task's column `question` is needed.
+    """
+
+    verifies: ClassVar[bool | None] = True
+    default: ClassVar[str | None] = "task_steps"
+
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """The question is one of the task's."""
+        question = row.get("question")
+        try:
+            read_question(question if isinstance(question, str) else "")
+        except ValueError:
+            return f"column 'question' holds no question of the built-in task: {question!r:.60}"
+        return None
+
+    def start(self, base: Path | None) -> Runner:
+        """Runs in this process; no user code is involved."""
+        return InProcess(self._item, Accepts(needs=(("completion",), ("question",))))
+
+    def _item(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        text, question = item["completion"], item["question"]
+        steps = check_steps(text, question)
+        return {
+            "reward": float(is_correct(text, read_question(question))),
+            "step_ends": [end for end, _ in steps],
+            "step_rewards": [float(right) for _, right in steps],
+        }
+
+
+class Regex(WorkerSettings):
+    """1 if `pattern` matches, 0 if not. In a worker under a deadline: backtracking on model text can take forever."""
+
+    scores_steps: ClassVar[bool] = False
+    pattern: Pattern
+    """A pattern of Python's `re`; flags inside it, such as `(?s)`."""
+
+    mode: Literal["search", "full"] = "search"
+    """Where it must match. "search": somewhere in the completion; "full": the whole completion."""
+
+    def start(self, base: Path | None) -> Runner:
+        """Runs in workers."""
+        return self.workers("oncurve.rewards.functions.matcher:Matcher", {"pattern": self.pattern, "mode": self.mode})

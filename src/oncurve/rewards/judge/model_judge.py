@@ -1,0 +1,302 @@
+"""The `model_judge` kind: a language model at an OpenAI-compatible endpoint scores a completion.
+
+Covered: a template over columns and completion, a strict reading of the answer, several requests at once, deadlines,
+retries, a file of answers for exact resumes, a spending limit, a key that is stored nowhere.
+Not covered: comparisons of several completions in one request, step rewards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Any, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, JsonValue, model_validator
+
+from oncurve.base.errors import ConfigError, RewardError
+from oncurve.processes.pool import Reply
+from oncurve.rewards.accepts import Accepts
+from oncurve.rewards.functions.callables import OFFERED
+from oncurve.rewards.functions.verify import Pattern
+from oncurve.rewards.judge.asking import Asking, Request
+from oncurve.rewards.judge.endpoint import Endpoint, Unanswered
+from oncurve.rewards.judge.replies import Replies
+from oncurve.rewards.settings import RewardSettings, Runner, Seconds
+
+CHECK_SECONDS = 5.0
+OWN_KEYS = ("model", "messages", "temperature", "max_tokens", "n", "stream")
+_FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n\s*```\s*", re.DOTALL)
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError: a key is there twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key is there twice")
+    return table
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no address of an endpoint; it is like 'http://localhost:8000/v1'")
+    return url.rstrip("/").removesuffix("/chat/completions")
+
+
+def _checked_template(template: str) -> str:
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        columns = _Template(template).columns
+    except TemplateSyntaxError as error:
+        raise ValueError(f"not a Jinja template: line {error.lineno}: {error.message}") from error
+    if not {"completion", "completion_ids"} & set(columns):
+        raise ValueError("a template must contain the text that is to be scored: {{ completion }}")
+    return template
+
+
+class ModelJudge(RewardSettings):
+    """The score that a language model gives, asked at an OpenAI-compatible endpoint (`POST url/chat/completions`).
+
+    The message is `template` with the columns, `prompt` and `completion` filled in. The answer must hold one score,
+    found by `pattern` or in the JSON key `field`, between `low` and `high`; anything else is a fault, and `on_error`
+    says what becomes of it. Equal requests are sent once. Answers are kept in the run's folder, in `replies/`, and a
+    resumed run reads them there.
+    """
+
+    scores_steps: ClassVar[bool] = False
+    verifies: ClassVar[bool | None] = False
+    default: ClassVar[str | None] = "model_judge"
+
+    url: Annotated[str, AfterValidator(_checked_url)]
+    """The endpoint, up to `/chat/completions`: "http://localhost:8000/v1"."""
+
+    model: str = Field(min_length=1)
+    """The model's name at the endpoint."""
+
+    template: Annotated[str, AfterValidator(_checked_template)]
+    """A Jinja template of the message: `{{ completion }}`, `{{ prompt }}`, and columns by name."""
+
+    system: str | None = None
+    """A system message, as it stands; none: no such message."""
+
+    pattern: Pattern | None = None
+    """A pattern of Python's `re` that is found once in the answer; its only group is the score: `Score: (\\d+)`."""
+
+    field: str | None = Field(default=None, min_length=1)
+    """In place of a pattern: the key of the score in an answer that is one JSON object and nothing else."""
+
+    low: float = 0.0
+    """The smallest score; a smaller one is a fault."""
+
+    high: float = 1.0
+    """The largest score; a larger one is a fault."""
+
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """The name of the environment variable that holds the key; none: no key is sent. The key itself is stored nowhere.
+    """
+
+    temperature: float | None = Field(default=0.0, ge=0)
+    """The model's sampling temperature; none: it is not sent."""
+
+    max_tokens: int | None = Field(default=512, gt=0)
+    """The most tokens of an answer; none: it is not sent."""
+
+    extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+    """More keys of the request: `{ seed = 1 }`, `{ max_completion_tokens = 512 }`, `{ response_format = {...} }`."""
+
+    concurrency: int = Field(default=8, ge=1, le=256)
+    """The number of requests at once."""
+
+    timeout_seconds: Seconds = 60.0
+    """The limit for the score of one completion, with all tries and waits."""
+
+    retries: int = Field(default=4, ge=0, le=20)
+    """Further tries after a refused or broken connection, 429 or 5xx, after 0.5, 1, 2, ... s or what the endpoint
+    asks for."""
+
+    max_requests: int | None = Field(default=None, gt=0)
+    """The spending limit: the most answered requests of the whole run, resumes included; none: no limit. Reaching it
+    ends the run in order."""
+
+    max_total_tokens: int | None = Field(default=None, gt=0)
+    """The same in tokens of requests and answers, as the endpoint counts them; requests on their way may exceed it."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ModelJudge:
+        parts = urlsplit(self.url)
+        if parts.username or parts.password or parts.query or parts.fragment:  # not shown: it may be a secret
+            raise ValueError("url: an address without a user, a password or a query; a key is named by api_key_env")
+        if (self.pattern is None) == (self.field is None):
+            raise ValueError("give a pattern with one group, like 'Score: ([0-9.]+)', or a field, the key in JSON")
+        if self.pattern is not None and re.compile(self.pattern).groups != 1:
+            raise ValueError(
+                f"pattern: it has {re.compile(self.pattern).groups} groups; put the score, and nothing else, in "
+                "parentheses; (?:...) groups without"
+            )
+        if self.low >= self.high:
+            raise ValueError(f"low: {self.low:g} is not below high, {self.high:g}")
+        for key in sorted(self.extra_body.keys() & set(OWN_KEYS)):
+            raise ValueError(f"extra_body: {key!r} is set by the reward itself; leave it out")
+        return self
+
+    def complaint(self, row: Mapping[str, Any]) -> str | None:
+        """Why the template cannot be filled in with the columns of `row`; None: it can."""
+        try:
+            self.message({"completion": "", "prompt": "", "completion_ids": [], **row})
+        except Exception as error:  # a template of the user's may raise anything
+            return f"its template cannot be filled in: {error}"
+        return None
+
+    def message(self, item: Mapping[str, Any]) -> str:
+        """The template with the values of `item` filled in."""
+        return self._compiled.fill(item)
+
+    @cached_property
+    def _compiled(self) -> _Template:
+        return _Template(self.template)
+
+    def request(self, item: Mapping[str, Any]) -> Request:
+        """The request for an item, and the hash of what decides its answer: the body, not the address."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [*system, {"role": "user", "content": self.message(item)}],
+            **self.extra_body,
+        }
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if self.max_tokens is not None:
+            body["max_tokens"] = self.max_tokens
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest(), body
+
+    def read(self, text: str) -> Reply:
+        """The score in an answer; a fault of kind "type" where it holds none, several, or one outside the bounds."""
+        try:
+            score = self._score(text)
+        except ValueError as error:
+            return Reply(None, "type", f"{error}: {text.strip()!r:.300}")
+        if not self.low <= score <= self.high:  # not so for NaN
+            bounds = f"{self.low:g} and {self.high:g}"
+            return Reply(None, "type", f"the score {score:g} is not between {bounds}: {text.strip()!r:.300}")
+        return Reply(score)
+
+    def _score(self, text: str) -> float:
+        if self.pattern is not None:
+            found = re.findall(self.pattern, text)
+            if len(found) != 1:
+                raise ValueError(f"the pattern is found {len(found)} times, not once, in the answer")
+            try:
+                return float(found[0])
+            except ValueError:
+                raise ValueError(f"{found[0]!r:.40} is no number, in the answer") from None
+        fenced = _FENCE.fullmatch(text)
+        try:
+            said = json.loads(fenced[1] if fenced else text, object_pairs_hook=_table)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                "a key is twice in the answer" if "twice" in str(error) else "the answer is no JSON"
+            ) from None
+        score = said.get(self.field) if isinstance(said, dict) else None
+        if not isinstance(score, (int, float)) or isinstance(score, bool):
+            raise ValueError(f"no number under {self.field!r} in the answer")
+        return float(score)
+
+    def start(self, base: Path | None) -> Runner:
+        """Asks from threads of this process. Raises ConfigError: no key, or nothing answers at the address."""
+        runner = EndpointRunner(self, Endpoint(self.url, self._key(), self.retries))
+        problem = runner.endpoint.check(min(CHECK_SECONDS, self.timeout_seconds))
+        if problem is not None:
+            raise ConfigError(f"url: {problem}; start the server, or correct url or api_key_env")
+        return runner
+
+    def _key(self) -> str | None:
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise ConfigError(f"api_key_env: the environment variable {self.api_key_env} is not set: export it")
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigError(f"api_key_env: the value of {self.api_key_env} is no key: it has blanks or control signs")
+        return key
+
+
+class EndpointRunner:
+    """Asks the model about items, several at once; `begin` while other groups are still being sampled."""
+
+    def __init__(self, settings: ModelJudge, endpoint: Endpoint) -> None:
+        self.settings, self.endpoint = settings, endpoint
+        self.replies = Replies(settings.read, settings.max_requests, settings.max_total_tokens)
+        columns = _Template(settings.template).columns
+        self.about: Any = Accepts(needs=tuple((name,) for name in columns)).as_json()
+
+    @property
+    def announcement(self) -> str:
+        """What leaves this machine, for the plan."""
+        sent = [name for (name,) in self.about["needs"]]
+        limits = [
+            f"{limit:,} {what}"
+            for limit, what in ((self.settings.max_requests, "requests"), (self.settings.max_total_tokens, "tokens"))
+            if limit is not None
+        ]
+        return (
+            f"sends {', '.join(sent)} to {self.settings.model} at {self.settings.url}; limit: "
+            f"{' and '.join(limits) or 'none (max_requests, max_total_tokens)'}"
+        )
+
+    def keep_in(self, file: Path) -> None:
+        """Keep the answers in `file`, and begin with those that it has."""
+        self.replies.keep_in(file)
+
+    def begin(self) -> Asking:
+        """The requests of one scoring."""
+        return Asking(self.settings.request, self.replies.get, self._answer, self.settings.concurrency)
+
+    def run(self, items: Sequence[Any]) -> list[Reply]:
+        """One reply per item, in order."""
+        with self.begin() as asking:
+            asking.add(items)
+            return asking.replies()
+
+    def _answer(self, request: Request, stopped: Event) -> Reply:
+        key, body = request
+        try:
+            self.replies.reserve()
+            try:
+                answer = self.endpoint.answer(body, self.settings.timeout_seconds, stopped)
+            finally:
+                self.replies.release()
+            text = answer.text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be stored
+            return self.replies.add(key, text, answer.tokens)
+        except Unanswered as error:
+            return Reply(None, error.kind, f"{error}{' (timeout_seconds)' * (error.kind == 'timeout')}")
+        except RewardError as error:
+            raise RewardError(f"reward {self.settings.name or self.settings.default_name}: {error}") from error
+
+    def close(self) -> None:
+        """Close the file of answers."""
+        self.replies.close()
+
+
+class _Template:
+    """A Jinja template, filled in within a sandbox; `columns` are the names that it reads."""
+
+    def __init__(self, text: str) -> None:
+        from jinja2 import StrictUndefined, meta  # here: settings of other kinds do not need it
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        names = meta.find_undeclared_variables(environment.parse(text)) - set(environment.globals)
+        self.columns = tuple(sorted(names, key=lambda name: (name in OFFERED, name)))
+        self._template = environment.from_string(text)
+
+    def fill(self, item: Mapping[str, Any]) -> str:
+        """The text with the values of `item`. Raises what the template raises."""
+        return str(self._template.render(item))

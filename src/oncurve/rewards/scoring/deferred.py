@@ -1,0 +1,353 @@
+"""The rewards of one step: workers score each group once it is submitted, and `finish` collects the scores."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from oncurve.base.closing import Closing
+from oncurve.base.errors import DataError, OncurveError, RewardError, TrainingError
+from oncurve.processes.pool import Reply
+from oncurve.rewards.component import LARGEST_REWARD, RewardComponent, Stepwise, checked, completion_count, within
+from oncurve.rewards.settings import RunnerJob
+from oncurve.types import Completion, Group, Prompt, Score
+
+Locate = Callable[[Prompt, Completion, Sequence[int]], tuple[int, ...]]
+"""Prompt, completion and the offsets just after each step in its text -> the index of each step's last token."""
+
+
+class Scoring(Closing):
+    """The scores of one step, worked on while some of its groups are still being written. Single use.
+
+        with rewards.begin(step) as scoring:
+            groups = engine.generate(prompts, draw, on_group=scoring.submit)
+            groups = scoring.finish(groups)
+
+    Rewards in workers that take one completion at a time begin when a group is submitted. A batch function takes the
+    whole step in one call, and a reward in this process would keep the sampler waiting: `finish` calls both. The scores
+    do not depend on which groups were submitted, nor on their order. Where the block ends before `finish` returns (an
+    interrupt, an abandoned step), the busy workers are replaced.
+
+    After `finish`:
+
+    fault_counts         faults by kind: exception, exit, memory, timeout, died, type, not_finite, none
+    metrics              means of the numbers that TRL functions logged (`log_metric`), by "component/name"; the values
+                         that they logged for each completion (`log_extra`) are in its `Score.extras`
+    overlapped_seconds   time that all workers spent on submitted groups before `finish`
+    """
+
+    def __init__(self, components: Sequence[RewardComponent], step: int, locate: Locate | None = None) -> None:
+        self._submitted: dict[int, Group] = {}
+        self._locate = locate
+        self._undo = ExitStack()
+        self._components = [ComponentScoring(component, step, self._undo) for component in components]
+        self.fault_counts: Counter[str] = Counter()
+        self.metrics: dict[str, float] = {}
+        self.overlapped_seconds = 0.0
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether there is a component."""
+        return bool(self._components)
+
+    def submit(self, index: int, group: Group) -> None:
+        """Hand group number `index` to the workers. `finish` reports what is wrong with its row."""
+        self._submitted[index] = group
+        for scored in self._components:
+            scored.submit(index, group)
+
+    def finish(self, groups: Sequence[Group]) -> list[Group]:
+        """All groups, in order, with a `Score` for every completion; a submitted group i must be `groups[i]`.
+
+        Without a component every reward is 0.
+
+        Raises RewardError (a fault where `on_error` is "raise", a list of the wrong length), DataError (a row lacks a
+        column), TrainingError when no completion of two or more has a reward without fault: the first fault is shown.
+        """
+        for index, group in self._submitted.items():
+            if not 0 <= index < len(groups) or groups[index].completions != group.completions:
+                raise ValueError(f"group {index} is not the one that was submitted")
+        if not self._components:
+            return [replace(group, scores=tuple(Score(0.0) for _ in group.completions)) for group in groups]
+        for scored in sorted(self._components, key=ComponentScoring.runs_here):  # workers work meanwhile
+            scored.launch(groups)
+        replies = [scored.replies(groups) for scored in self._components]
+        self._undo.close()
+        self.overlapped_seconds = math.fsum(scored.overlapped_seconds for scored in self._components)
+        self.metrics = {
+            _as_text(f"{scored.component.name}/{name}"): math.fsum(values) / len(values)
+            for scored in self._components
+            for name, values in scored.metrics.items()
+            if values
+        }
+        written = [(group.prompt, completion) for group in groups for completion in group.completions]
+        scores = [
+            self._score(index, given, *completion)
+            for index, (given, completion) in enumerate(zip(zip(*replies, strict=True), written, strict=True))
+        ]
+        self.fault_counts = Counter(score.fault.partition(":")[0] for score in scores if score.fault is not None)
+        if len(scores) > 1 and all(score.fault is not None for score in scores):
+            raise TrainingError(self._all_faulted(scores, replies))
+        remaining = iter(scores)
+        return [replace(group, scores=tuple(next(remaining) for _ in group.completions)) for group in groups]
+
+    def _score(self, index: int, replies: Sequence[Reply], prompt: Prompt, completion: Completion) -> Score:
+        """The score of completion number `index`, from one reply per component."""
+        values: dict[str, float | None] = {}
+        terms = []
+        steps = _Steps(len(completion.text))
+        part_steps: dict[str, tuple[tuple[int, float], ...]] = {}
+        fault, masked = None, False
+        for scored, given in zip(self._components, replies, strict=True):
+            reply = within(given, len(completion.text))
+            component, value = scored.component, reply.value
+            if reply.fault is not None:
+                fault = fault or f"{reply.fault}: {component.name}: {_last_line(reply.message)}"
+                on_error = component.settings.on_error
+                if on_error == "raise":
+                    raise RewardError(
+                        f"reward {component.name} failed ({reply.fault}), and its on_error is 'raise':\n{reply.message}"
+                    )
+                masked = masked or (on_error == "mask" and component.settings.weight != 0)
+                value = None if on_error == "mask" else float(on_error)
+            steps.add(value, component.settings.weight)
+            if isinstance(value, Stepwise):
+                part_steps[component.name] = tuple(zip(value.ends, value.rewards, strict=True))
+                value = value.value
+            values[component.name] = value
+            if value is not None:
+                terms.append(component.settings.weight * value)
+        reward = math.fsum(terms) if all(map(_is_usable, terms)) else math.inf
+        ends, rewards = steps.result()
+        valid = bool(terms) and not masked and all(map(_is_usable, (reward, *rewards)))
+        if not terms and not masked:
+            fault = fault or "none: no reward applies: every component returned None"
+        elif not masked and not valid:
+            fault = "not_finite: the weighted sum of the rewards is too large"
+        extras = self._extras(index)
+        weights = tuple(scored.component.settings.weight for scored in self._components)
+        score = Score(reward if valid else 0.0, valid, values, fault, (), (), extras, (), part_steps, weights)
+        if not valid or not ends:
+            return score
+        tokens = self._tokens(prompt, completion, ends)
+        return replace(score, step_ends=tokens, step_rewards=rewards, step_offsets=ends)
+
+    def _tokens(self, prompt: Prompt, completion: Completion, ends: Sequence[int]) -> tuple[int, ...]:
+        if self._locate is None:
+            raise RewardError("a reward scored the steps of a text, and without a tokenizer their tokens are not known")
+        return self._locate(prompt, completion, ends)
+
+    def _extras(self, index: int) -> dict[str, Any]:
+        """The extra values logged for completion number `index`, by "component/name"; None is left out."""
+        return {
+            f"{scored.component.name}/{name}": values[index]
+            for scored in self._components
+            for name, values in scored.extras.items()
+            if values[index] is not None
+        }
+
+    def _all_faulted(self, scores: Sequence[Score], replies: Sequence[Sequence[Reply]]) -> str:
+        count = len(scores)
+        counted = ", ".join(f"{number} {kind}" for kind, number in self.fault_counts.most_common())
+        named = zip(self._components, replies, strict=True)
+        first = next(((s.component.name, r) for s, found in named for r in found if r.fault is not None), None)
+        if first is None and set(self.fault_counts) != {"none"}:
+            return f"all rewards of {count} completions have a fault ({counted}). The first: {scores[0].fault}"
+        if first is None:
+            return (
+                f"no reward applies to any of {count} completions: every component returned None "
+                "(is the answer column right?)"
+            )
+        name, reply = first
+        return f"all rewards of {count} completions have a fault ({counted}). The first, of {name}:\n{reply.message}"
+
+    def close(self) -> None:
+        """Cancel what workers have not finished."""
+        self._undo.close()
+
+
+class _Steps:
+    """The steps of one completion: at each end the weighted sum of the components' rewards for it.
+
+    A component of weight 0 has no part in it. The reward for a completion as a whole stands at the end of its text.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._rewards: dict[int, float] = {}
+        self._whole = 0.0
+        self._scored_whole = False
+
+    def add(self, value: Stepwise | float | None, weight: float) -> None:
+        """Add the value of one component."""
+        if not weight:
+            return
+        if isinstance(value, Stepwise):
+            for end, reward in zip(value.ends, value.rewards, strict=True):
+                self._rewards[end] = self._rewards.get(end, 0.0) + weight * reward
+        elif value is not None:
+            self._whole += weight * value
+            self._scored_whole = True
+
+    def result(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Ends and rewards, in the order of the text; empty where no component scored steps."""
+        if not self._rewards:
+            return (), ()
+        if self._scored_whole:
+            self._rewards[self._length] = self._rewards.get(self._length, 0.0) + self._whole
+        ends = sorted(self._rewards)
+        return tuple(ends), tuple(self._rewards[end] for end in ends)
+
+
+class ComponentScoring:
+    """One reward in one step. `launch` begins with all groups, `replies` waits for the results.
+
+    metrics   by name the numbers that a TRL function logged (`log_metric`), in their order
+    extras    by name one value per completion (`log_extra`), in order; None: no value was logged
+    """
+
+    def __init__(self, component: RewardComponent, step: int, undo: ExitStack) -> None:
+        self.component = component
+        self.metrics: dict[str, list[float]] = {}
+        self.extras: dict[str, list[Any]] = {}
+        self._step = step
+        begin: Callable[[], RunnerJob] | None = getattr(component.runner, "begin", None)
+        self._job = None if begin is None else undo.enter_context(begin())
+        self._order: list[int] = []
+        self._here: list[Reply] = []
+        self._error: OncurveError | None = None
+
+    def runs_here(self) -> bool:
+        """Whether it runs in this process."""
+        return self._job is None
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """Time that workers spent on it before `replies` was called."""
+        return 0.0 if self._job is None else self._job.overlapped_seconds
+
+    def submit(self, index: int, group: Group) -> None:
+        """Begin with a group, where the caller need not wait for it."""
+        if self._job is None or self.component.accepts.batch:
+            return
+        try:
+            self._hand_in(self.component.items([group]))
+        except OncurveError:
+            return  # `launch` tries again, in the order of the groups
+        self._order.append(index)
+
+    def launch(self, groups: Sequence[Group]) -> None:
+        """Begin with the groups that were not submitted. `replies` raises the errors, in the order of components."""
+        missing = sorted(set(range(len(groups))) - set(self._order))
+        try:
+            if not self.component.accepts.batch:
+                self._hand_in(self.component.items([groups[index] for index in missing]))
+            elif groups:
+                self._hand_in([self.component.batch_item(groups, self._step)])
+            self._order += missing
+        except OncurveError as error:
+            self._error = error
+
+    def replies(self, groups: Sequence[Group]) -> list[Reply]:
+        """One reply per completion, group by group: `value` is a finite float or None, or there is a `fault`.
+
+        Raises DataError: a column is missing in a row, or cannot be sent to a worker. RewardError: a list of the
+        wrong length.
+        """
+        if self._error is not None:
+            raise self._error
+        found = self._here if self._job is None else self._job.replies()
+        if self.component.accepts.batch:
+            return self._batch(groups, *found) if groups else []
+        remaining = iter(found)
+        by_group = {index: [checked(next(remaining)) for _ in groups[index].completions] for index in self._order}
+        return [reply for index in range(len(groups)) for reply in by_group[index]]
+
+    def _hand_in(self, items: Sequence[Any]) -> None:
+        try:
+            if self._job is None:
+                self._here = self.component.runner.run(items)
+            else:
+                self._job.add(items)
+        except TypeError as error:
+            raise self._cannot_be_sent(error) from error
+
+    def _cannot_be_sent(self, error: TypeError) -> DataError:
+        return DataError(f"reward {self.component.name}: a column cannot be sent to its worker: {error}")
+
+    def _batch(self, groups: Sequence[Group], reply: Reply) -> list[Reply]:
+        """The replies of one call for all; after a fault of one call per group, so that a bad item spoils one group."""
+        count = completion_count(groups)
+        if reply.fault is None:
+            return self._unpacked(reply, 0, count, count)
+        if len(groups) == 1:
+            return [reply] * count
+        last = reply.message.strip().rpartition("\n")[2]
+        self.component.warn_once("reward %s failed on a whole batch (%s); it is called once per group now", last)
+        try:
+            replies = self.component.runner.run([self.component.batch_item([group], self._step) for group in groups])
+        except TypeError as error:
+            raise self._cannot_be_sent(error) from error
+        found: list[Reply] = []
+        for one, group in zip(replies, groups, strict=True):
+            found += self._unpacked(one, len(found), len(group.completions), count)
+        return found
+
+    def _unpacked(self, reply: Reply, start: int, expected: int, total: int) -> list[Reply]:
+        """The replies of `expected` completions, from number `start` of `total`; keeps what the function logged."""
+        if reply.fault is not None:
+            return [reply] * expected
+        result: Mapping[str, Any] = reply.value
+        rewards = self.component.values(result["rewards"], expected)
+        for name, values in result["metrics"].items():
+            usable = [value for value in values if _is_usable(value)]
+            if len(usable) < len(values):
+                self.component.warn_once(
+                    "reward %s: log_metric(%r, ...) was given a value that is not finite; it is left out", name
+                )
+            self.metrics.setdefault(name, []).extend(usable)
+        for name, values in result["extras"].items():
+            if len(values) == expected:
+                self.extras.setdefault(name, [None] * total)[start : start + expected] = values
+            else:
+                self.component.warn_once(
+                    "reward %s: log_extra(%r, ...) needs one value per completion; it is left out", name
+                )
+        return rewards
+
+
+@dataclass
+class DeferredScoring(Closing):
+    """A scoring that does nothing while groups are being sampled: `finish` is `score`."""
+
+    score: Callable[[Sequence[Group]], list[Group]]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    overlapped_seconds: float = 0.0
+    rewarded: bool = True
+
+    def submit(self, index: int, group: Group) -> None:
+        """Does nothing."""
+
+    def finish(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with their scores."""
+        return self.score(groups)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _as_text(name: str) -> str:
+    """The name as valid UTF-8: user code may name a metric by a lone surrogate."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def _is_usable(reward: float) -> bool:
+    return abs(reward) <= LARGEST_REWARD  # not so for NaN
+
+
+def _last_line(message: str) -> str:
+    return message.strip().rpartition("\n")[2][:300]

@@ -1,0 +1,1 @@
+"""The commands of the command line but `train` and `resume`: what each reads, computes and prints."""

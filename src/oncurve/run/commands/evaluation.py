@@ -1,0 +1,194 @@
+"""`oncurve eval`: a run's policy, or any model, on held-out prompts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from oncurve import durable
+from oncurve.base.errors import ConfigError, RunDirectoryError, command
+from oncurve.base.output import urgent
+from oncurve.base.paths import usable_path
+from oncurve.cluster import NoCluster
+from oncurve.config import RunConfig, check_columns, check_complete, try_rewards
+from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
+from oncurve.evaluate import Evaluation
+from oncurve.machine.threads import prepare_process
+from oncurve.models import LocalWeights
+from oncurve.models.layers import reach_of
+from oncurve.models.loading import ADAPTER, base_of_adapter, is_adapter
+from oncurve.rewards import RewardSet
+from oncurve.run.arguments import configured, data_arguments, reward_arguments
+from oncurve.run.assembly import Run, assemble, build_engine, evaluate_policy
+from oncurve.run.commands.first_run import data_among
+from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
+from oncurve.run.row_lengths import fix_reach, room_for_prompts
+from oncurve.trainer import Checkpoints
+
+
+@dataclass(frozen=True)
+class TargetEvaluation:
+    """The evaluation of a model, and the model's `name`."""
+
+    name: str
+    evaluation: Evaluation
+
+    def text(self) -> str:
+        """The evaluation as lines to read."""
+        return f"{self.name}: {self.evaluation.text()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"model": self.name, **self.evaluation.to_json()}
+
+
+def evaluate_target(
+    target: str,
+    overrides: Sequence[str] = (),
+    *,
+    recipe: str | None = None,
+    n: int = 8,
+    limit: int | None = None,
+    data: str | None = None,
+    reward: Sequence[str] = (),
+    presets: Sequence[str] = (),
+) -> TargetEvaluation:
+    """Evaluate a run's directory, or a model (directory or hub id) on the prompts and rewards of `recipe`.
+
+    `data`, all of whose rows are evaluated, `reward` and `presets` are those of `train`, in place of the recipe's.
+
+    Of a run, `model/` is evaluated where it is finished, else its newest checkpoint that verifies. A folder with an
+    adapter is evaluated over the base model that it names, or that `model.path` names.
+    Raises UserError for everything that the user can fix.
+    """
+    folder = Path(target)
+    usable_path(target, "DIR|MODEL")
+    is_run = (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file()
+    overrides, data = data_among(overrides, data)
+    nothing_held_out = ("data.eval_fraction=0", "data.eval_path=null", "data.eval_split=null")
+    no_training = ("eval.every=0", "eval.patience=0", "checkpoint.best=null")
+    whole = [] if data is None else [*nothing_held_out, *no_training]
+    words = [*whole, *overrides, *([f"eval.limit={limit}"] if limit is not None else [])]
+    _check_target(target, folder, is_run or recipe is not None or bool(overrides or data or reward))
+    source = recipe or (folder / "config.toml" if is_run else None)
+    arguments = [*data_arguments(data), *reward_arguments(list(reward) or None)]
+
+    def settings(words: Sequence[str]) -> tuple[RunConfig, Path]:
+        return configured(source, list(presets) or None, arguments, overrides=words, word="--preset")
+
+    if is_run and not (folder / "model").is_dir():
+        return _unfinished(folder, *settings(words), n)
+    config, base = settings(["model.revision=null", *words, *_model_words(target, is_run, words)])
+    check_complete(config)
+    prompts_of, held_out = _rows(config, base)
+    prepare_process(config.run.threads)
+    with RewardSet.build(config.fitted_rewards, base=base) as rewards:
+        check_columns(rewards, config.data, prompts_of)
+        for line in try_rewards(rewards, config.data, prompts_of):
+            urgent(f"oncurve: {line}")
+        give_own_model(rewards, config, folder / "reward_model")
+        loaded = config.model.build(lora=config.lora)
+        fits = room_for_prompts(loaded, config)
+        prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+        known = [prompts]
+        if is_run and held_out and reach_of(loaded.model.module) is not None:  # rotary positions reach as in the run
+            trained_on = load_rows(config.data, base)
+            known.append(open_prompts(trained_on, config.data, loaded.tokenizer, fits, loaded.vocabulary))
+        fix_reach(loaded.model, config, *known)
+        prompts = prompts.first(config.eval.limit)
+        with closing(build_engine(config, loaded)) as engine:
+            engine.follow(LocalWeights(loaded.model, 0))
+            with answers_kept(rewards, folder if is_run else None):
+                found = evaluate_policy(engine, rewards, prompts, config, n)
+            return TargetEvaluation(target, replace(found, held_out=held_out))
+
+
+def _check_target(target: str, folder: Path, told: bool) -> None:
+    """Raises UserError: there is no such folder, it is a recipe, or nothing tells its prompts and rewards."""
+    if (target[:1] in ("/", ".", "~") or target.count("/") > 1) and not folder.expanduser().exists():
+        raise RunDirectoryError(f"there is no folder {target}: name the --out of a run, or a model")
+    if folder.suffix in (".toml", ".yaml", ".yml") and folder.is_file():
+        raise ConfigError(
+            f"{target} is a recipe; name the run or the model that is evaluated, and the recipe after it: "
+            + command("eval", "MODEL", "--recipe", target)
+        )
+    if not told:
+        raise ConfigError(
+            f"{target} is not a run, so its prompts and rewards must be named, by a recipe: "
+            f"{command('eval', target, '--recipe', 'RECIPE.toml')}, or by options: "
+            + command("eval", target, "--data", "FILE.jsonl", "--reward", "math")
+        )
+
+
+@contextmanager
+def answers_kept(rewards: RewardSet, run: Path | None) -> Iterator[None]:
+    """Inside, answers that rewards ask for are kept in the folder `run`, apart from those of its training.
+
+    So an evaluation that is repeated, or was interrupted, pays for none twice. Nothing is kept without a run, where
+    another evaluation of it goes on, and where its folder cannot be written.
+    """
+    with ExitStack() as held:
+        if run is not None and rewards.keeps:
+            with suppress(OSError, durable.StorageError):
+                folder = run / EVAL_REPLIES
+                folder.mkdir(exist_ok=True)
+                held.callback(os.close, durable.hold(folder / LOCK, MARK))
+                rewards.keep_in(folder)
+        yield
+
+
+def _model_words(target: str, is_run: bool, said: Sequence[str]) -> list[str]:
+    """The settings that name the weights of `target`, a run or a model: those that are `said` remain."""
+    folder = Path(target).expanduser()
+    if is_run and not any((folder / "model").glob("*.safetensors")):  # the adapter of a quantised base, alone
+        return [f"lora.path={folder / 'model' / ADAPTER}"]
+    if is_run:  # its model has the adapter merged into the weights
+        return [f"model.path={folder / 'model'}", "lora.rank=0", "lora.path=null"]
+    keys = {word.partition("=")[0].partition(".")[0] for word in said}
+    if is_adapter(folder):
+        base = [] if any(word.startswith("model.path=") for word in said) else [f"model.path={base_of_adapter(folder)}"]
+        return [*base, f"lora.path={folder}"]
+    return [f"model.path={target}", *([] if "lora" in keys else ["lora.rank=0", "lora.path=null"])]
+
+
+def give_own_model(rewards: RewardSet, config: RunConfig, trained: Path) -> None:
+    """Give rewards the run's own reward model: that of its iterations (`trained`), if there is one."""
+    settings = config.own_reward_model
+    if settings is not None:
+        path = str(trained) if trained.is_dir() else settings.path
+        rewards.score_with(settings.model_copy(update={"path": path}).load(masters=False))
+
+
+def prompts_from(run: Run, rows: Any) -> Prompts:
+    """Return rows in memory as prompts to evaluate a run of rows in memory on.
+
+    Raises DataError, with the row's place, as of the run's held-out rows.
+    """
+    settings = run.config.data
+    given = {name: getattr(settings, name) for name in type(settings).model_fields}
+    settings = type(settings)(**{**given, "eval_rows": rows})
+    held_out, loaded = load_eval_rows(settings), run.loaded
+    check_columns(run.rewards, settings, held_out)
+    room = room_for_prompts(loaded, run.config)
+    prompts = open_prompts(held_out, settings, loaded.tokenizer, room, loaded.vocabulary)
+    fix_reach(loaded.model, run.config, run.prompts, run.eval_prompts, prompts)
+    return prompts
+
+
+def _unfinished(folder: Path, config: RunConfig, base: Path, n: int) -> TargetEvaluation:
+    """The evaluation of the newest checkpoint of a run that has not ended."""
+    with assemble(config.model_copy(update={"cluster": NoCluster()}), base, resumed=True) as run:  # nothing is trained
+        found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
+        if found is None:
+            raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
+        with answers_kept(run.rewards, folder):
+            return TargetEvaluation(f"{folder}, step {found[0].step}", run.evaluate(n))
+
+
+def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:
+    held_out = load_eval_rows(config.data, base)
+    return (held_out, True) if len(held_out) else (load_rows(config.data, base), False)

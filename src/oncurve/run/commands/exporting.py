@@ -1,0 +1,263 @@
+"""`oncurve export`: the policy of any checkpoint in Hugging Face form, or the rollouts as logs of Inspect.
+
+Both may be written while the run goes on.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tomllib
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncurve import durable
+from oncurve.base.errors import CheckpointError, ConfigError, RunDirectoryError, command
+from oncurve.base.imports import only_looking
+from oncurve.base.paths import usable_path
+from oncurve.config import IN_MEMORY, MADE_HERE, RunConfig, load_config, measured, unsigned
+from oncurve.machine.threads import prepare_process
+from oncurve.models.loading import ADAPTER, offline
+from oncurve.report import RunRecord, inspect_file, inspect_log, read_run, steps_in_words
+from oncurve.run.assembly import build_learner
+from oncurve.run.directory.folder import CONFIG, IDENTITY, RunDirectory
+from oncurve.trainer import Checkpoints, FoundCheckpoint
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Where a policy was written, after how many steps, and in which form."""
+
+    path: Path
+    step: int
+    form: str
+
+    def text(self) -> str:
+        """One line to read."""
+        return f"{self.path}   the policy after step {self.step}: {self.form}"
+
+
+def export_run(directory: Path, step: str | None = None, out: Path | None = None, adapter: bool = False) -> Exported:
+    """Write the policy of a checkpoint of the run in `directory` to `out`, in full precision.
+
+    The run may be going on: nothing of it is locked or changed. No data and no rewards are loaded.
+
+    step      a number, or "best"; None: the newest checkpoint that verifies
+    out       None: `export/step-000040` in the directory of the run
+    adapter   the adapter alone, in PEFT's form; else an adapter is merged into the weights, and is in `out/adapter` too
+
+    Raises RunDirectoryError: no run, no such checkpoint, or `out` exists. ConfigError: `step` is neither, the run has
+    no adapter, or its model was an object in Python. CheckpointError: no checkpoint verifies.
+    """
+    RunDirectory.check_run(directory)
+    with only_looking():
+        config, _ = load_config(directory, settings=_stand_ins(directory / CONFIG))
+    if config.learner.unread is not None:
+        raise ConfigError(
+            f"learner.kind: {config.learner.unread} would read the checkpoint, and an export runs no code"
+        )
+    if config.model.trust_remote_code and unsigned(directory, ["model.trust_remote_code = true"]):
+        raise ConfigError(
+            f"model.trust_remote_code: an export runs no code of a folder from elsewhere, and {directory} is one: "
+            "resume it once with --trust, or set it to false"
+        )
+    if not config.model.path:
+        raise ConfigError(
+            f"{directory}: its model was an object in Python, which no file holds; give it again "
+            "(run = oncurve.resume(DIR, model=model)), and write it with run.save(FOLDER)"
+        )
+    if adapter and not config.lora.adapted:
+        raise ConfigError("--adapter: the run trains all weights and has no adapter; leave it out")
+    checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+    for attempt in range(1, ATTEMPTS + 1):
+        found = _chosen(checkpoints, step, directory, config)
+        number = int(found.record["trainer"]["step"])
+        target = _free(directory, out, found.path.name + ("-adapter" if adapter else ""))
+        try:
+            with only_looking(), offline(bool(unsigned(directory, [MADE_HERE]))):
+                return _export(config, found, number, target, adapter)
+        except OSError as error:
+            raise RunDirectoryError(f"{target} cannot be written: {error.strerror}; choose another --out") from error
+        except CheckpointError:
+            if found.path.is_dir() or step is not None or attempt == ATTEMPTS:
+                raise  # else the run has removed it in the meantime, and there is a newer one
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class ExportedLogs:
+    """Where the logs of Inspect were written, one of each of these steps."""
+
+    path: Path
+    steps: tuple[int, ...]
+
+    def text(self) -> str:
+        """What was written, and how to look at it."""
+        count = f"the rollouts of step {self.steps[0]}"
+        if len(self.steps) > 1:
+            count = f"the rollouts of {len(self.steps)} steps, from {self.steps[0]} to {self.steps[-1]}"
+        return f"{self.path}   {count}, as logs of Inspect: inspect view --log-dir {shlex.quote(str(self.path))}"
+
+
+def export_logs(directory: Path, step: str | None = None, out: Path | None = None) -> ExportedLogs:
+    """Write the rollouts of the run in `directory` to the folder `out` as eval logs of Inspect, one of each step.
+
+    The run may be going on: nothing of it is locked or changed.
+
+    step   a number; None: all steps whose rollouts are kept
+    out    None: `export/inspect` in the directory of the run, or `export/inspect-000040` of one step
+
+    Raises RunDirectoryError: no run, no rollouts (of this step), or `out` exists. ConfigError: `step` is no number.
+    StorageError: the disk refuses.
+    """
+    RunDirectory.check_run(directory)
+    record = read_run(directory)
+    steps = _kept(record, step)
+    target = _free(directory, out, "inspect" if step is None else f"inspect-{steps[0]:06d}")
+    run_id, written = _run_id(directory), list[int]()
+    with durable.new_directory(target) as folder:
+        for number in steps:
+            try:
+                name, content = inspect_file(inspect_log(record, number, run_id))
+            except FileNotFoundError:  # a run that goes on keeps the rollouts of some steps only: this one is no more
+                continue
+            (folder / name).write_bytes(content)
+            written.append(number)
+        if not written:
+            raise RunDirectoryError(f"{directory} has removed these rollouts in the meantime; export again")
+    return ExportedLogs(target, tuple(written))
+
+
+def _run_id(directory: Path) -> str:
+    """The run's id; its path where the file that has it is missing or damaged."""
+    try:
+        found = durable.read_json(directory / IDENTITY)
+    except (OSError, CheckpointError):
+        found = None
+    return str(found["id"]) if isinstance(found, dict) and "id" in found else str(directory.resolve())
+
+
+def _kept(record: RunRecord, step: str | None) -> tuple[int, ...]:
+    """The steps that `step` means, of those whose rollouts are kept."""
+    if step is not None and not step.isdecimal():
+        raise ConfigError(f"--step: expected the number of a step, got {step!r}")
+    if not record.steps:
+        raise RunDirectoryError(f"{record.directory} has no rollouts; a run writes those of every step into rollouts/")
+    if step is None:
+        return record.steps
+    if int(step) not in record.steps:
+        known = f"there are those of: {steps_in_words(record.steps)}"
+        raise RunDirectoryError(f"there are no rollouts of step {int(step)} in {record.directory}; {known}")
+    return (int(step),)
+
+
+def _chosen(checkpoints: Checkpoints, step: str | None, directory: Path, config: RunConfig) -> FoundCheckpoint:
+    """The checkpoint that `step` means."""
+    if step is not None and step != "best" and not step.isdecimal():
+        raise ConfigError(f'--step: expected the number of a step or "best", got {step!r}')
+    if step is not None and step.isdecimal():
+        return checkpoints.at(int(step))
+    found = checkpoints.read()
+    if found is None:
+        raise RunDirectoryError(
+            f"{directory} has no checkpoint yet; a signal makes one after the running step: kill -USR1 PID"
+        )
+    if step != "best":
+        return found
+    best = int(found.record["trainer"].get("best_step", 0))
+    if not best:
+        raise RunDirectoryError(f"{directory} has no best checkpoint: {_why_none(directory, found, config)}")
+    return checkpoints.at(best)
+
+
+def _why_none(directory: Path, found: FoundCheckpoint, config: RunConfig) -> str:
+    """Why a run has no best checkpoint, and what can be exported in its place."""
+    metric, value = config.checkpoint.best, found.record["trainer"].get("best")
+    newest = int(found.record["trainer"]["step"])
+    if metric is not None and value is not None:
+        last = command("export", directory)
+        return f"no step was better than the start ({metric} {value:.4g} before training). The newest: {last}"
+    if metric is not None:
+        return f"{metric} has not been evaluated yet; the newest checkpoint is of step {newest}: " + command(
+            "export", directory
+        )
+    there = [number for number, _ in durable.numbered(directory / "checkpoints")]
+    lines = durable.read_log(directory / "metrics.jsonl", damaged=True)
+    values = {int(line["step"]): line for line in lines if line.get("step") in there}
+    for name in measured(config):
+        known = {step: float(line[name]) for step, line in values.items() if name in line}
+        if len(set(known.values())) > 1:
+            step = max(known, key=lambda number: known[number])
+            told = f"of its checkpoints that of step {step} has the highest {name} ({known[step]:.4g}): "
+            return "checkpoint.best is not set; " + told + command("export", directory, "--step", step)
+    steps = ", ".join(map(str, there))
+    return f"checkpoint.best is not set; there are checkpoints of the steps {steps}: " + command(
+        "export", directory, "--step", newest
+    )
+
+
+def _export(config: RunConfig, found: FoundCheckpoint, step: int, out: Path, adapter: bool) -> Exported:
+    prepare_process(config.run.threads)
+    if config.model.quantization is None:  # a GPU may be full of the run
+        config = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+    loaded = config.model.build(masters=True, lora=config.lora, seed=config.run.seed)
+    with closing(build_learner(config, loaded)) as learner:
+        learner.load(found.path, found.record["learner"])
+        aside = durable.temporary_name(out)  # it has all that a killed export leaves
+        made = aside / out.name
+        try:
+            learner.export(made)
+            if adapter:
+                files = [path for path in (made / ADAPTER).iterdir() if path.name != durable.MANIFEST]
+                durable.write_directory(made, {path.name: path.read_bytes() for path in files})
+            made.rename(out)
+        except durable.StorageError as error:
+            raise error.renamed(f"{aside.name}/", "") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    if adapter:
+        return Exported(out, step, "the adapter alone, in PEFT's form")
+    merged = ", the adapter merged into the weights" if config.lora.adapted else ""
+    return Exported(out, step, f"Hugging Face form{merged}")
+
+
+def _stand_ins(file: Path) -> dict[str, Any]:
+    """Rewards in place of functions that were objects in Python: an export calls none."""
+    rewards = tomllib.loads(file.read_text(encoding="utf-8")).get("rewards", [])
+    lost = [str(table.get("function", "")).startswith(IN_MEMORY) for table in rewards]
+    if not any(lost):
+        return {}
+    pairs = zip(rewards, lost, strict=True)
+    return {"rewards": [{**table, "function": _not_called} if gone else table for table, gone in pairs]}
+
+
+def _not_called(completion: str) -> float:
+    raise AssertionError
+
+
+def _free(directory: Path, given: Path | None, name: str) -> Path:
+    """Return the free path to export to: `given`, or `export/<name>` in the run's directory.
+
+    What killed exports have left there is removed. Raises RunDirectoryError: something is at the path, nothing can be
+    made there, or `export` leads out of the run.
+    """
+    out = usable_path(given or directory / "export" / name, "--out")
+    if given is None and out.parent.is_symlink():
+        raise RunDirectoryError(
+            f"{out.parent} is a symbolic link, and an export writes through none. Remove it, or name a folder by --out."
+        )
+    if out.exists() or out.is_symlink():
+        raise RunDirectoryError(f"{out} exists; nothing is overwritten. Remove it, or choose another --out.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        durable.sweep_dead(out, all_targets=given is None)
+        probe = durable.temporary_name(out)
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise RunDirectoryError(f"{out} cannot be made: {error.strerror}; choose another --out") from error
+    return out

@@ -1,0 +1,135 @@
+"""The words that every command with a recipe takes: `RECIPE|MODEL --data FILE --reward REWARD --preset NAME`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from oncurve.base.errors import ConfigError, UserError, command, nearest, shown, suggest
+from oncurve.base.paths import names_rows, usable_path
+from oncurve.base.shipped import PRESETS, RECIPES, SUFFIXES, shipped
+from oncurve.config import RUN, Argument, RunConfig, names_recipe
+from oncurve.data import read_rows
+from oncurve.run.arguments import configured, data_arguments, reward_arguments
+from oncurve.words import WORDS, word_for
+
+ENOUGH_ROWS, MOST_HELD_OUT, EVALUATED_EVERY = 200, 100, 50
+"""With `--data` and no word about evaluation: of so many rows a tenth is held out, this many at most, and evaluated
+before step 1, every so many steps, and at the end. An evaluation takes less than a step of the presets: 256
+completions."""
+
+
+def command_config(
+    target: str | None,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+    rewards: Sequence[str] = (),
+    presets: Sequence[str] = (),
+    of: str = "train",
+) -> tuple[RunConfig, Path, str]:
+    """The configuration of the words of a command, the folder in which relative paths start, and a name.
+
+    The name is that of the recipe or preset, after which a run's folder is called.
+
+    target    a recipe, or with `data` or `rewards` a model; None: neither
+    data      as the argument `data` of `oncurve.train`: a file or another source
+    rewards   kinds, paths "file.py:name", reward models
+    presets   later ones win; without a recipe and a preset "grpo"
+    of        the command, for messages: "data check"
+
+    Raises ConfigError: a word that names nothing, a model without data and rewards, and whatever is wrong with the
+    settings.
+    """
+    overrides, data = data_among(overrides, data)
+    is_model = target is not None and _names_model(target)
+    if is_model and data is None and not rewards:
+        example = command(*of.split(), target, "--data", "train.jsonl", "--reward", "math")
+        raise ConfigError(f"{target} is no recipe; to take a model, name data and a reward, too, like: {example}")
+    arguments = [Argument("MODEL", "model.path", target)] if is_model else []
+    arguments += [*data_arguments(data), *reward_arguments(list(rewards) or None)]
+    chosen = list(presets) if len(presets) > 1 else presets[0] if presets else None
+    recipe = None if is_model else target
+    config, base = configured(recipe, chosen, arguments, overrides=overrides, word="--preset")
+    held_out = (
+        _held_out_by_default(config, base)
+        if data is not None and not any(word.startswith(("data.eval_", "eval.")) for word in overrides)
+        else []
+    )
+    if held_out:
+        config, base = configured(recipe, chosen, [*arguments, *held_out], overrides=overrides, word="--preset")
+    return config, base, recipe or "-".join(presets or ["grpo"])
+
+
+def data_among(words: Sequence[str], data: str | None) -> tuple[list[str], str | None]:
+    """Return `words` without the file or folder of rows among them, and the data: that file where `data` is None."""
+    rows = [word for word in words if word.strip() and "=" not in word and (names_rows(word) or Path(word).is_dir())]
+    if data is not None or len(rows) != 1:
+        return list(words), data
+    return [word for word in words if word != rows[0]], rows[0]
+
+
+def _held_out_by_default(config: RunConfig, base: Path) -> list[Argument]:
+    """Return the settings that hold rows out, where there are enough and the run does not evaluate yet."""
+    if config.data.holds_out or config.eval.every or not config.rewards:
+        return []
+    try:
+        count = len(read_rows(config.data, base)[0])
+    except UserError:
+        return []  # the command itself reports it, or does not read the data
+    if count < ENOUGH_ROWS:
+        return []
+    fraction = min(0.1, MOST_HELD_OUT / count)
+    return [Argument("data", "data.eval_fraction", fraction), Argument("data", "eval.every", EVALUATED_EVERY)]
+
+
+def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[str], str]:
+    """Return the words to type for an option that a command does not have, and a note; no words: none are known.
+
+    `options`: those that the command has. Example: `words_for("--lr", "1e-5", [])` is `(["learner.learning_rate=1e-5"],
+    "")`.
+    """
+    from oncurve.run.api import ARGUMENT_OF, OTHER_NAMES
+
+    name = option.lstrip("-").replace("-", "_")
+    own = f"--{OTHER_NAMES.get(name)}"
+    if own in options:
+        return [own, value], ""
+    key_of = {argument: key for key, argument in reversed(ARGUMENT_OF.items())}
+    word = word_for(name)
+    keys = [key_of[name]] if name in key_of else list(word.keys) if word is not None else RUN.owners(name)
+    if not keys and word is None:
+        near = nearest(name, [*key_of, *WORDS, *OTHER_NAMES])
+        return words_for(near, value, options) if near is not None else ([], "")
+    own = f"--{ARGUMENT_OF.get(keys[0]) if keys else None}"
+    if own in options:
+        return [own, value], ""
+    if word is None and len(keys) > 1:
+        return [], f"one of {', '.join(keys)}"
+    return [f"{key}={value}" for key in keys], word.note if word is not None else ""
+
+
+def _names_model(target: str) -> bool:
+    """Whether a word that is no recipe is a model: a folder, or an id of the hub.
+
+    Raises ConfigError: it is neither, nor anything else that exists.
+    """
+    if names_recipe(target):
+        return False
+    here = usable_path(target, "RECIPE|MODEL")
+    if not target.strip():
+        raise ConfigError("RECIPE|MODEL: the name is empty; name a recipe, a preset or a model")
+    if "/" in target or here.is_dir():
+        return True
+    if os.path.lexists(here):
+        return False  # a pipe or a device: what reads recipes says so
+    entries = sorted(Path().iterdir())
+    files = [entry.name for entry in entries if entry.name.endswith(SUFFIXES)]
+    models = [entry.name for entry in entries if (entry / "config.json").is_file()]
+    presets, recipes = shipped(PRESETS), shipped(RECIPES)
+    near = suggest(target, [*models, *files, *presets, *recipes]) or ";"
+    raise ConfigError(
+        f"there is no recipe, preset or model {shown(target)} here{near} "
+        f"the presets are: {', '.join(presets)}; the recipes of the package are: {', '.join(recipes)}; "
+        "a model of the hub is written OWNER/NAME"
+    )

@@ -1,0 +1,240 @@
+"""`oncurve reward check`: a recipe's rewards on completions, as a table, before a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncurve.base.errors import ConfigError, DataError, suggest
+from oncurve.base.output import visible
+from oncurve.config import RunConfig, check_columns, check_complete, try_rewards
+from oncurve.data import (
+    MISSING,
+    Files,
+    Prompts,
+    Rows,
+    load_rows,
+    open_prompts,
+    prompt_columns,
+    read_rows,
+    template_columns,
+    value_at,
+)
+from oncurve.display import one_line
+from oncurve.machine.threads import prepare_process
+from oncurve.models import LocalWeights
+from oncurve.rewards import RewardSet
+from oncurve.rollout import sample as sample_groups
+from oncurve.run.assembly import build_engine
+from oncurve.run.commands.evaluation import give_own_model
+from oncurve.run.iterations import step_locator
+from oncurve.run.row_lengths import fix_reach, read_tokenizer, room_for_prompts
+from oncurve.types import Completion, Group, Prompt
+
+WIDTH = 72
+"""Characters of a completion in the table."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One completion in the table: its reward (None: not valid), the value of every part, a fault, its text."""
+
+    reward: float | None
+    parts: Mapping[str, float | None]
+    fault: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class RewardCheck:
+    """The completions of every prompt, `(place, prompt, completions)`, with what the rewards give them.
+
+    source     where the completions come from, in words
+    names      the rewards, in the order of the recipe
+    warnings   of the trial of the rewards on the first row
+    """
+
+    source: str
+    names: tuple[str, ...]
+    groups: tuple[tuple[str, str, tuple[Scored, ...]], ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def worthless(self) -> bool:
+        """Whether all completions and a reference answer have the reward 0: the rewards are wrong, not the model."""
+        return bool(self.warnings) and all(one.reward == 0 for one in self._all())
+
+    def text(self) -> str:
+        """The table, and for each reward its mean and range."""
+        wide = [max(8, len(name)) for name in self.names]
+        titles = "  ".join(f"{name:>{width}}" for name, width in zip(self.names, wide, strict=True))
+        lines = [f"{len(self._all()):,} completion{'s' * (len(self._all()) != 1)} {self.source}"]
+        for place, prompt, scored in self.groups:
+            lines += ["", f"{place}: {one_line(prompt, WIDTH)}", f"  {'reward':>8}  {titles}  completion"]
+            for one in scored:
+                cells = (f"{_number(one.parts.get(name)):>{w}}" for name, w in zip(self.names, wide, strict=True))
+                lines.append(f"  {_number(one.reward):>8}  {'  '.join(cells)}  {_both_ends(one.text)}")
+                lines += [] if one.fault is None else [f"  {'':>8}  fault: {one.fault}"]
+        lines += ["", f"  {'':<12}{'mean':>8}  {'lowest':>8}  {'highest':>8}  {'none':>6}"]
+        lines += [self._summary(name, [one.parts.get(name) for one in self._all()]) for name in self.names]
+        lines += [self._summary("reward", [one.reward for one in self._all()])]
+        return visible("\n".join([*lines, "", *self._conclusions()]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "source": self.source,
+            "rewards": list(self.names),
+            "warnings": list(self.warnings),
+            "groups": [
+                {"place": place, "prompt": prompt, "completions": [vars(one) for one in scored]}
+                for place, prompt, scored in self.groups
+            ],
+        }
+
+    def _all(self) -> list[Scored]:
+        return [one for _, _, scored in self.groups for one in scored]
+
+    def _summary(self, name: str, values: Sequence[float | None]) -> str:
+        known = [value for value in values if value is not None]
+        numbers = (math.fsum(known) / len(known), min(known), max(known)) if known else (None,) * 3
+        shown = "  ".join(f"{_number(number):>8}" for number in numbers)
+        return f"  {name:<12}{shown}  {len(values) - len(known):>6,}"
+
+    def _conclusions(self) -> Iterable[str]:
+        faults = sum(one.fault is not None for one in self._all())
+        if faults:
+            yield f"{faults:,} of {len(self._all()):,} completions have a fault: see the table."
+        several = [[one.reward for one in scored] for _, _, scored in self.groups if len(scored) > 1]
+        if several:
+            differ = sum(len(set(rewards)) > 1 for rewards in several)
+            yield (
+                f"{differ:,} of {len(several):,} prompts have completions with different rewards; only such groups "
+                "teach an advantage relative to the group."
+            )
+        rewards = {one.reward for one in self._all()}
+        if len(rewards) == 1 and len(self._all()) > 1 and not faults:
+            same = _number(rewards.pop())
+            yield f"Warning: all completions have the reward {same}, so a run would learn nothing from them."
+        yield from (f"Warning: {line}" for line in self.warnings)
+
+
+def _both_ends(text: str) -> str:
+    """A completion on one line, without its middle: rewards look at its end, and the reader at its beginning."""
+    line = one_line(text, len(text) * 3)
+    half = WIDTH // 2 - 3
+    return line if len(line) <= WIDTH else f"{line[:half].rstrip()} ... {line[-half:].lstrip()}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def check_rewards_of(
+    config: RunConfig,
+    base: Path,
+    sample: bool = False,
+    file: Path | None = None,
+    column: str = "completion",
+    prompts: int = 4,
+    n: int | None = None,
+) -> RewardCheck:
+    """Score completions with the rewards of a configuration. `base` is where its relative paths start.
+
+    sample      sample them with the recipe's model, `n` for each prompt (None: `rollout.group_size`)
+    file        else: rows with completions, in place of the recipe's data
+    column      else: the column with a completion, or with a list of them; `solutions.best` is a part of a table
+    prompts     how many rows are taken, the first ones
+
+    Raises UserError: no completions, or settings that are lacking. TrainingError: every completion has a fault.
+    """
+    if sample and file is not None:
+        raise ConfigError("--sample and --completions are two sources of completions: give one of them")
+    if file is not None:
+        shared = {key: getattr(config.data, key) for key in SHARED}
+        config = config.model_copy(update={"data": Files(path=str(file.absolute()), **shared)})
+    check_complete(config)
+    rows = (load_rows(config.data, base) if file is None else read_rows(config.data, None)[0]).first(prompts)
+    given = None if sample else [_given(rows, index, column) for index in range(len(rows))]
+    prepare_process(config.run.threads)
+    with RewardSet.build(config.fitted_rewards, base=base) as rewards:
+        check_columns(rewards, config.data, rows)
+        warnings = try_rewards(rewards, config.data, rows)
+        give_own_model(rewards, config, Path("reward_model"))
+        if given is None:
+            groups = _sampled(rows, config, rewards, n or config.rollout.group_size)
+            source = f"sampled from {config.model.path} at temperature {config.rollout.temperature:g}"
+        else:
+            groups = _groups(rows, given, config, rewards)
+            source = f"from the column {column!r} of " + ("the recipe's data" if file is None else str(file))
+        scored = rewards.score(groups)
+        names = tuple(component.name for component in rewards.components)
+    return RewardCheck(source, names, tuple(_table(rows, group) for group in scored), tuple(warnings))
+
+
+SHARED = ("prompt_column", "columns", "template", "system", "chat", "chat_template_kwargs")
+"""Settings of the recipe's data that hold for a file of completions, too."""
+
+
+def _given(rows: Rows, index: int, column: str) -> list[str]:
+    """The completions in a column of a row. Raises DataError: there is none, or it holds something else than texts."""
+    row, place = rows.items[index], rows.place(rows.numbers[index])
+    value = value_at(row, column)
+    if value is MISSING:
+        raise DataError(
+            f"{place}: there is no column {column!r} with a completion{suggest(column, row) or ';'} it has: "
+            f"{', '.join(map(str, row))}; name one with --column, a file with --completions, or use --sample"
+        )
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{place}: column {column!r} must hold a completion, or a list of them, got {value!r:.60}")
+    return list(texts)
+
+
+def _groups(rows: Rows, given: Sequence[Sequence[str]], config: RunConfig, rewards: RewardSet) -> list[Group]:
+    """The given completions as if they had been sampled, with the tokens that the model's tokenizer makes of them."""
+    tokenizer, _ = read_tokenizer(config)
+    rewards.locate = step_locator(tokenizer)
+    groups = []
+    for index, texts in enumerate(given):
+        completions = []
+        for number, text in enumerate(texts):
+            ids = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            completions.append(Completion(ids, text, (0.0,) * len(ids), "eos", number, 0))
+        groups.append(Group(_prompt(rows, index, config, tokenizer), tuple(completions)))
+    return groups
+
+
+def _prompt(rows: Rows, index: int, config: RunConfig, tokenizer: Any) -> Prompt:
+    """The prompt of a row; of a row of completions that has none, an empty one with its columns."""
+    row = rows.items[index]
+    names = (config.data.prompt_column,) if config.data.template is None else template_columns(config.data.template)
+    if all(row.get(name) is not None for name in names):
+        return Prompts(rows, config.data, tokenizer)[index]
+    return Prompt(rows.numbers[index], "", (), prompt_columns({**dict.fromkeys(names), **row}, config.data))
+
+
+def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, count: int) -> list[Group]:
+    """Groups of `count` completions that the recipe's model writes, as a run's first step would sample them."""
+    loaded = config.model.build(lora=config.lora, seed=config.run.seed)
+    fits = room_for_prompts(loaded, config)
+    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+    fix_reach(loaded.model, config, prompts)
+    rewards.locate = step_locator(loaded.tokenizer)
+    sampling = config.rollout.model_copy(update={"group_size": count})
+    with closing(build_engine(config, loaded)) as engine:
+        engine.follow(LocalWeights(loaded.model, 0))
+        return sample_groups(engine, [prompts[index] for index in range(len(prompts))], 0, count, sampling)
+
+
+def _table(rows: Rows, group: Group) -> tuple[str, str, tuple[Scored, ...]]:
+    pairs = zip(group.completions, group.scores, strict=True)
+    scored = tuple(
+        Scored(score.reward if score.valid else None, dict(score.parts), score.fault, completion.text)
+        for completion, score in pairs
+    )
+    return rows.place(group.prompt.id), group.prompt.text, scored

@@ -1,0 +1,286 @@
+"""`oncurve reward-model train`: the training of a reward model by itself, in a run directory.
+
+config.toml   the resolved recipe      metrics.jsonl   one line an update
+checkpoints/  what a resume needs      model/          the reward model in Hugging Face form
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, SerializeAsAny
+from rich.console import Console
+
+from oncurve import durable
+from oncurve.base.errors import CheckpointError, ConfigError, DataError, LostFileError, command
+from oncurve.components import Component, kind_of, rules_of
+from oncurve.config import CheckpointSettings, Schema, Section, fixed, load, to_toml
+from oncurve.display import Screen, say
+from oncurve.evaluate import FirstWrong, score_first_wrong
+from oncurve.machine import contention
+from oncurve.machine.threads import prepare_process
+from oncurve.models import LoraSettings, module_device
+from oncurve.models.classifiers import PLURALS, with_adapter
+from oncurve.reward_models import (
+    REWARD_EXAMPLE_KINDS,
+    REWARD_MODEL_KINDS,
+    Example,
+    OutcomeModel,
+    Preferences,
+    RewardExamples,
+    RewardLearner,
+    RewardModelSettings,
+    RewardTraining,
+    updates_of,
+)
+from oncurve.run.directory.folder import RunDirectory, describe_environment, environment_changes
+from oncurve.run.directory.identity import defaults_of, identify, take_up
+from oncurve.run.directory.naming import free_directory
+from oncurve.types import LabelledSteps
+
+
+class RewardRunSettings(Component):
+    """The training as a whole."""
+
+    seed: int = 0
+    """Seed of the order of examples."""
+
+    name: str | None = None
+    """The name of the folder; none: "reward-model"."""
+
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """Processor threads; none: one per core."""
+
+
+class RewardEvalSettings(Component):
+    """Evaluation of the reward model on held-out examples during training."""
+
+    every: int = Field(default=50, ge=0, le=10**9)
+    """Updates between evaluations; 0: only at the end."""
+
+
+class RewardModelRecipe(Component):
+    """All settings of a reward model's training. In `[checkpoint]`, `every` counts updates."""
+
+    run: RewardRunSettings = RewardRunSettings()
+    data: SerializeAsAny[RewardExamples] = Preferences()
+    reward_model: SerializeAsAny[RewardModelSettings] = OutcomeModel()
+    lora: LoraSettings = LoraSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    eval: RewardEvalSettings = RewardEvalSettings()
+
+
+REWARD_MODEL = Schema(
+    RewardModelRecipe,
+    {
+        "run": fixed(RewardRunSettings),
+        "data": Section(REWARD_EXAMPLE_KINDS, "preferences"),
+        "reward_model": Section({name: cls for name, cls in REWARD_MODEL_KINDS.items() if name != "none"}, "outcome"),
+        "lora": fixed(LoraSettings),
+        "checkpoint": fixed(CheckpointSettings),
+        "eval": fixed(RewardEvalSettings),
+    },
+    command="reward-model train",
+)
+"""The recipe of a reward model."""
+
+
+def load_reward_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> tuple[RewardModelRecipe, Path]:
+    """The recipe and its folder. Raises ConfigError: unknown keys, kinds that do not go together, no path."""
+    config, folder, _ = load(REWARD_MODEL, recipe, overrides)
+    if config.data.teaches != config.reward_model.head:
+        kind = kind_of(config.data, REWARD_EXAMPLE_KINDS)
+        raise ConfigError(
+            f'reward_model.kind: data.kind = "{kind}" teaches a model of kind = "{config.data.teaches}"; set the one '
+            "or the other"
+        )
+    if not config.reward_model.path:
+        raise ConfigError("reward_model.path: missing; name a language model's or a reward model's folder, or a hub id")
+    if not config.data.path:
+        raise ConfigError("data.path: missing; name a JSONL file")
+    broken = [rule.message for rule in rules_of(config.lora, "impossible") if rule.holds(config.lora)]
+    if broken:
+        raise ConfigError("\n".join(broken))
+    return config, folder
+
+
+@dataclass
+class _Prepared:
+    """A training that is ready to begin, and its held-out examples."""
+
+    config: RewardModelRecipe
+    training: RewardTraining
+    learner: RewardLearner
+    train: list[Example]
+    held_out: list[Example]
+    plan: list[str]
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out metrics by declared key."""
+        if not self.held_out:
+            return {}
+        found = {f"reward_model/heldout_{k}": v for k, v in self.learner.measure(self.held_out).items()}
+        first = self.first_wrong()
+        return found | ({} if first is None else {"reward_model/heldout_first_wrong": first.found.value})
+
+    def first_wrong(self) -> FirstWrong | None:
+        """The accuracy of finding the first wrong step; None without labelled steps."""
+        held = [example for example in self.held_out if isinstance(example, LabelledSteps)]
+        if not held:
+            return None
+        classifier = self.learner.classifier
+        read = [classifier.encode(example.prompt, example.completion, example.ends) for example in held]
+        trained = [example for example in self.train if isinstance(example, LabelledSteps)]
+        return score_first_wrong(trained, held, classifier.score(read))
+
+
+def _prepare(config: RewardModelRecipe, base: Path) -> _Prepared:
+    """Cheap checks first: the data, then the network."""
+    prepare_process(config.run.threads)
+    train, held_out = config.data.read(base)
+    if not train:
+        raise DataError(f"{config.data.path}: no example is left to train on; lower data.eval_fraction")
+    settings = config.reward_model
+    classifier = with_adapter(settings.load(new_head=True), config.lora, config.run.seed)
+    learner = settings.build(classifier)
+    kept, kept_out = learner.fitting(train), learner.fitting(held_out)
+    if not kept:
+        raise DataError(
+            f"none of {len(train)} examples fits: {classifier.name} reads {classifier.max_length} tokens; "
+            "take a model that reads more"
+        )
+    learner.total_updates = updates_of(len(kept), settings.batch_size, settings.epochs)
+    training = RewardTraining(
+        learner,
+        kept,
+        config.run.seed,
+        every=config.eval.every,
+        keep_every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+        environment=describe_environment(module_device(classifier.module).type),
+    )
+    lost = len(train) + len(held_out) - len(kept) - len(kept_out)
+    parameters = sum(parameter.numel() for parameter in classifier.module.parameters())
+    adapted = "" if classifier.adapter is None else f", {learner.optimizer.trained_count:,} of them trained (LoRA)"
+    plan = [
+        f"reward model  {classifier.name}, {parameters:,} parameters{adapted}, of {PLURALS[settings.head]}, in "
+        f"{settings.dtype}",
+        f"data          {len(kept):,} {settings.examples} to learn from, {len(kept_out):,} held out"
+        + (f"; {lost:,} left out, too long for {classifier.max_length} tokens or without a label" if lost else ""),
+        f"training      {settings.epochs} × {len(kept):,} examples, {settings.batch_size} per update: updates "
+        f"{training.updates:,}, learning rate {settings.learning_rate:g}",
+    ]
+    prepared = _Prepared(config, training, learner, kept, kept_out, plan)
+    training.evaluate = prepared.evaluate
+    return prepared
+
+
+def train_reward_model(config: RewardModelRecipe, base: Path, out: Path | None) -> str | None:
+    """Train into `out` (None: a free folder under runs/); returns the signal that stopped it, or None.
+
+    Raises UserError before anything expensive; nothing is overwritten.
+    """
+    out = out or free_directory(config.run.name or "reward-model")
+    RunDirectory.check_free(out)
+    prepared = _prepare(config, base)
+    with RunDirectory.create(out, dict(prepared.training.environment or {})) as directory:
+        try:
+            prepared.training.identity = identify(config, REWARD_MODEL, base)
+            content = to_toml(config, REWARD_MODEL)
+            prepared.training.identity = directory.keep_identity(prepared.training.identity, content)
+            directory.keep_config(content)
+        except BaseException:
+            directory.abandon()
+            raise
+        prepared.training.folder = out
+        return _finish(prepared, Screen())
+
+
+def resume_reward_model(directory: Path, changed: bool = False) -> str | None:
+    """Continue the training in `directory`; returns the signal that stopped it, or None.
+
+    `changed`: continue although settings or data have changed, which is not exact.
+    Raises RunDirectoryError: it is no run, in use by another, or has changed. CheckpointError: no checkpoint verifies.
+    """
+    RunDirectory.check_run(directory)
+    config, base = load_reward_recipe(directory)
+    console = Screen()
+    with RunDirectory.open(directory) as held:
+        taken_up = take_up(held, identify(config, REWARD_MODEL, base), changed, (), defaults_of(config, REWARD_MODEL))
+        held.sign(taken_up.identity)
+        say(console, *taken_up.lines)
+        prepared = _prepare(config, base)
+        training = prepared.training
+        training.identity = taken_up.identity
+        training.folder = directory
+        try:
+            lines = training.restore()
+        except CheckpointError as error:
+            again = command("reward-model", "train", directory / "config.toml")
+            raise CheckpointError(f"{error}\nPut back what is missing, or train again: {again}") from error
+        if training.done == training.updates and not durable.verify(directory / "model"):
+            say(console, f"{directory} is finished: all {training.updates} updates are done", _product(directory))
+            return None
+        before, now = training.environment_before, training.environment
+        changes = environment_changes(dict(before), dict(now)) if before is not None and now is not None else []
+        if changes:
+            lines.append("not exact: the training goes on, but not to the same bits, because " + "; ".join(changes))
+        say(console, *lines, f"{directory}: {training.done} of {training.updates} updates are done")
+        return _finish(prepared, console)
+
+
+def _finish(prepared: _Prepared, console: Console) -> str | None:
+    training, folder = prepared.training, prepared.training.folder
+    assert folder is not None
+    say(console, *prepared.plan, "")
+    shown = max(1, training.updates // 20)
+
+    def tell(done: int, line: dict[str, float]) -> None:
+        if done % shown == 0 or done == training.updates or "reward_model/heldout_loss" in line:
+            say(console, _line(done, training.updates, line))
+        held_up = contention.notice()
+        if held_up is not None:
+            say(console, held_up)
+
+    try:
+        stopped = training.train(tell)
+    except BaseException as error:
+        training.close()
+        if not isinstance(error, LostFileError):
+            error.add_note(_stopped_at(training, type(error).__name__))
+        raise
+    if stopped is not None:
+        say(console, "", _stopped_at(training, stopped))
+        return stopped
+    prepared.learner.export(folder / "model")
+    first = prepared.first_wrong()
+    said = ["", *([first.text()] if first is not None else []), _product(folder)]
+    say(console, *said)
+    return None
+
+
+def _stopped_at(training: RewardTraining, stopped: str) -> str:
+    newest = training.checkpoints.newest
+    where = f"after update {newest}" if newest else "from the beginning (no checkpoint had been written)"
+    return f"stopped by {stopped}; to continue {where}: {command('resume', training.folder)}"
+
+
+def _line(done: int, updates: int, line: dict[str, Any]) -> str:
+    parts = [f"update {done:>{len(str(updates))}} of {updates}"]
+    for key, form in (
+        ("reward_model/loss", "loss {:.3f}"),
+        ("reward_model/accuracy", "right {:.1%}"),
+        ("reward_model/heldout_loss", "held out: loss {:.3f}"),
+        ("reward_model/heldout_accuracy", "right {:.1%}"),
+        ("reward_model/heldout_first_wrong", "first wrong step {:.1%}"),
+    ):
+        if key in line:
+            parts.append(form.format(line[key]).replace("%", " %"))
+    return "  ".join(parts)
+
+
+def _product(path: Path) -> str:
+    return f'model   {path / "model"}   (Hugging Face form; as a reward: kind = "model" or "process_model")'

@@ -1,0 +1,126 @@
+"""`oncurve runs`: the run directories below a folder, with their state, step, best evaluation and age."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from oncurve import durable
+from oncurve.base.errors import CheckpointError, RunDirectoryError
+from oncurve.base.paths import usable_path
+from oncurve.run.directory.folder import CONFIG, ENVIRONMENT, IDENTITY, LOCK
+
+State = Literal["running", "finished", "stopped", "damaged"]
+DEEPEST = 3
+MEASURED = ("eval/accuracy", "eval/reward")
+UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """One run on the disk.
+
+    state         running: a process holds it; finished: its model and report are written; stopped: `oncurve resume`
+                  continues it; damaged: its config.toml cannot be read
+    step, steps   steps done, and of how many (None: its recipe counts otherwise)
+    metric, best, best_step   the best evaluation, by `checkpoint.best` or accuracy or reward; None without any
+    best_kept     its checkpoint is there; None where it was before step 1, or there is none
+    age_seconds   since it wrote a line
+    """
+
+    path: Path
+    state: State
+    step: int = 0
+    steps: int | None = None
+    metric: str | None = None
+    best: float | None = None
+    best_step: int | None = None
+    age_seconds: float = 0.0
+    best_kept: bool | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        """The run as a row of a table."""
+        best = "-" if self.best is None else f"{self.metric} {self.best:.4g} at {self.best_step}"
+        best += " (its checkpoint is gone)" if self.best_kept is False else ""
+        steps = f"{self.step}" if self.steps is None else f"{self.step}/{self.steps}"
+        return str(self.path), self.state, steps, best, _ago(self.age_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+def list_runs(folder: Path | None = None) -> list[ListedRun]:
+    """The runs below `folder` (None: `runs`), or the one that it is, the last to write first.
+
+    Nothing is changed, and a run that goes on is not disturbed. Raises RunDirectoryError: there is no such folder.
+    """
+    root = usable_path(folder or Path("runs"), "DIR")
+    if not root.is_dir():
+        if folder is None:
+            return []
+        raise RunDirectoryError(f"{root} is not a folder. Name one that holds runs; the default is runs.")
+    return sorted((_listed(path) for path in _runs(root, DEEPEST)), key=lambda run: run.age_seconds)
+
+
+def table_of(runs: list[ListedRun]) -> str:
+    """The runs as lines to read."""
+    if not runs:
+        return "There are no runs here. `oncurve train RECIPE` begins one, in runs/."
+    rows = [("run", "state", "step", "best", "age"), *(run.cells() for run in runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _runs(folder: Path, depth: int) -> Iterator[Path]:
+    """The run directories in and below `folder`; nothing inside of one is looked at."""
+    if (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (ENVIRONMENT, IDENTITY)):
+        yield folder
+    elif depth:
+        with suppress(OSError):
+            for entry in sorted(folder.iterdir()):
+                if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+                    yield from _runs(entry, depth - 1)
+
+
+def _listed(path: Path) -> ListedRun:
+    metrics = path / "metrics.jsonl"
+    age = time.time() - (metrics if metrics.is_file() else path / CONFIG).stat().st_mtime
+    running = durable.is_held(path / LOCK)
+    try:
+        config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ListedRun(path, "running" if running else "damaged", age_seconds=age)
+    lines: list[dict[str, Any]] = []
+    with suppress(CheckpointError):
+        lines = durable.read_log(metrics, damaged=True)
+    step = int(lines[-1].get("step", 0)) if lines else 0
+    steps = _of(config, "run").get("steps")
+    finished = (path / "model" / durable.MANIFEST).is_file() and not running
+    state: State = "running" if running else "finished" if finished else "stopped"
+    named = _of(config, "checkpoint").get("best")
+    metric = next((key for key in (named, *MEASURED) if any(key in line for line in lines)), None)
+    best = max((line for line in lines if metric in line), key=lambda line: float(line[str(metric)]), default=None)
+    if best is None:
+        return ListedRun(path, state, step, steps, age_seconds=age)
+    at = int(best.get("step", 0))
+    kept = at in dict(durable.numbered(path / "checkpoints")) if at else None
+    return ListedRun(path, state, step, steps, metric, float(best[str(metric)]), at, age, kept)
+
+
+def _of(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    table = config.get(section)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _ago(seconds: float) -> str:
+    """The age in its largest unit: `"3 h"`."""
+    unit, size = next((pair for pair in UNITS if seconds >= pair[1]), UNITS[-1])
+    return f"{max(0, int(seconds / size))} {unit}"

@@ -1,0 +1,221 @@
+"""Lines 5, 7 and 8 of Algorithm 1: prompts, their completions, and the rewards of these."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from oncurve.base.errors import OncurveError, TrainingError
+from oncurve.metrics import Metrics
+from oncurve.rewards import Scorer, Scoring
+from oncurve.rollout import OnGroup, RolloutEngine, measured, sample
+from oncurve.trainer.groups.surplus import DynamicSampling, SurplusGroup
+from oncurve.trainer.protocols import PromptSource
+from oncurve.trainer.state import TrainerState
+from oncurve.trainer.watching.diagnosis import divergence_explained
+from oncurve.trainer.watching.observe import observe_groups, timer
+from oncurve.types import Group
+
+log = logging.getLogger("oncurve.trainer")
+
+OnFailure = Callable[[list[Group]], None]
+"""Called with the groups that were sampled for a step, before the error that ended it goes on."""
+
+
+Sampled = Callable[[OnGroup], list[Group]]
+"""Samples the groups of a step, and calls its argument with each as soon as it is complete."""
+
+
+class GivenUpError(Exception):
+    """The groups that were being collected are of no use any more."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The groups of a step, with their scores.
+
+    groups    those that the step trains on, and those that it leaves out for good
+    usable    those that it trains on: surplus of the step before first, then in the order of the prompts
+    surplus   those that the next step trains on; they are not among `groups`
+    cursor    prompts taken from the source, these included
+    draw      rounds of sampling, these included
+    """
+
+    groups: tuple[Group, ...]
+    usable: tuple[Group, ...]
+    surplus: tuple[SurplusGroup, ...]
+    cursor: int
+    draw: int
+
+
+@dataclass
+class Collecting:
+    """Draws prompts, samples a group for each, and scores it, for one step. Single use.
+
+    prompts       prompts per round of sampling, and groups per step
+    group_size    G, completions of each
+    min_valid     the fewest valid completions that a usable group has
+    dynamic       which usable groups are kept, and how many rounds there may be; None: all of one round
+    on_failure    keeps the groups of a step that failed
+    given_up      set from another thread, it ends the collection at the next group
+    """
+
+    engine: RolloutEngine
+    scorer: Scorer
+    source: PromptSource
+    prompts: int
+    group_size: int
+    min_valid: int
+    dynamic: DynamicSampling | None
+    on_failure: OnFailure
+    given_up: threading.Event = field(default_factory=threading.Event)
+    _sampled: list[Group] = field(default_factory=list)
+
+    def collect(self, state: TrainerState, metrics: Metrics) -> Collected:
+        """The groups of the step after `state`.
+
+        With dynamic sampling, rounds follow each other until enough groups are kept or `max_rounds` are made. Those
+        beyond `prompts` are surplus, less than one round's.
+
+        Raises TrainingError: there is no group to train on. GivenUpError: it was given up.
+        """
+        kept = list(self._carried_over(state))
+        cursor, draw, carried = state.cursor, state.draw, len(kept)
+        try:
+            for _ in range(1 if self.dynamic is None else self.dynamic.max_rounds):
+                if len(kept) < self.prompts or self.dynamic is None:
+                    first, (groups, cursor) = cursor, self._round(state.step, cursor, draw, metrics)
+                    draw += 1
+                    kept += [(first + index, group) for index, group in enumerate(groups) if self._keeps(group)]
+            if not kept:
+                raise TrainingError(self._nothing_to_train_on(state.step + 1))
+        except OncurveError:
+            self.on_failure(self._sampled)
+            raise
+        count = len(kept) if self.dynamic is None else self.prompts
+        usable, surplus = [group for _, group in kept[:count]], kept[count:]
+        if self.dynamic is not None:
+            self._observe(state, metrics, draw - state.draw, carried, len(kept), len(usable))
+        waiting = {id(group) for _, group in surplus}
+        groups = [group for _, group in kept[:carried]] + self._sampled
+        return Collected(
+            tuple(group for group in groups if id(group) not in waiting),
+            tuple(usable),
+            tuple(SurplusGroup.of(place, group) for place, group in surplus),
+            cursor,
+            draw,
+        )
+
+    def _carried_over(self, state: TrainerState) -> Iterator[tuple[int, Group]]:
+        """The surplus of the step before, each group with the position of its prompt."""
+        for waiting in state.surplus:
+            (prompt,), _ = self.source.take(waiting.cursor, 1)
+            if prompt.ids == waiting.prompt_ids:
+                yield waiting.cursor, Group(prompt, waiting.completions, waiting.scores, waiting.draw)
+            else:
+                log.warning("a group kept for this step is left out: the data has another prompt in its place now")
+
+    def take(self, state: TrainerState, sampling: Sampled, metrics: Metrics) -> Collected:
+        """The groups that `sampling` hands over as the next step's, whatever their prompts; dynamic sampling is not
+        applied. Raises as `collect`."""
+        try:
+            groups = self._scored_as_they_come(state.step, sampling, metrics)
+            usable = tuple(group for group in groups if self._is_usable(group))
+            if not usable:
+                raise TrainingError(self._nothing_to_train_on(state.step + 1))
+        except OncurveError:
+            self.on_failure(self._sampled)
+            raise
+        return Collected(tuple(groups), usable, (), state.cursor + len(groups), state.draw + 1)
+
+    def _round(self, step: int, cursor: int, draw: int, metrics: Metrics) -> tuple[list[Group], int]:
+        """A scored group for each of the next prompts, and the cursor after them."""
+        prompts, cursor = self.source.take(cursor, self.prompts)
+
+        def sampling(on_group: OnGroup) -> list[Group]:
+            return sample(self.engine, prompts, draw, self.group_size, on_group=on_group)
+
+        return self._scored_as_they_come(step, sampling, metrics), cursor
+
+    def _scored_as_they_come(self, step: int, sampling: Sampled, metrics: Metrics) -> list[Group]:
+        """The groups that are sampled for the step after `step`, with their scores."""
+        with self.scorer.begin(step) as scoring:
+            with timer(metrics, "rollout"), divergence_explained(step):
+                groups = sampling(self._handing_to(scoring))
+            for name, value in measured(self.engine).items():
+                metrics.add(name, value)
+            return self._scored(groups, scoring, metrics)
+
+    def _handing_to(self, scoring: Scoring) -> OnGroup:
+        def hand_in(index: int, group: Group) -> None:
+            if self.given_up.is_set():
+                raise GivenUpError
+            scoring.submit(index, group)
+
+        return hand_in
+
+    def _scored(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:
+        """The groups with the scores that `scoring` began while they were sampled."""
+        before = len(self._sampled)
+        self._sampled += groups
+        with timer(metrics, "reward"):
+            groups = scoring.finish(groups)
+        self._sampled[before:] = groups
+        dropped = sum(not self._is_usable(group) for group in groups)
+        observe_groups(metrics, groups, dropped, rewarded=scoring.rewarded)
+        metrics.add("time/reward_overlapped", scoring.overlapped_seconds)
+        for name, value in scoring.metrics.items():
+            metrics.add(f"rewards/{name}", value)
+        return groups
+
+    def _is_usable(self, group: Group) -> bool:
+        return sum(score.valid for score in group.scores) >= self.min_valid
+
+    def _keeps(self, group: Group) -> bool:
+        return self._is_usable(group) and (self.dynamic is None or self.dynamic.keeps(group))
+
+    def _observe(
+        self, state: TrainerState, metrics: Metrics, rounds: int, carried: int, kept: int, trained: int
+    ) -> None:
+        """The counts of dynamic sampling; the first step of a run that ends at `max_rounds` is announced."""
+        assert self.dynamic is not None
+        dropped = sum(not self._is_usable(group) for group in self._sampled)
+        metrics.add("groups/rounds", float(rounds))
+        metrics.add("groups/sampled", float(len(self._sampled)))
+        metrics.add("groups/filtered", float(len(self._sampled) - dropped - (kept - carried)))
+        metrics.add("groups/trained", float(trained))
+        metrics.add("groups/surplus", float(kept - trained))
+        if trained < self.prompts and not self.dynamic.announced:
+            self.dynamic.announced = True
+            log.warning(
+                "step %d trains on %d groups instead of %d: more were not found in filter.max_rounds = %d rounds. "
+                "Further steps like this one are counted by groups/trained alone",
+                state.step + 1,
+                trained,
+                self.prompts,
+                self.dynamic.max_rounds,
+            )
+
+    def _nothing_to_train_on(self, step: int) -> str:
+        count = len(self._sampled)
+        if self.dynamic is None or not any(map(self._is_usable, self._sampled)):
+            return (
+                f"step {step}: none of the {count} groups has the {self.min_valid} "
+                "valid completions that an advantage needs. What went wrong with each is in rollouts/."
+            )
+        return (
+            f"step {step}: filter.dynamic_sampling keeps none of the {count} groups that were sampled in "
+            f"{self.dynamic.max_rounds} rounds (filter.max_rounds): {self._outcomes()}. They are in rollouts/. Where "
+            "all are right, the policy has learned these prompts; where all are wrong, they are too hard for it"
+        )
+
+    def _outcomes(self) -> str:
+        assert self.dynamic is not None
+        correct = self.dynamic.correct
+        if correct is None:
+            return "the rewards within each are the same"
+        right = sum(all(correct(score) for score in group.scores if score.valid) for group in self._sampled)
+        wrong = sum(not any(correct(score) for score in group.scores) for group in self._sampled)
+        return f"all completions are right in {right}, and none in {wrong}"

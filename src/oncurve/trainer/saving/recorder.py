@@ -1,0 +1,137 @@
+"""The run directory's growing part: one line a step in `metrics.jsonl`, the groups in `rollouts/`, incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oncurve import durable
+from oncurve.report import RolloutFiles, group_record
+from oncurve.trainer.saving.refusals import Refusals
+from oncurve.trainer.saving.retention import RolloutsSettings
+from oncurve.trainer.state import TrainerState
+from oncurve.types import Group, TrainBatch, axes_of
+
+MOST_WAITING_BYTES = 64 << 20
+"""The most bytes of rollouts that wait in memory for a disk that is full; of more the oldest are given up."""
+
+
+class Recorder:
+    """Writes the files of each step. Opening it at a state removes what later steps had written.
+
+    `notes`: messages about existing files. Raises StorageError: `rollouts/` is a link.
+
+    rollouts/step-000012.jsonl.gz   one group per line: prompt, completions, token ids, log-probs, rewards, advantages
+    metrics.jsonl                   one line per step, declared keys
+    incidents/step-000012-0/        the batch of an update that was skipped, as tensors
+
+    `retention` says of which steps the groups stay. Those of a step go when the line of a later one is written, so that
+    the groups of the step that is running, or has failed, are always there.
+
+    A full disk does not end a step: `refusals` counts what it refuses. Lines of metrics wait in memory until they can
+    be written, rollouts up to `MOST_WAITING_BYTES`, and the batch of a skipped update is left out.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        state: TrainerState,
+        retention: RolloutsSettings | None = None,
+        refusals: Refusals | None = None,
+    ) -> None:
+        self.directory = directory
+        self.refusals = refusals or Refusals()
+        self._retention = retention or RolloutsSettings()
+        self._files = RolloutFiles(directory)
+        durable.own_folder(self._files.folder)
+        self._kept = set(self._files.steps())
+        self._waiting: dict[int, bytes] = {}
+        self._unsynced: set[int] = set()
+        self._remove({step for step in self._kept if step > state.step})
+        self._retain(state.step)
+        self._log, self.notes = durable.AppendLog.reopened(directory / "metrics.jsonl", state.metrics_bytes)
+
+    def rollouts(self, step: int, groups: Sequence[Group], advantages: Sequence[Tensor | None]) -> None:
+        """Write every group of a step, with the advantages of its completions; None where it was left out."""
+        self.check()
+        pairs = zip(groups, advantages, strict=True)
+        self._waiting[step] = self._files.content({"step": step, **group_record(*pair)} for pair in pairs)
+        self._kept.add(step)
+        self.refusals.allow(self._write_waiting)
+        while sum(map(len, self._waiting.values())) > MOST_WAITING_BYTES:
+            self._remove({min(self._waiting)})
+            self.refusals.given_up += 1
+
+    def metrics(self, metrics: Mapping[str, float]) -> int:
+        """Write one step's line; returns the length of `metrics.jsonl` in bytes, lines that wait included."""
+        self._log.append(dict(metrics))
+        if self._log.refused is not None:
+            self.refusals.note(self._log.refused)
+        self._retain(int(metrics["step"]))
+        return self._log.offset
+
+    def incident(self, step: int, update: int, batch: TrainBatch, reason: str) -> Path | None:
+        """Save the batch of a skipped update under `incidents/`; None where the disk is full."""
+        self.check()
+        tensors: dict[str, Tensor] = {}
+        for name, axes in axes_of(batch).items():
+            value = getattr(batch, name)
+            if value is None:
+                continue
+            if axes == "G":  # ragged: one after another, and how long each is
+                tensors[f"{name}.lengths"] = torch.tensor([len(part) for part in value])
+                value = torch.cat(value)
+            tensors[name] = value.detach().to("cpu").contiguous()
+        path = self.directory / "incidents" / f"step-{step:06d}-{update}"
+        if path.exists():
+            return path
+        files: dict[str, bytes | dict[str, Tensor]] = {
+            "batch.safetensors": tensors,
+            "reason.txt": reason.encode("utf-8", "replace"),
+        }
+        return path if self.refusals.allow(lambda: durable.write_directory(path, files)) else None
+
+    def check(self) -> None:
+        """Raises LostFileError: the run's directory was deleted, moved or replaced by another one."""
+        self._log.check()
+
+    def sync(self) -> None:
+        """Wait until everything written is on the disk: called before a checkpoint that relies on it.
+
+        Raises DiskError: lines of metrics wait. Rollouts may wait longer, as no checkpoint relies on them.
+        """
+        self.check()
+        self.refusals.allow(self._sync_rollouts)
+        self._log.sync()
+
+    def close(self) -> None:
+        """Sync, and close the log. What a full disk refuses now is of steps after the newest checkpoint, whose `sync`
+        it would have refused, too: a resume repeats them."""
+        self.refusals.allow(self._sync_rollouts)
+        self.refusals.allow(self._log.close)
+
+    def _sync_rollouts(self) -> None:
+        self._write_waiting()
+        self._files.sync(self._unsynced)
+        self._unsynced.clear()
+
+    def _write_waiting(self) -> None:
+        """Write the rollouts that wait, the newest first: they are read first."""
+        for step in sorted(self._waiting, reverse=True):
+            self._files.write(step, self._waiting[step])
+            del self._waiting[step]
+            self._unsynced.add(step)
+
+    def _retain(self, newest: int) -> None:
+        """Remove the groups that do not stay after the step `newest`."""
+        self._remove({step for step in self._kept if not self._retention.keeps(step, newest)})
+
+    def _remove(self, steps: set[int]) -> None:
+        for step in sorted(steps):
+            self._files.remove(step)
+            self._waiting.pop(step, None)
+        self._kept -= steps
+        self._unsynced -= steps
