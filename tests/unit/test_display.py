@@ -9,11 +9,10 @@ from oncurve.display import (
     Progress,
     ScoredCompletion,
     explain_group,
-    is_plain,
     show_before_after,
     show_group,
 )
-from oncurve.display.text import one_line, wrapped
+from oncurve.display.text import one_line
 
 EVIL = "\x1b[2J\x1b]0;title\x07a\x1b]52;c;aGk=\x1b\\b\x9b31m\x00\u202ec[red]\r\x08 \U0001f600"
 
@@ -92,14 +91,6 @@ def test_control_characters_in_model_text_are_escapes() -> None:
     assert one_line("one\ttwo\nthree", 80) == "one two | three"
     assert one_line("a\n\n b \n", 80) == "a | b"
     assert one_line("abcdefghij", 8) == "abcde..."
-
-
-def test_plain_where_there_is_no_terminal_no_colour_or_no_utf8(monkeypatch) -> None:
-    assert is_plain(pipe())
-    assert not is_plain(terminal())
-    assert is_plain(Console(file=Stream("ascii"), force_terminal=True))
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert is_plain(terminal())
 
 
 def test_plain_progress_is_one_ascii_line_a_step() -> None:
@@ -213,20 +204,3 @@ def test_before_and_after() -> None:
     assert "(answer: 56)" in printed(plain)
     assert "\x1b" not in printed(plain)
     assert "\x1b[2J" not in printed(coloured)
-
-
-def test_what_the_encoding_cannot_write_does_not_stop_the_run() -> None:
-    console = pipe("ascii")
-    show_group(console, "π?", [ScoredCompletion("naïve", 1.0, 0.7), ScoredCompletion("b", 0.0, -0.7)])
-    show_before_after(console, [BeforeAfter("π", "1", "ñ", False, "ok", True)])
-    with Progress(1, console, Clock()) as progress:
-        progress.say("πάντα")
-        progress.step(step(1))
-    assert "na?ve" in printed(console)
-    assert printed(console).isascii()
-
-
-def test_no_word_of_a_wrapped_line_is_broken() -> None:
-    text = "a rate-too-low at " + "runs/" * 30 + " and a well-known end"
-    for width in range(10, 60):
-        assert wrapped(text, width).split() == text.split()

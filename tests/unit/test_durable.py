@@ -25,7 +25,6 @@ from oncurve.durable import (
     read_log,
     read_tensors,
     store,
-    sync_files,
     to_json,
     verify,
     write_directory,
@@ -335,24 +334,3 @@ def test_a_write_that_fails_half_way_leaves_nothing_behind(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path)) == ["log", "plain", "step-1"]
     assert (tmp_path / "plain").read_bytes() == b"before"
     assert [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()] == [{"a": 1}, {"a": 2}]
-
-
-def test_a_file_that_waits_for_its_sync_is_whole_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    paths = [tmp_path / "kept" / name for name in ("one", "two", "removed")]
-    for path in paths:
-        write_file(path, b"before", sync=False)
-        write_file(path, path.name.encode(), sync=False)
-    assert [path.read_text() for path in paths] == ["one", "two", "removed"]
-    assert sorted(os.listdir(tmp_path / "kept")) == ["one", "removed", "two"]
-    assert synced == []
-    paths[2].unlink()
-    sync_files(paths)
-    assert synced == ["one", "two", "kept"]

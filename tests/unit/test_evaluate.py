@@ -1,5 +1,4 @@
 import itertools
-import json
 import math
 import random
 from collections import Counter
@@ -187,20 +186,6 @@ def test_evaluate_greedy_and_sampled() -> None:
     assert result.invalid == 1
     assert set(engine.draws) == {EVALUATION_DRAW}
     assert result.mean_length == pytest.approx((4 + 4 + 8) / 12)
-
-
-def test_evaluation_as_json_and_as_metrics() -> None:
-    result = evaluate(
-        Answers([["a", "b"]] * 4), Equals(), prompts(4), greedy=GREEDY, sampled=Sampling(group_size=2), ks=(2,)
-    )
-    read = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    assert read["greedy_accuracy"] == wilson(4, 4).to_list()
-    assert read["pass_at_k"] == {"2": wilson(4, 4).to_list()}
-    metrics = result.to_metrics()
-    assert metrics["eval/accuracy"] == 1.0
-    assert metrics["eval/reward"] == 0.5
-    assert metrics["eval/maj@2"] == 0.5
-    assert metrics["eval/pass@2"] == 1.0
 
 
 def test_evaluate_refuses_nothing_to_do() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import oncurve
-from oncurve.metrics import METRICS, Metrics, declared, short
+from oncurve.metrics import METRICS, Metrics, short
 
 
 def test_a_mean_is_over_all_observations_however_they_came() -> None:
@@ -47,20 +47,6 @@ def test_reductions_of_tensors_under_a_mask() -> None:
     }
 
 
-def test_a_number_may_stand_for_the_sum_of_many_observations() -> None:
-    metrics = Metrics()
-    metrics.add("reward/mean", 12.0, count=32)
-    metrics.add("reward/mean", 4.0, count=8)
-    assert metrics.result() == {"reward/mean": 0.4}
-    for key, values, mask in [
-        ("reward/mean", torch.ones(2), None),
-        ("policy/ratio_max", 1.0, None),
-        ("reward/mean", torch.ones(1), torch.ones(1, dtype=torch.bool)),
-    ]:
-        with pytest.raises(ValueError, match="count"):
-            metrics.add(key, values, mask, count=2)
-
-
 def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     metrics = Metrics()
     metrics.add("policy/kl", torch.tensor([1.0, torch.nan, 3.0, torch.inf]), torch.tensor([True, True, True, False]))
@@ -69,16 +55,6 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     result = metrics.result()
     assert result == {"policy/kl": 2.0, "metrics/nonfinite": 3.0}
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-
-
-def test_families_are_allowed_by_their_prefix_only() -> None:
-    metrics = Metrics()
-    metrics.add("rewards/correct", torch.tensor([0.0, 1.0]))
-    metrics.add("eval/accuracy", 0.25)
-    assert metrics.result() == {"rewards/correct": 0.5, "eval/accuracy": 0.25}
-    for key in ("rewards/", "rewards/<name>", "loss/x", "rewards"):
-        with pytest.raises(KeyError):
-            declared(key)
 
 
 def test_every_declaration_is_complete() -> None:

@@ -121,17 +121,6 @@ def test_a_screen_keeps_its_own_colours_and_makes_all_others_visible(monkeypatch
     assert not any(found in stream.getvalue() for found in ("\x1b[2J", "\x9b", "\u202e", "\r"))
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_what_a_signal_says_is_a_line_and_on_a_terminal_begins_one(terminal: bool) -> None:
-    reading, writing = pty.openpty() if terminal else os.pipe()
-    script = "from oncurve import output; output.urgent('first'); output.urgent('second')"
-    subprocess.run([sys.executable, "-c", script], stderr=writing, check=True, timeout=60)
-    said = os.read(reading, 1 << 12).decode().replace("\r\n", "\n")
-    for end in (reading, writing):
-        os.close(end)
-    assert said == ("\nfirst\n\nsecond\n" if terminal else "first\nsecond\n")
-
-
 def test_what_workers_print_is_passed_on_through_the_door(capfd: pytest.CaptureFixture[str]) -> None:
     import time
 

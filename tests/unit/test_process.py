@@ -19,7 +19,6 @@ from oncurve import doctor
 from oncurve.display import Progress
 from oncurve.machine import contention
 from oncurve.machine.contention import NOTICE_WINDOWS, Reading, Watch
-from oncurve.machine.threads import prepare_process
 from oncurve.run.commands.evaluation import evaluate_target
 from oncurve.run.session import shown_by
 from oncurve.trainer import StepResult
@@ -68,12 +67,6 @@ def test_all_that_computes_takes_the_threads_of_its_settings_and_is_watched(comp
     compute(lay_out(tmp_path) if compute is evaluated else tmp_path)
     assert torch.get_num_threads() == THREADS
     assert contention._watch.contention.threads == THREADS
-
-
-def test_without_a_setting_the_threads_stay_as_they_are() -> None:
-    torch.set_num_threads(2)
-    prepare_process(None)
-    assert torch.get_num_threads() == 2
 
 
 def test_the_first_fault_of_a_reward_is_quoted_once_and_on_one_line() -> None:

@@ -9,7 +9,6 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from oncurve.machine import contention
 from oncurve.machine.contention import (
     ENTER,
     LEAVE,
@@ -99,15 +98,6 @@ def test_the_watch_says_once_that_a_neighbour_stays_and_never_that_a_quiet_machi
     assert said.index(lines[0]) >= NOTICE_WINDOWS - 1
     assert "1.0 of 2 processors" in lines[0]
     assert "run.threads=1" in lines[0]
-
-
-def test_threads_that_waited_are_counted_from_one_question_to_the_next() -> None:
-    watch, machine = watched()
-    machine.window(0.5)
-    machine.window(1.0)
-    assert watch.waiting() == pytest.approx(1.5 * WINDOW_SECONDS)
-    machine.window(0.0)
-    assert watch.waiting() == pytest.approx(0.0)
 
 
 def run(code: str, **environment: str) -> str:
@@ -242,15 +232,3 @@ print(json.dumps(found))
     assert found["waiting"] > 0.5  # of six seconds and more
     assert found["short"]
     assert found["watched"] > 0.25  # in most loops
-
-
-def test_one_watch_a_process_and_none_after_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contention, "_watch", None)
-    assert (contention.waiting(), contention.notice()) == (None, None)
-    contention.watch(2)
-    first = contention._watch
-    contention.watch(3)
-    assert first is not contention._watch
-    assert not first._thread.is_alive()
-    contention.stop()
-    assert contention._watch is None

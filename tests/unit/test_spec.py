@@ -86,14 +86,6 @@ def test_a_value_never_changes_its_type_silently(settings: dict[str, Any], said:
     assert complaint({"kind": "clip", **settings}) == said
 
 
-def test_every_wrong_key_is_reported_at_once():
-    said = complaint({"kind": "clip", "count": "5", "on": 1})
-    assert said.splitlines() == [
-        "objective.on: expected true or false, got 1",
-        "objective.count: expected a number, not a string, got '5'",
-    ]
-
-
 CODE = """
 from oncurve.components.spec import Component
 import neighbour

@@ -76,17 +76,6 @@ def test_silence_is_a_death_and_its_cause_is_kept() -> None:
     assert health.has_ended(1, "killed by signal SIGKILL", SILENCE + 1) == Ended(1, order.cause)
 
 
-def test_what_an_earlier_process_of_a_place_says_passes_for_nothing() -> None:
-    health = healthy(1)
-    health.has_ended(0, "killed", 1.0)
-    health.orders(1.0)
-    health.is_up(0, 2.0)
-    health.heard(0, 2.0)
-    assert health.condemn(0, "late") == []
-    assert health.has_ended(0, "killed", 2.0) is None
-    assert health.up == []
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 30.0), st.sampled_from(["die", "say", "wait"])), max_size=60)
 )

@@ -54,18 +54,6 @@ def test_small_updates_of_weights_that_are_stored_in_bfloat16_are_kept_in_float3
             assert float((now - right).abs().max()) < 4e-6
 
 
-def test_checkpointed_layers_are_computed_again_in_the_backward_pass() -> None:
-    times = []
-    for checkpointing in (False, True):
-        with sharded(1, gradient_checkpointing=checkpointing) as learner:
-            batch, calls = batch_for(learner), []
-            layer = learner.local.model.module.model.layers[0].mlp
-            layer.register_forward_pre_hook(lambda *ignored, calls=calls: calls.append(1))
-            learner.update(batch)
-            times.append(len(calls))
-    assert times[1] == 2 * times[0] > 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_host_s_memory_holds_the_same_bits(ranks: int) -> None:

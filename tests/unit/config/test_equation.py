@@ -9,7 +9,6 @@ from oncurve.config.sections import RunConfig
 from oncurve.config.sentences.equation import explain
 from oncurve.config.sentences.notes import RunFacts
 from oncurve.config.sentences.plan import plan
-from oncurve.learner import ReferenceSettings
 from oncurve.rollout import LocalEngine
 
 
@@ -88,40 +87,6 @@ def test_the_plan_says_when_clipping_can_bind():
         "the old log-probs are recomputed before the first update."
         in said("learner.minibatches=4", "learner.ppo_epochs=2")
     )
-
-
-def test_the_plan_counts_epochs_and_memory_once_they_are_known():
-    facts = RunFacts(
-        rows=7473,
-        dropped=3,
-        eval_rows=100,
-        parameters=1_000_000,
-        reference_bytes=4_000_000,
-        device="cpu",
-        path_reason="fast path",
-    )
-    text = said("eval.every=10", "data.kind=task", "eval.limit=50", "eval.n=4", facts=facts)
-    assert "100 steps take 3,200 prompts: 0.428 epochs of 7,473 rows; 3 prompts too long, dropped." in text
-    assert "its frozen copy takes memory (4 MB)" in text
-    assert "The model has 1,000,000 parameters on cpu; fast path." in text
-    assert "Evaluation before step 1 and every 10 steps on 50 held-out prompts: greedy and 4 samples each." in text
-    assert "no reference is kept" in said("kl.coef=0")
-
-
-def test_the_plan_and_the_equation_say_how_the_reference_follows():
-    assert "The reference follows the policy every 10 steps: it becomes a copy of it." in said("reference.every=10")
-    average = ["reference.every=1", "reference.mixup_alpha=0.01"]
-    assert "follows the policy every step: 0.01 of the policy, 0.99 of what it was" in said(*average)
-    assert "follows" not in said()
-    given = RunFacts(reference_given=True)
-    held = config("kl.coef=0", recipe=None).model_copy(update={"reference": ReferenceSettings(every=5)})
-    assert not any("follows" in line for line in plan(held))
-    assert any("follows" in line for line in plan(held, given))
-    assert "π_ref   the policy as it was given, and a copy of π_θ made every 10 steps" in explain(
-        config("reference.every=10")
-    )
-    assert "and before every step 0.01 π_θ + 0.99 π_ref" in explain(config(*average))
-    assert "a copy of π_θ made every 10 steps" in explain(config("reference.every=10", "kl.where=reward"))
 
 
 def test_what_looks_like_a_mistake_is_noted():

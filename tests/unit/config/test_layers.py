@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from oncurve.base.errors import ConfigError
-from oncurve.config.layers import PRESETS, RECIPES, from_mapping, from_overrides, read_layers, shipped
+from oncurve.config.layers import from_mapping, from_overrides, read_layers
 from oncurve.config.loading import merge
 
 
@@ -42,18 +42,6 @@ def complaint(recipe: Path | str, extends: str | None = None) -> str:
 def test_a_value_on_the_command_line_is_toml_or_else_a_string(text: str, value: Any):
     assert value_of(f"section.key={text}") == value
     assert type(value_of(f"section.key={text}")) is type(value)
-
-
-def test_overrides_name_a_key_an_item_or_a_whole_section():
-    words = ["kl.coef=0.1", "rewards.0.weight=2", 'rewards=[{kind="math"}]', "kl={coef=1}", "extends=rlox"]
-    layer, extends = from_overrides(words, Path("/here"))
-    assert layer.assignments == (
-        (("kl", "coef"), 0.1),
-        (("rewards", 0, "weight"), 2),
-        (("rewards",), [{"kind": "math"}]),
-        (("kl", "coef"), 1),
-    )
-    assert extends == ["rlox"]
 
 
 @pytest.mark.parametrize("word", ["kl.coef", "--steps", "=5", ".coef=1", "kl.=1"])
@@ -97,18 +85,6 @@ def test_a_chain_of_extends_is_read_from_the_bottom_up(tmp_path: Path):
     assert folder == tmp_path
     above = [layer.name for layer in read_layers(tmp_path / "top.yaml", "rlox")[0]]
     assert above == ["preset dr_grpo", base, "preset rlox", str(tmp_path / "top.yaml")]
-
-
-def test_a_recipe_of_the_package_goes_by_its_name_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    for name, file in shipped(RECIPES).items():
-        assert read_layers(name) == read_layers(file)
-        (tmp_path / "mine.toml").write_text(f'extends = "{name}"')
-        assert read_layers("mine.toml")[0][:-1] == read_layers(file)[0]
-    assert {"task", "gsm8k", "reward_models/sentiment"} <= shipped(RECIPES).keys()
-    assert not shipped(RECIPES).keys() & shipped(PRESETS).keys()
-    (tmp_path / "task").write_text("[run]\nsteps = 3")
-    assert read_layers("task")[1] == tmp_path  # a file of the user's comes first
 
 
 def test_of_several_extended_files_the_later_win_and_each_counts_once(tmp_path: Path):

@@ -7,8 +7,6 @@ import pytest
 
 from oncurve.advantages import GroupAdvantage
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import CLUSTER_KINDS
-from oncurve.components import kind_of
 from oncurve.config.loading import load_config, to_toml
 from oncurve.config.sections import RunConfig
 from oncurve.losses import Clipped, Reinforce
@@ -38,26 +36,6 @@ def test_a_yaml_recipe_reads_as_the_same_toml_one(tmp_path: Path):
     (tmp_path / "r.toml").write_text("[learner]\nlearning_rate = 1e-6\n[kl]\ncoef = 0.0\n[[rewards]]\nkind = 'math'\n")
     (tmp_path / "r.yaml").write_text("learner: {learning_rate: 1e-6}\nkl: {coef: 0}\nrewards:\n  - kind: math\n")
     assert config(recipe=tmp_path / "r.yaml") == config(recipe=tmp_path / "r.toml")
-
-
-def test_rewards_are_replaced_as_a_whole_or_changed_by_item():
-    two = ["rewards=[{kind='math'}, {kind='math', weight=0.5}]"]
-    assert [reward.weight for reward in config(*two).rewards] == [1.0, 0.5]
-    assert [reward.weight for reward in config(*two, "rewards.0.weight=2").rewards] == [2.0, 0.5]
-    assert len(config(*two, "rewards=[]").rewards) == 0
-
-
-def test_a_cluster_with_keys_and_without_a_kind_is_this_machine_or_the_ray_whose_address_it_has():
-    two = {"cluster": {"rollout_workers": 2}}
-    assert kind_of(config("cluster.rollout_workers=2", "cluster.learner_ranks=2").cluster, CLUSTER_KINDS) == "host"
-    assert kind_of(config("cluster.address=10.0.0.1:6379", **two).cluster, CLUSTER_KINDS) == "ray"
-    assert kind_of(config("cluster.kind=ray", **two).cluster, CLUSTER_KINDS) == "ray"
-    assert config("cluster.kind=ray", **two).cluster.workers == 2
-    assert config("cluster.kind=none", **two).cluster.alone
-    assert config().cluster.alone
-    assert "cluster.learner_ranks: unknown key of the kind 'none'; set cluster.kind to host or ray" in complaint(
-        "cluster.kind=none", "cluster.learner_ranks=2"
-    )
 
 
 MEDIAN = """
@@ -135,18 +113,6 @@ def test_the_resolved_file_loads_to_the_same_configuration(tmp_path: Path, prese
     assert again == made
     assert to_toml(again) == to_toml(made)
     assert folder == tmp_path
-
-
-def test_an_object_from_python_is_asked_for_again(tmp_path: Path):
-    made = config(rewards=[{"kind": "python", "function": len, "weight": 2.0}])
-    (tmp_path / "config.toml").write_text(to_toml(made))
-    assert complaint(recipe=tmp_path) == (
-        "rewards.function: len was an object in Python, which no file can hold; give it again (oncurve.resume "
-        "from Python), or put it in a file and write path = 'file.py:len' in the place of this line "
-        f"({tmp_path / 'config.toml'})"
-    )
-    again = config(recipe=tmp_path, rewards=[{"kind": "python", "function": len, "weight": 2.0}])
-    assert again == made
 
 
 def test_presets_are_the_columns_of_the_table():

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from oncurve.base.errors import ConfigError
 from oncurve.components import Component
-from oncurve.config.loading import load_config, to_toml
-from oncurve.config.rules.completeness import check_complete, missing
+from oncurve.config.loading import load_config
 from oncurve.config.rules.without_effect import inert
 from oncurve.config.sections import RunConfig
-from oncurve.data import InMemory
 from oncurve.types import AdvantagesAndReturns, TrainBatch
 
 
@@ -102,21 +100,6 @@ def test_over_layers_a_meaningless_key_is_no_error_and_the_plan_says_it(tmp_path
     assert inert(RunConfig()) == []
 
 
-def test_a_resolved_file_may_hold_meaningless_keys(tmp_path: Path):
-    config, _ = load_config(None, ["kl.coef=0"])
-    (tmp_path / "config.toml").write_text(to_toml(config))
-    assert load_config(tmp_path)[0] == config
-
-
-def test_what_a_run_misses_is_named():
-    assert [line.split(":")[0] for line in missing(RunConfig())] == ["model.path", "data.path", "rewards"]
-    assert "data.rows: missing" in missing(RunConfig(data=InMemory()))[1]
-    config, _ = load_config(None, ["model.path=m", "data.path=d", "rewards=[{kind='math'}]"])
-    check_complete(config)
-    with pytest.raises(ConfigError, match=r"model\.path: missing"):
-        check_complete(RunConfig())
-
-
 class Values(Component):
     """An advantage from elsewhere that reads a critic's values."""
 
@@ -158,15 +141,6 @@ class AString(Values):
 
 class NoCount(Values):
     min_valid_completions: ClassVar[float] = 2.5
-
-
-class TokenStats(Component):
-    """An objective that needs a stream there is not."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"entropie"})
-
-    def __call__(self, stats: object, batch: TrainBatch) -> None:
-        raise AssertionError
 
 
 OWN = {"critic": {"kind": "own"}}
@@ -224,13 +198,6 @@ def test_the_same_is_said_of_ours_as_of_one_from_elsewhere_that_states_the_same(
         return ""
 
     assert said(like()) == said({"kind": kind})
-
-
-def test_an_objective_that_needs_what_there_is_not_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"objective\.kind: TokenStats\.needs .*no 'entropie'; did you mean 'entropy'"
-    ):
-        load_config(None, settings={"objective": TokenStats()})
 
 
 @pytest.mark.parametrize(

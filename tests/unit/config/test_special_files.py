@@ -107,15 +107,3 @@ def test_what_this_user_may_not_look_at_is_refused_wherever_it_is_named(tmp_path
             assert str(said.value).startswith(f"{where}: "), where
     finally:
         closed.chmod(0o755)
-
-
-@pytest.mark.parametrize("below", ["", "run"])
-def test_a_link_that_leads_nowhere_is_refused_as_a_runs_folder_before_anything_is_loaded(
-    tmp_path: Path, below: str
-) -> None:
-    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    for name in ("nowhere", "circle"):
-        with pytest.raises(UserError, match=f"{name} is a symbolic link that leads nowhere"):
-            RunDirectory.check_free(tmp_path / name / below)
-    assert not (tmp_path / "gone").exists()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime
 import gzip
 import json
 import os
@@ -112,14 +111,6 @@ def test_a_bad_file_is_named_with_the_place(tmp_path: Path, name: str, content: 
     assert said in complaint(path=str(tmp_path / name))
 
 
-def test_cells_of_parquet_become_what_json_holds(tmp_path: Path):
-    row = {"prompt": "a", "x": float("nan"), "at": datetime.date(2026, 1, 2), "raw": b"text", "ids": [1, 2]}
-    file = table(tmp_path / "a.parquet", [row])
-    assert rows_of(path=str(file)) == [{"prompt": "a", "x": None, "at": "2026-01-02", "raw": "text", "ids": [1, 2]}]
-    image = table(tmp_path / "b.parquet", [{"prompt": "a", "image": {"bytes": b"\x89PNG\xff"}}])
-    assert "column 'image' holds bytes that are no text" in complaint(path=str(image))
-
-
 def test_a_folder_is_its_files_in_order_and_a_pattern_some_of_them(tmp_path: Path):
     table(tmp_path / "rows" / "b-1.parquet", [{"prompt": "c"}])
     jsonl(tmp_path / "rows" / "a.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
@@ -196,18 +187,6 @@ def test_rows_of_verl_are_read_from_parquet_and_a_frame_with_their_answer(tmp_pa
     frame = pandas.read_parquet(file)
     assert isinstance(frame["prompt"][0], numpy.ndarray)
     assert list(load_rows(InMemory(rows=frame)).items) == wanted
-
-
-def test_the_content_of_files_is_what_a_resume_compares(tmp_path: Path):
-    jsonl(tmp_path / "d" / "a.jsonl", [{"prompt": "a"}])
-    settings = Files(path="d", eval_path="d/a.jsonl")
-    before = settings.content(tmp_path)
-    assert list(before["data.path"].parts) == [str(tmp_path / "d" / "a.jsonl")]
-    assert list(before["data.eval_path"].parts) == [""]
-    jsonl(tmp_path / "d" / "b.jsonl", [{"prompt": "b"}])
-    after = settings.content(tmp_path)
-    assert after["data.path"] != before["data.path"]
-    assert after["data.eval_path"] == before["data.eval_path"]
 
 
 def test_gsm8k_is_the_same_prompts_as_jsonl_as_rows_of_verl_and_with_columns_of_trl(tmp_path: Path, test_data: Path):

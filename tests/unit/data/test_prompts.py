@@ -90,19 +90,6 @@ def test_token_ids_that_the_model_does_not_have_are_refused(ids: Any):
     assert len(open_prompts(load_rows(settings).first(1), settings, Letters(), vocabulary=100)) == 1
 
 
-@pytest.mark.parametrize("depth", [10, 60, 500, 20_000])
-def test_no_row_is_nested_too_deeply_for_what_it_goes_through_later(depth: int):
-    nested: Any = "a"
-    for _ in range(depth):
-        nested = [nested]
-    settings = InMemory(rows=({"prompt": "hi", "answer": nested},))
-    if depth == 10:
-        assert len(load_rows(settings)) == 1
-    else:
-        with pytest.raises(DataError, match="data row 0: column 'answer' is nested too deeply"):
-            load_rows(settings)
-
-
 def test_a_prompt_without_tokens_is_refused_by_its_place():
     class Blind(Letters):
         bos_token_id = None  # with one it would stand alone
@@ -113,12 +100,6 @@ def test_a_prompt_without_tokens_is_refused_by_its_place():
     settings = InMemory(rows=("1", " "))
     with pytest.raises(DataError, match="data row 1: an empty prompt: the tokenizer makes no token of it"):
         open_prompts(load_rows(settings), settings, Blind())
-
-
-def test_half_a_character_is_refused_in_every_column():
-    for row in ({"answer": "a\ud800"}, {"answer": [{"x": "\udc00"}]}, {"\ud800": 1}):
-        with pytest.raises(DataError, match=r"data row 0: column .* holds half a character"):
-            opened({"prompt": "hi", **row})
 
 
 def test_a_prompt_that_is_too_long_is_refused_by_its_place_with_all_lengths_and_a_limit_that_would_do():

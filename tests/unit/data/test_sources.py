@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 from collections import UserDict
 from collections.abc import Callable
@@ -66,12 +65,6 @@ def test_a_missing_column_is_named_with_line_and_what_there_is(tmp_path: Path):
 )
 def test_a_row_that_makes_no_prompt_is_refused(row: dict[str, Any], said: str):
     assert said in complaint(InMemory(rows=(row,)))
-
-
-def test_a_system_message_is_not_put_before_another_or_before_token_ids():
-    two = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    assert "has a system message of its own" in complaint(InMemory(rows=({"prompt": two},), system="Be brief."))
-    assert "holds token ids" in complaint(InMemory(rows=([1, 2],), system="Be brief."))
 
 
 def test_a_fraction_is_held_out_and_keeps_its_numbers():
@@ -168,26 +161,6 @@ def test_every_container_gives_the_rows_that_a_list_gives(container: str) -> Non
         [types(v) for v in row.values()] for row in ROWS
     ]
     assert as_rows(rows) == rows
-
-
-def test_missing_cells_of_a_frame_are_none() -> None:
-    frame = pandas.DataFrame(
-        {
-            "prompt": ["a", None],
-            "x": [1.5, None],
-            "n": pandas.array([1, None], dtype="Int64"),
-            "t": pandas.to_datetime(["2024-01-01", None]),
-        }
-    )
-    assert list(as_rows(frame)[1].values()) == [None] * 4
-    assert as_rows(frame)[0]["n"] == 1
-
-
-def test_an_iterator_that_does_not_end_is_refused() -> None:
-    with pytest.raises(DataError, match=r"goes on after 1,000,000 rows.*data.limit"):
-        as_rows(itertools.cycle(["a"]))
-    with pytest.raises(DataError, match="may be endless"):
-        InMemory(rows=itertools.cycle(["a"]), limit=3, eval_fraction=0.5)
 
 
 WRONG: dict[str, tuple[Any, str]] = {

@@ -71,14 +71,6 @@ def test_a_step_is_torchs_adamw_with_its_clipping() -> None:
         assert_close(given, right)
 
 
-def test_a_parameter_without_gradient_takes_part_with_gradient_zero() -> None:
-    net = small_net()
-    optimizer = MasterAdamW(net, weight_decay=0.5)
-    before = net[2].weight.detach().clone()
-    optimizer.step(0.1, optimizer.gradient_norm())
-    torch.testing.assert_close(net[2].weight.detach(), before * 0.95)
-
-
 def run(optimizer: MasterAdamW, net: nn.Module, steps: int) -> None:
     for _ in range(steps):
         backward(net, 1.0 + optimizer.steps)
@@ -180,15 +172,6 @@ def test_the_two_halves_hold_every_bit_of_the_master() -> None:
         "high": torch.bfloat16,
         "low": torch.int16,
     }
-
-
-def test_the_high_half_is_the_nearest_bfloat16_and_ties_go_away_from_zero() -> None:
-    exact = awkward()
-    parameter = nn.Parameter(exact.bfloat16())
-    SplitMaster(parameter, exact)
-    tie = (bits(exact) & 0xFFFF) == 0x8000
-    assert torch.equal(parameter.detach()[~tie], exact[~tie].bfloat16())
-    assert bool((parameter.detach()[tie].float().abs() > exact[tie].abs()).all())
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])

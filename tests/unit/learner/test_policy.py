@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fakes.learning import carried_over, finished, gradient, make_learner, old_logprobs
 from fakes.tiny_policy import TinyLM, random_groups, tiny_model
-from oncurve.base.errors import ConfigError, TrainingError
+from oncurve.base.errors import ConfigError
 from oncurve.batching import collate, shards
 from oncurve.config import load_config
 from oncurve.learner import LearnerConfig, LocalLearner
@@ -57,17 +57,6 @@ def test_an_update_moves_the_weights_and_says_what_it_did() -> None:
     } <= said.keys()
     second = learner.update(finished(learner, GROUPS)).metrics.result()
     assert second["optim/learning_rate"] == pytest.approx(0.009)
-
-
-def test_a_row_that_only_the_kl_term_weighs_is_computed() -> None:
-    learner = make_learner(kl_coef=0.1)
-    batch = finished(learner, random_groups())
-    nothing = torch.zeros_like(batch.token_weights)
-    held = gradient(learner, batch.having(token_weights=nothing, kl_weights=batch.token_weights))
-    whole = gradient(learner, batch)
-    policy = gradient(learner, batch.having(kl_weights=nothing))
-    assert float(held.abs().max()) > 0
-    torch.testing.assert_close(policy + held, whole, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("missing", ["advantages", "token_weights"])
@@ -270,14 +259,6 @@ def test_the_update_is_done_again_from_its_start_and_is_the_same(monkeypatch: py
     small.passes.clear()
     assert "optim/out_of_memory" not in learner.accumulate(batch).metrics.result()
     assert max(small.passes) <= 20
-
-
-def test_a_row_that_does_not_fit_alone_stops_the_run_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = make_learner()
-    batch = finished(learner, GROUPS)
-    Small(learner, 2, monkeypatch)
-    with pytest.raises(TrainingError, match=r"one completion at a time.*3\.00 GiB\. Set learner\.gradient_checkpoint"):
-        learner.update(batch)
 
 
 def test_an_embedding_is_sparse_within_an_update_only() -> None:

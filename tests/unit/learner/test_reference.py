@@ -16,9 +16,7 @@ from fakes.tolerance import assert_close
 from oncurve.base.errors import ModelError
 from oncurve.batching import collate
 from oncurve.learner import (
-    ActorCritic,
     AdapterReference,
-    CriticConfig,
     LearnerConfig,
     LocalLearner,
     ReferenceSettings,
@@ -247,19 +245,3 @@ def test_a_saved_learner_goes_on_bit_for_bit(precision: str, moves: list[float],
     assert torch.equal(*(with_reference(each, BATCH).ref_logprobs for each in (learner, resumed)))
     ours, theirs = (each.optimizer.state() for each in (learner, resumed))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_a_critic_of_its_own_is_a_second_adapter_on_the_same_base(tmp_path: Path) -> None:
-    def pair() -> ActorCritic:
-        return CriticConfig(learning_rate=1e-2).build(adapter_learner())
-
-    both = pair()
-    mine = both.actor.optimizer.frozen
-    theirs = both.critic.optimizer.frozen
-    assert {id(parameter) for parameter in theirs.values()} == {id(parameter) for parameter in mine.values()}
-    trained = [both.critic.optimizer.parameters[name] for name in both.critic.optimizer.trained]
-    own = {id(parameter) for parameter in both.actor.model.adapter.parameters.values()}
-    assert not own & {id(parameter) for parameter in trained}
-    assert sum(parameter.numel() for parameter in trained) == both.actor.optimizer.trained_count + 32 + 1  # its head
-    record = carried_over(both, pair(), tmp_path)
-    assert "base" in record["critic"]

@@ -15,7 +15,6 @@ from transformers import (
     PhiConfig,
     PhiForCausalLM,
 )
-from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
 from fakes.architectures import (
     ARCHITECTURES,
@@ -78,17 +77,6 @@ def test_two_blocks_a_layer_under_the_same_names_for_the_llama_family(name):
     assert replace_blocks(module) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", FAMILY)
-def test_for_everybody_else_the_module_is_what_it_was(name, dtype):
-    module = architecture(name, dtype)
-    ids = UNIFORM.completion_ids
-    before, written = module(ids).logits, module.generate(ids, do_sample=False, max_new_tokens=5, pad_token_id=0)
-    assert replace_blocks(module) == 4
-    assert torch.equal(module(ids).logits, before)
-    assert torch.equal(module.generate(ids, do_sample=False, max_new_tokens=5, pad_token_id=0), written)
-
-
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
 @pytest.mark.parametrize("name", FAMILY)
@@ -132,22 +120,6 @@ def test_a_decoder_keeps_the_weights_it_began_with_and_nothing_else_does(dtype):
     after = decoded(model)
     assert torch.equal(after, decoded(fresh))
     assert not torch.equal(after, before)
-
-
-def test_an_adapter_around_a_layer_is_respected():
-    class Doubled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    module = replaced("llama")
-    plain = decoded(TransformersModel(module))
-    inner = module.model.layers[0].mlp.up_proj
-    inner.__class__ = Doubled
-    doubled = decoded(TransformersModel(module))
-    inner.__class__ = nn.Linear
-    inner.weight.data.mul_(2)
-    assert torch.allclose(doubled, decoded(TransformersModel(module)), atol=1e-5)
-    assert not torch.allclose(doubled, plain, atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +177,6 @@ def test_the_sum_of_many_layers_is_kept_in_float32_where_weights_are_bf16():
     assert wide.dtype == narrow.dtype == torch.bfloat16
     assert (wide - exact).norm() < 0.8 * (narrow - exact).norm()
     assert module(UNIFORM.completion_ids).logits.dtype == torch.bfloat16  # for everybody else it is as it was
-
-
-def test_a_norm_that_computes_something_else_stays():
-    model = nn.Sequential(GemmaRMSNorm(8))
-    assert replace_norms(model) == 0
-    assert isinstance(model[0], GemmaRMSNorm)
 
 
 def layers(dtype, sizes=((12, True), (7, False), (129, True))):

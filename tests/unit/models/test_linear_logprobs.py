@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from oncurve.learner.optimizer.update import MasterAdamW
 from oncurve.models.head import linear_logprobs as fused_head
 from oncurve.models.head.gradient_buffers import keep_gradient, kept_bytes, kept_gradient
 from oncurve.models.head.linear_logprobs import linear_logprobs, matrix_of
@@ -135,15 +134,6 @@ def test_logits_never_exist_as_a_whole(monkeypatch):
     assert len(shapes) > 1
 
 
-def test_no_tokens_give_nothing_and_a_gradient_of_zero():
-    _, weight, _ = inputs()
-    hidden = torch.zeros(0, WIDTH, dtype=torch.float64, requires_grad=True)
-    logprobs, entropy = linear_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), with_entropy=True)
-    assert logprobs.shape == entropy.shape == (0,)
-    logprobs.sum().backward()
-    assert (weight.grad == 0).all()
-
-
 def test_a_head_that_does_more_than_multiply_has_no_matrix():
     plain = torch.nn.Linear(4, 7, bias=False)
     assert matrix_of(plain) is plain.weight
@@ -209,16 +199,3 @@ def test_the_heads_gradient_goes_there_by_pieces(passes: int) -> None:
             logprobs.sum().backward()
     assert weight.grad is kept_gradient(weight)
     assert torch.equal(weight.grad, plain.grad)
-
-
-def test_a_sparse_gradient_that_came_before_stays_and_is_added_up() -> None:
-    hidden, weight, ids = head_inputs(dtype=torch.float64)
-    optimizer = MasterAdamW(nn.ParameterList([weight]))
-    twice, ones = torch.tensor([[3, 3]]), torch.ones(2, 16, dtype=torch.float64)
-    rows = torch.sparse_coo_tensor(twice, ones, weight.shape, check_invariants=True)
-    weight.grad = rows
-    linear_logprobs(hidden, weight, ids)[0].sum().backward()
-    exact = weight.detach().clone().requires_grad_()
-    table = torch.log_softmax(hidden @ exact.t(), -1).gather(1, ids[:, None]).sum()
-    wanted = torch.autograd.grad(table, exact)[0] + rows.to_dense()
-    torch.testing.assert_close(optimizer.gradients()["0"], wanted, rtol=1e-12, atol=1e-13)

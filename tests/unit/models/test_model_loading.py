@@ -82,13 +82,6 @@ def test_weights_for_a_learner_come_in_the_narrowest_form_without_loss(tmp_path,
         assert torch.equal(got.get_parameter(name).float(), parameter.to(stored).float())
 
 
-def test_eos_is_the_set_of_all_that_end_a_completion(folder):
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 2]}))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
-    assert ModelConfig(path=str(folder)).build().eos_ids == (9, 2, 7)
-
-
 def test_loads_at_once_in_one_process_find_all_weights_and_leave_the_settings_of_transformers(folder):
     from huggingface_hub import constants
 
@@ -159,20 +152,6 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(folder, change, messag
         ModelConfig(path=broken(folder, change)).build()
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "model.path is not set"),
-        ("./nowhere", "no such directory"),
-        ("/nowhere/at/all", "no such directory"),
-        ("a/b/c", "no such directory"),
-    ],
-)
-def test_a_path_to_nothing_is_refused(path, message):
-    with pytest.raises(ModelError, match=message):
-        ModelConfig(path=path).build()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_what_was_saved_loads_in_transformers_as_it_is(tmp_path, name, dtype):
@@ -184,16 +163,6 @@ def test_what_was_saved_loads_in_transformers_as_it_is(tmp_path, name, dtype):
     assert again.dtype == dtype
     for key, tensor in module.state_dict().items():
         assert torch.equal(again.state_dict()[key], tensor.to(dtype))
-
-
-def test_masters_stand_in_for_the_modules_own_weights_and_for_those_tied_to_them(tmp_path):
-    module = architecture("qwen3").bfloat16()
-    masters = {name: torch.randn(p.shape) for name, p in module.named_parameters()}
-    save(module, None, tmp_path / "out", state=masters)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
-    assert again.dtype == torch.float32
-    assert torch.equal(again.lm_head.weight, masters["model.embed_tokens.weight"])
-    assert all(torch.equal(tensor, masters[name]) for name, tensor in again.named_parameters())
 
 
 COMMITS = {"main": "a" * 40, "dev": "b" * 40}

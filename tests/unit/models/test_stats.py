@@ -77,15 +77,6 @@ def test_chunks_give_the_numbers_and_gradients_of_all_logits_at_once(make, chunk
             assert torch.allclose(left, right, rtol=1e-10, atol=1e-11)
 
 
-def test_beyond_each_row_stands_zero_and_only_what_was_asked_for_is_there():
-    stats = token_stats(fast_model(), batch_of())
-    assert stats.entropy is None
-    assert stats.full_kl is None
-    assert stats.logprobs.shape == (6, 9)
-    assert (stats.logprobs[~batch_of().existing()] == 0).all()
-    assert (stats.logprobs[batch_of().existing()] < 0).all()
-
-
 def test_no_more_logits_than_one_chunks_exist_or_are_kept_for_the_backward():
     model = fast_model()
     heads, kept = [], []

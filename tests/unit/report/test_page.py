@@ -2,15 +2,13 @@ import html
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
-from oncurve.base.errors import ConfigError
 from oncurve.display import run_card
 from oncurve.display.card import curve
-from oncurve.report import Groups, Page, RolloutFiles, group_record, read_run, render_report, write_report
-from oncurve.report.charts import HEIGHT, WIDTH, chart_of, nice_ticks
+from oncurve.report import Groups, RolloutFiles, group_record, read_run, render_report, write_report
+from oncurve.report.charts import HEIGHT, WIDTH, chart_of
 from oncurve.types import Completion, Group, Prompt, Score
 
 EVIL = (
@@ -136,13 +134,6 @@ def test_accuracy_while_training_is_the_first_tile_and_a_card_has_the_rows_answe
     assert not {"\u202e", "\x1b", "<script>"} & {mark for mark in ("\u202e", "\x1b", "<script>") if mark in page}
 
 
-def test_a_run_that_has_only_begun_has_a_page(tmp_path) -> None:
-    (tmp_path / "config.toml").write_text("")
-    html = render_report(read_run(tmp_path), notices=["Nothing was learned."])
-    assert "No step has ended yet." in html
-    assert "Nothing was learned." in html
-
-
 def test_a_fault_is_said_where_it_happened(tmp_path) -> None:
     make_run(tmp_path)
     completion = Completion((1,), "", (-1.0,), "stop", 0, 1)
@@ -164,21 +155,6 @@ def test_the_advantage_is_explained_as_it_was_made(tmp_path, settings, words) ->
     make_run(tmp_path)
     (tmp_path / "config.toml").write_text(settings)
     assert words in render_report(read_run(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (0, 1, [0, 0.5, 1]),
-        (0.3, 9.7, [0, 5, 10]),
-        (0, 0.05, [0, 0.02, 0.04, 0.06]),
-        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
-        (3, 3, [3]),
-        (1, 120, [0, 50, 100, 150]),
-    ],
-)
-def test_ticks_are_round_and_reach_both_ends(low, high, ticks) -> None:
-    assert nice_ticks(low, high, 4) == ticks
 
 
 def test_a_chart_lies_within_its_drawing() -> None:
@@ -228,12 +204,3 @@ def test_groups_show_texts_with_rewards_and_advantages_of_a_step() -> None:
     assert "<script>" not in page
     assert "Step 3." in page
     assert "+0.50" in page
-
-
-def test_a_page_is_saved_and_never_over_a_file(tmp_path: Path) -> None:
-    page = Page("<p>é</p>", "a page", 100)
-    saved = page.save(tmp_path / "page.html")
-    assert saved.read_text(encoding="utf-8") == "<p>é</p>"
-    with pytest.raises(ConfigError, match="exists already"):
-        Page("other", "a page", 100).save(saved)
-    assert saved.read_text(encoding="utf-8") == "<p>é</p>"

@@ -48,14 +48,6 @@ def test_a_group_becomes_one_line_of_plain_json() -> None:
     assert second["logprobs"] == [-2.0, None, -1.0]
 
 
-def test_what_a_reward_noted_stands_beside_its_completion() -> None:
-    noted = {"checker/why": "too long", "checker/scores": (1, float("inf")), "checker/vector": torch.tensor([0.5, 1.0])}
-    record = group_record(group((Score(1.0, extras=noted), Score(0.0, valid=False, extras={"checker/n": 3}))))
-    first, second = json.loads(json.dumps(record, allow_nan=False))["completions"]
-    assert first["extras"] == {"checker/why": "too long", "checker/scores": [1, None], "checker/vector": [0.5, 1.0]}
-    assert second["extras"] == {"checker/n": 3}
-
-
 def test_a_completion_that_is_not_valid_has_no_reward_and_no_advantage() -> None:
     record = group_record(group((Score(1.0), Score(0.0, valid=False, fault="timeout"))), [0.0, 0.0])
     assert record["completions"][1]["reward"] is None
@@ -181,12 +173,6 @@ def test_the_metrics_are_those_of_the_means_of_the_groups(tmp_path: Path) -> Non
     assert (total["name"], total["scored_samples"], total["unscored_samples"]) == ("total", 2, 1)
     assert total["metrics"]["mean"]["value"] == 0.75
     assert math.isclose(total["metrics"]["stderr"]["value"], math.sqrt(0.125) / math.sqrt(2))  # of 0.5 and 1
-
-
-def test_a_completion_without_a_usable_reward_has_no_score_and_says_why(tmp_path: Path) -> None:
-    failed = written(tmp_path, [logged_group(1, [1.0, None])])["samples"][1]
-    assert failed["scores"] == {}
-    assert failed["metadata"]["fault"] == "timeout: 5 s"
 
 
 def test_the_head_names_model_data_step_and_settings_and_comes_before_the_samples(tmp_path: Path) -> None:

@@ -118,19 +118,6 @@ def test_a_function_that_cannot_be_used_is_refused_before_the_run(user_file: Pat
         RewardSet.build([{"path": path, "processes": 1}], base=user_file.parent)
 
 
-def test_a_closure_runs_here_and_is_announced() -> None:
-    seen: list[str] = []
-
-    def watching(completion: str) -> float:
-        seen.append(completion)
-        return 1.0
-
-    with RewardSet.build([watching]) as rewards:
-        assert rewards.announcements == ["reward watching runs in this process and cannot be killed: it is a closure"]
-        assert rewards_of(rewards.score([group("a", "b")])) == [1.0, 1.0]
-    assert seen == ["a", "b"]
-
-
 def test_an_async_function_runs_where_a_loop_is_running_already() -> None:
     seen: list[str] = []
 

@@ -160,16 +160,6 @@ def test_a_deadline_holds_for_answers_that_are_late_or_drip(server: ChatServer, 
     assert "no answer within 1 s (1 try)" in (scored[0].scores[0].fault or "")
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "key is missing or wrong"), (404, "the model is unknown")])
-def test_where_every_request_is_refused_the_run_stops_at_once(
-    server: ChatServer, build: Build, status: int, words: str
-) -> None:
-    server.says = lambda message, number: Says("no such model", status=status)
-    with pytest.raises(RewardError, match=words):
-        build(concurrency=1).score([group("a", "b", "c")])
-    assert len(server.asked) == 1
-
-
 def test_requests_are_sent_at_once_but_not_more_than_allowed(server: ChatServer, build: Build) -> None:
     server.says = lambda message, number: Says(wait_seconds=0.2)
     build(concurrency=3).score([group(*"abcdef")])

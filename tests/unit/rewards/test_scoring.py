@@ -103,22 +103,6 @@ def test_scores_do_not_depend_on_what_was_submitted_nor_on_the_order(
     assert rewards_of(in_order(rewards, GROUPS, order)) == [1.0, 2.0, 3.0, 1.0, 5.0, 2.0, 0.0]
 
 
-def test_a_reward_in_this_process_is_called_at_the_end_and_in_order(built: Callable[..., RewardSet]) -> None:
-    called: list[str] = []
-
-    def closure(completion: str) -> float:
-        called.append(completion)
-        return 1.0
-
-    with RewardSet.build([closure]) as rewards, rewards.begin() as scoring:
-        for index in (3, 1, 0):
-            scoring.submit(index, GROUPS[index])
-        assert called == []
-        scoring.finish(GROUPS)
-    assert called == ["a", "bb", "ccc", "d", "eeeee", "ff", ""]
-    assert scoring.overlapped_seconds == 0
-
-
 def test_workers_score_a_group_while_the_engine_writes_the_others(folder: Path, tmp_path: Path) -> None:
     """The engine does not go on before a worker has left word: without overlap it would wait in vain."""
     done: list[list[str]] = []
@@ -137,23 +121,6 @@ def test_workers_score_a_group_while_the_engine_writes_the_others(folder: Path, 
     assert len(done) == 4
     assert rewards_of(scored) == [float(len(c.text)) for each in groups for c in each.completions]
     assert scoring.overlapped_seconds > 0
-
-
-@pytest.mark.parametrize(("text", "kind"), [("raise", "exception"), ("die", "died")])
-def test_a_fault_while_groups_are_written_is_that_completions_alone(
-    built: Callable[..., RewardSet], text: str, kind: str
-) -> None:
-    rewards = built("faulty")
-    groups = [group("a", text, "b", number=0), group("cc", number=1), group("ddd", number=2)]
-    with rewards.begin() as scoring:
-        scoring.submit(1, groups[1])
-        scoring.submit(0, groups[0])
-        until(lambda: len(scoring._components[0]._job._work.replies) == 4)
-        scoring.submit(2, groups[2])
-        scored = scoring.finish(groups)
-    assert rewards_of(scored) == [1.0, None, 1.0, 2.0, 3.0]
-    assert faults_of(scored) == [None, kind, None, None, None]
-    assert rewards.fault_counts == {kind: 1}
 
 
 def test_a_worker_killed_from_outside_while_the_engine_writes_is_a_fault_of_its_item_the_second_time(

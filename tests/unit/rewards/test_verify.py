@@ -46,14 +46,6 @@ def test_numeric_compares_exactly(completion: str, answer: Any, expected: float 
     assert Numeric()(completion, answer) == expected
 
 
-def test_only_what_follows_the_reasoning_counts() -> None:
-    tables = [{"kind": kind, "after": "</think>"} for kind in ("exact", "numeric", "math")]
-    with RewardSet.build(tables) as rewards:
-        (scored,) = rewards.score([group("<think>5</think>4", "<think>4</think>5", "4")])
-    for name in ("exact", "numeric", "math"):
-        assert [score.parts[name] for score in scored.scores] == [1.0, 0.0, 0.0]
-
-
 def test_regex_searches_or_matches_the_whole() -> None:
     tables = [
         {"kind": "regex", "pattern": "b+"},
@@ -182,12 +174,6 @@ def test_the_answer_column_is_a_letter_a_text_or_an_index_from_0(answer: Any) ->
     reward = Choice(options="choices")
     assert reward.complaint({"choices": CITIES, "answer": answer}) is None
     assert [reward(text, answer, CITIES) for text in ("B", "A", "C")] == [1.0, 0.0, 0.0]
-
-
-def test_a_mark_can_be_required_and_an_empty_answer_does_not_apply() -> None:
-    assert Choice(unmarked=False)("I choose (B)", "B") == 0.0
-    assert Choice(unmarked=False)("Answer: B", "B") == 1.0
-    assert Choice()("B", "") is None
 
 
 @pytest.mark.parametrize(

@@ -65,21 +65,6 @@ def test_results_do_not_depend_on_how_many_rows_are_decoded_at_once(rows):
     assert make_engine().generate(prompts, 0, Sampling(group_size=4, max_new_tokens=12, max_concurrent=rows)) == whole
 
 
-def test_a_prompts_completions_do_not_depend_on_the_other_prompts():
-    prompts = make_prompts(0, 1, 2, 3)
-    whole = make_engine().generate(prompts, draw=0)
-    assert make_engine().generate(prompts[::-1], draw=0) == whole[::-1]
-    assert make_engine().generate(prompts[2:3], draw=0) == whole[2:3]
-
-
-def test_a_prompt_given_twice_gets_other_samples_the_second_time():
-    prompt, other = make_prompts(4, 5)
-    first, _, second = make_engine().generate([prompt, other, prompt], draw=0)
-    assert [completion.sample_index for completion in second.completions] == [4, 5, 6, 7]
-    wide = make_engine().generate([prompt], 0, Sampling(group_size=8, max_new_tokens=12))[0]
-    assert wide.completions == first.completions + second.completions
-
-
 def test_prompts_are_computed_once_a_group_and_finished_rows_leave_the_batch():
     model = TableModel(table())
     groups = make_engine(model, Sampling(group_size=16, max_new_tokens=12)).generate(make_prompts(0, 1, 2), draw=0)

@@ -80,16 +80,6 @@ def test_greedy_takes_the_maximum_and_records_the_logprob_at_temperature_1():
         torch.testing.assert_close(logprobs, torch.tensor([-0.40760596, -0.40760596]))
 
 
-def test_logprobs_of_the_worked_example():
-    logits = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64).expand(3, -1)
-    u = torch.tensor([0.3, 0.8, 0.95], dtype=torch.float64)
-    ids, logprobs = sample(logits, u)
-    assert ids.tolist() == [0, 1, 2]
-    torch.testing.assert_close(logprobs, torch.tensor([-0.40760596, -1.40760596, -2.40760596]).double())
-    assert sample(logits[:1], u[:1], 0.5)[1].item() == pytest.approx(-0.14293163)
-    assert sample(logits[:1], u[:1], 0.6)[1].item() == pytest.approx(-0.2025731)
-
-
 @pytest.mark.parametrize("vocabulary", [7, 300])
 def test_a_nan_shows_in_the_logprob_and_the_id_stays_in_range(vocabulary):
     logits = normal(2, vocabulary, torch.float32)
@@ -137,15 +127,6 @@ def test_a_stop_string_may_span_tokens_and_end_inside_one():
 
 def test_the_prompt_is_not_searched_but_its_end_gives_the_completion_its_spaces():
     assert run(ByteTokenizer(), ("ab",), list(b"bab"), prompt=b"a") == (3, "b")
-
-
-def test_rows_are_searched_apart_and_finished_ones_are_no_longer_asked_for():
-    search = StopSearch(StopTable(ByteTokenizer(), ("ab",)), [(), (), ()])
-    tokens = torch.tensor([list(b"axa"), list(b"bab"), list(b"bbb")])
-    assert search.finished(torch.arange(3), tokens[0], written(tokens[:1], range(3))) == {}
-    assert search.finished(torch.arange(3), tokens[1], written(tokens[:2], range(3))) == {0: "", 2: ""}
-    assert search.finished(torch.tensor([1]), tokens[2, 1:2], written(tokens, [1])) == {1: "x"}
-    assert search.finished(torch.tensor([], dtype=torch.long), tokens[2, :0], written(tokens, [])) == {}
 
 
 def test_only_tokens_that_can_complete_a_stop_string_are_candidates():

@@ -100,24 +100,6 @@ def test_a_folder_that_is_not_the_beginning_of_a_run_is_not_taken(tmp_path: Path
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == others
 
 
-def test_a_beginning_is_no_run_to_resume_and_says_so(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path / "run", {}).close()
-    with pytest.raises(RunDirectoryError, match="killed before its first step"):
-        RunDirectory.check_run(tmp_path / "run")
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_what_was_begun_can_be_taken_back(tmp_path: Path, existing: bool) -> None:
-    path = tmp_path / "run"
-    if existing:
-        path.mkdir()
-    run = RunDirectory.create(path, {})
-    run.keep_identity({"id": "1"})
-    run.abandon()
-    assert path.exists() == existing
-    assert not existing or not any(path.iterdir())
-
-
 def test_a_run_is_held_once_and_again_when_it_was_let_go(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="in use by another oncurve run"):

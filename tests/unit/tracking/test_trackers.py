@@ -166,19 +166,6 @@ def test_wandb_has_configuration_tags_and_completions(tmp_path: Path) -> None:
     assert json.loads(table.read_text())["data"] == [list(row) for row in ROWS]
 
 
-def test_trackio_has_configuration_tags_and_completions(tmp_path: Path) -> None:
-    from trackio import Api
-
-    follow("trackio", tmp_path / "run", dict.fromkeys(range(1, 6), 0.0))
-    (run,) = Api().runs("tests")
-    assert run.name == "my run-012345"
-    assert run.config["learner"] == {"learning_rate": 1e-6}
-    assert run.config["tags"] == ["one", "two"]
-    tables = {row["step"]: row["completions"] for row in trackio_rows(tmp_path) if "completions" in row}
-    assert [list(row.values()) for row in tables.pop(4)["_value"]] == [list(row) for row in ROWS]
-    assert not tables
-
-
 TRACKER = """
 class Mine:
     def begin(self, run): return 0
@@ -214,14 +201,6 @@ def test_a_wrong_tracker_is_refused_by_its_name(
         check_tracking(load_config("grpo", [said])[0])
     assert expected in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
-
-
-def test_a_path_is_relative_to_the_recipe_and_absolute_in_the_resolved_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(TRACKER)
-    (tmp_path / "recipe.toml").write_text('[tracking]\nto = ["mine.py:Mine", "tensorboard"]\n')
-    config, _ = load_config(tmp_path / "recipe.toml")
-    assert config.tracking.to == (f"{tmp_path}/mine.py:Mine", "tensorboard")
-    check_tracking(config)
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

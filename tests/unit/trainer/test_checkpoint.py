@@ -74,22 +74,6 @@ def test_a_reference_is_stored_again_when_it_has_moved_and_goes_with_the_last_th
     assert frozen(tmp_path) == {moved[0]}
 
 
-def test_what_a_kept_checkpoint_names_stays_even_if_it_is_damaged(tmp_path: Path) -> None:
-    learner, checkpoints = make_learner(learning_rate=0.1), Checkpoints(tmp_path, keep=1)
-    save(checkpoints, learner, 1)
-    learner.update(finished(learner, GROUPS))
-    learner.move_reference(1.0)
-    second = save(checkpoints, learner, 9)
-    (tmp_path / "step-000009" / "learner.safetensors").write_bytes(b"torn")
-    learner.update(finished(learner, GROUPS))
-    learner.move_reference(1.0)
-    third = save(checkpoints, learner, 8)  # as a run does that went back to an older one
-    assert frozen(tmp_path) == {second, third}
-    (tmp_path / "step-000009" / "state.json").unlink()
-    assert save(checkpoints, learner, 8) == third
-    assert frozen(tmp_path) == {third}
-
-
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
 def test_a_restored_reference_is_the_one_of_that_step(tmp_path: Path, compute_dtype: torch.dtype | None) -> None:
     settings = {"dtype": torch.float32, "compute_dtype": compute_dtype, "learning_rate": 0.1}
@@ -197,22 +181,6 @@ def test_it_moves_after_every_so_many_steps_and_once_for_a_step_that_is_begun_ag
     assert learner.reference.version == len(steps)
 
 
-def test_what_it_saves_is_the_step_it_moved_for(tmp_path: Path) -> None:
-    learner = make_learner()
-    outer = ReferenceSchedule(ReferenceSettings(every=2, mixup_alpha=0.5), learner)
-    assert outer.save(tmp_path) == {}
-    outer.before_step(TrainerState(step=2))
-    assert outer.save(tmp_path) == {"moved_for": 3}
-    again = ReferenceSchedule(ReferenceSettings(every=2, mixup_alpha=0.5), learner)
-    again.load(tmp_path, outer.save(tmp_path))
-    again.before_step(TrainerState(step=2))
-    assert learner.reference.version == 1
-    assert again.after_step(result(3)).metrics == {"reference/moved": 1.0}
-    again.load(tmp_path, {})
-    assert again.save(tmp_path) == {}
-    assert not any(tmp_path.iterdir())
-
-
 def pairs(name: str, count: int) -> list[PreferencePair]:
     return [PreferencePair(f"{name}{n}", "ü", "no", n / 4) for n in range(count)]
 
@@ -277,13 +245,3 @@ def test_the_log_comes_back_whole_and_is_cut_back_to_the_checkpoint(tmp_path: Pa
     again.add(2, pairs("two", 1), held_out=False)
     again.close()
     assert on_disk(tmp_path, kept + len((tmp_path / FILE).read_bytes()[kept:])).of(2) == pairs("two", 1)
-
-
-def test_a_log_that_has_lost_lines_is_an_error(tmp_path: Path) -> None:
-    first = on_disk(tmp_path)
-    first.add(1, pairs("one", 1), held_out=False)
-    offset = first.stored_bytes()
-    first.close()
-    (tmp_path / FILE).write_bytes(b"")
-    with pytest.raises(CheckpointError, match=FILE):
-        on_disk(tmp_path, offset)

@@ -1,7 +1,6 @@
 """Dynamic sampling: which groups are trained on, in which order, and that none is lost or trained on twice."""
 
 import json
-import logging
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -63,13 +62,6 @@ def group(*outcomes: str) -> Group:
 )
 def test_groups_with_right_and_wrong_completions_are_kept(outcomes: tuple[str, ...], kept: bool) -> None:
     assert DynamicSampling(10, right).keeps(group(*outcomes)) == kept
-
-
-def test_without_a_verifier_groups_whose_rewards_differ_are_kept() -> None:
-    dynamic = DynamicSampling(10, None)
-    assert dynamic.keeps(group("right", "right"))
-    same = group("right", "right")
-    assert not dynamic.keeps(replace(same, scores=(Score(0.7), Score(0.7))))
 
 
 def collected_of(steps: int, *, dynamic: DynamicSampling | None = None, **settings) -> list[Collected]:
@@ -139,16 +131,6 @@ def test_the_old_log_probs_of_surplus_groups_are_the_samplers() -> None:
     assert torch.equal(batch.old_logprobs[~stale], present[~stale].double())
 
 
-def test_at_the_bound_a_step_trains_on_what_there_is_and_announces_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    loop = make_loop(dynamic=DynamicSampling(1, None))
-    with caplog.at_level(logging.WARNING, "oncurve.trainer"):
-        trained = [loop.step().metrics["groups/trained"] for _ in range(4)]
-    assert min(trained) < 3
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert "filter.max_rounds = 1" in said[0]
-
-
 def test_a_run_resumed_where_groups_wait_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     dynamic = {"dynamic": DynamicSampling(20, None), "steps": 8}
@@ -216,12 +198,6 @@ def test_the_updates_after_one_that_is_too_far_are_left_out_and_nothing_else_cha
         assert metrics["optim/updates_left_out"] == 6 - made
         assert all(map(torch.equal, weights(stopped), weights(short)))
         assert stopped.state.step == 1
-
-
-def test_minibatches_count_and_a_target_that_is_never_reached_leaves_none_out() -> None:
-    loop = make(2, minibatches=8, target_kl=1e9)  # three groups make three minibatches
-    metrics = loop.step().metrics
-    assert (metrics["optim/updates"], metrics["optim/updates_left_out"]) == (6, 0)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, made in OBJECTIVE_KINDS.items() if has_importance_ratio(made())])

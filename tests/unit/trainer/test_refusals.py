@@ -4,8 +4,6 @@ The refusals are those of the kernel for `/dev/full`, to which everything is wri
 """
 
 import builtins
-import gzip
-import json
 import logging
 import os
 import random
@@ -203,26 +201,6 @@ def test_what_stays_is_what_the_setting_says_after_any_kills(tmp_path: Path, kee
         assert RolloutFiles(killed).steps()
         write(killed, keep, checkpoint, KEPT_STEPS)
         assert contents(killed) == contents(whole)
-
-
-def test_the_step_that_runs_or_has_failed_is_there_with_the_one_before(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, TrainerState(), RolloutsSettings(keep="last 1"))
-    for step in (1, 2):
-        recorder.rollouts(step, random_groups(1, seed=step), [None])
-        recorder.metrics({"step": float(step)})
-    recorder.rollouts(3, random_groups(1), [None])
-    recorder.close()
-    assert RolloutFiles(tmp_path).steps() == (2, 3)
-
-
-def test_a_step_is_a_file_that_gzip_reads_and_equal_groups_are_equal_bytes(tmp_path: Path) -> None:
-    for run in ("one", "two"):
-        write(tmp_path / run, "all", (0, 0), 1)
-    one, two = (RolloutFiles(tmp_path / run).path(1).read_bytes() for run in ("one", "two"))
-    assert one == two
-    lines = gzip.decompress(one).decode().splitlines()
-    assert [json.loads(line) for line in lines] == RolloutFiles(tmp_path / "one").read(1)
-    assert len(lines) == 2
 
 
 @pytest.mark.parametrize(

@@ -124,11 +124,6 @@ def test_a_signal_ends_it_between_two_updates_and_it_goes_on_to_the_same_end(tmp
     assert [line["reward_model/updates"] for line in lines] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
 
 
-def test_old_checkpoints_go_and_the_last_one_is_written_once(tmp_path: Path) -> None:
-    trained(tmp_path, learner(), keep=3)
-    assert checkpoints(tmp_path) == [6, 8, 9]
-
-
 def test_a_damaged_checkpoint_is_passed_over_and_what_followed_is_done_again(tmp_path: Path) -> None:
     one = learner()
     trained(tmp_path, one)

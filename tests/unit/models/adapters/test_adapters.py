@@ -7,15 +7,14 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from fakes.adapted import NAMES, adapted, base, fill, trained_adapter
+from fakes.adapted import NAMES, adapted, base, fill
 from fakes.architectures import RAGGED, UNIFORM, architecture, logits_of
 from fakes.decoding import request
 from fakes.recorder import record
-from fakes.tiny_policy import TinyLM
 from oncurve.base.errors import ConfigError, ModelError
 from oncurve.config import load_config
 from oncurve.learner.optimizer.update import MasterAdamW
-from oncurve.models import LoadedModel, LoraSettings, ModelConfig, adapted as with_adapter, tiny, wrap
+from oncurve.models import LoraSettings, ModelConfig, tiny, wrap
 from oncurve.models.adapters import put_adapter
 from oncurve.models.decode import GraphBuffers, GraphLoop, HostLoop, forced_logits
 from oncurve.models.loading.quantization import quantization_config
@@ -109,39 +108,6 @@ def test_only_the_factors_are_trained_and_only_they_have_masters():
     assert set(optimizer.trained) == trained
     assert all(parameter.dtype == torch.bfloat16 for parameter in model.module.parameters())
     assert all(optimizer.masters[name].dtype == torch.float32 for name in trained)
-
-
-def test_the_first_factors_are_those_of_the_seed_and_within_the_bound():
-    state = torch.get_rng_state()
-    one, again, other = (trained_adapter(architecture("llama"), trained=False, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(state, torch.get_rng_state())
-    for name, parameter in one.parameters.items():
-        assert torch.equal(parameter, again.parameters[name])
-        if ".lora_B." in name:
-            assert not parameter.any()
-        else:
-            bound = parameter.shape[1] ** -0.5
-            assert not torch.equal(parameter, other.parameters[name])
-            assert 0.9 * bound < float(parameter.detach().abs().max()) <= bound
-    a = [parameter for name, parameter in one.parameters.items() if ".lora_A." in name and parameter.shape[1] == 32]
-    assert len({float(tensor.detach().sum()) for tensor in a}) == len(a)
-    numbers = torch.cat([tensor.detach().flatten() for tensor in a]) * 32**0.5
-    assert abs(float(numbers.mean())) < 4 / (3 * len(numbers)) ** 0.5  # four standard errors of a uniform in ±1
-    assert abs(float(numbers.square().mean()) - 1 / 3) < 4 * (4 / 45 / len(numbers)) ** 0.5
-
-
-def test_a_module_that_is_in_memory_gets_an_adapter():
-    module = TinyLM()
-    loaded = with_adapter(
-        LoadedModel(wrap(module), None, (), "tiny", torch.float32), LoraSettings(rank=2, targets=("mix",)), seed=1
-    )
-    assert loaded.model.module is module
-    assert loaded.model.adapter.paths == ("mix",)
-    assert with_adapter(loaded, LoraSettings()) is loaded
-    with pytest.raises(ModelError, match="has an adapter already"):
-        with_adapter(loaded, LoraSettings(rank=2))
-    with pytest.raises(ModelError, match="has an adapter already"):
-        wrap(module)  # its weights would be saved under the names of PEFT's layers
 
 
 @pytest.mark.parametrize(
