@@ -4,6 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
+from fakes.metric_names import named
 from oncurve.display import (
     BeforeAfter,
     Progress,
@@ -49,27 +50,6 @@ def letters(text: str) -> str:
 
 def printed(console: Console) -> str:
     return console.file.getvalue()
-
-
-KEYS = {
-    "reward": "reward/mean",
-    "length": "completions/length",
-    "kl": "policy/kl",
-    "kl_old": "policy/kl_old",
-    "kl_coef": "policy/kl_coef",
-    "entropy": "policy/entropy",
-    "learning_rate": "optim/learning_rate",
-    "constant": "groups/constant",
-    "truncated": "completions/truncated",
-    "invalid": "completions/invalid",
-    "skipped": "optim/updates_skipped",
-    "moved": "reference/moved",
-}
-
-
-def named(values) -> dict[str, float]:
-    """Metrics by their keys, from short names for these tests."""
-    return {KEYS.get(name, name): value for name, value in values.items()}
 
 
 def step(number: int, **more: float) -> dict[str, float]:

@@ -200,26 +200,6 @@ def test_evaluate_refuses_nothing_to_do() -> None:
 TEXTS = ("#### 7", "#### 8", "7")  # right, wrong, right
 
 
-class ThreeAnswers:
-    """Gives every prompt the three texts."""
-
-    def generate(self, prompts, draw, sampling, on_group=None, first_samples=None):
-        groups = [
-            Group(
-                prompt,
-                tuple(
-                    Completion((1,), text, (0.0,), "eos", index, 0)
-                    for index, text in enumerate(TEXTS[: sampling.group_size])
-                ),
-            )
-            for prompt in prompts
-        ]
-        for index, group in enumerate(groups):
-            if on_group is not None:
-                on_group(index, group)
-        return groups
-
-
 class Own(RewardSettings):
     """A reward of the user's that gives these values by text, in this process."""
 
@@ -239,7 +219,7 @@ def found(*tables, named=None):
     verifier = verifier_of(chosen, named)
     with RewardSet.build(chosen) as rewards:
         result = evaluate(
-            ThreeAnswers(),
+            Answers([TEXTS]),
             rewards,
             [Prompt(0, "", (1,), {"answer": "7"})],
             greedy=Sampling(temperature=0, group_size=1),
@@ -328,13 +308,15 @@ def test_a_prompt_to_which_the_verifier_does_not_apply_is_neither_right_nor_wron
         with RewardSet.build(rewards) as scorer:
             wanted = {"correct": part_is_1("exact"), "verifier": "exact"}
             three = {"greedy": Sampling(temperature=0, group_size=1), "sampled": Sampling(group_size=3)}
-            both, first = (evaluate(ThreeAnswers(), scorer, given, **three, **wanted) for given in (rows, rows[:1]))
+            both, first = (
+                evaluate(Answers([TEXTS] * len(given)), scorer, given, **three, **wanted) for given in (rows, rows[:1])
+            )
             assert (both.unverified, first.unverified) == (1, 0)
             for name in ("greedy_accuracy", "greedy_correct", "pass_at_k", "maj_at_k"):
                 assert getattr(both, name) == getattr(first, name)
             assert "exact does not apply to 1 of the prompts" in both.text()
             if len(rewards) == 2:
-                none = evaluate(ThreeAnswers(), scorer, rows[1:], **three, **wanted)
+                none = evaluate(Answers([TEXTS]), scorer, rows[1:], **three, **wanted)
                 assert (none.greedy_accuracy, none.pass_at_k, none.unverified) == (None, {}, 1)
 
 

@@ -117,12 +117,6 @@ def test_permutation_is_a_shuffle_and_equals_the_plain_one(n):
     assert order == plain_random.permutation(3, 5, n)
 
 
-def test_first_place_of_a_permutation_is_uniform():
-    firsts = torch.tensor([int(permutation(0, epoch, 8)[0]) for epoch in range(4000)])
-    counts = torch.bincount(firsts, minlength=8).double()
-    assert ((counts - 500) ** 2 / 500).sum() < 24.3  # chi-square, 7 degrees of freedom, p = 0.001
-
-
 def grid(draws=1, prompts=1, samples=1, positions=1):
     """Uniforms of all coordinates below the given counts, shape (draws, prompts, samples, positions)."""
     prompt_ids, sample_index = (
@@ -145,36 +139,6 @@ def test_uniforms_along_each_coordinate_pass_kolmogorov_smirnov(axis):
     steps = torch.arange(n + 1, dtype=torch.float64) / n
     distance = max((steps[1:] - u).max().item(), (u - steps[:-1]).max().item())
     assert distance * math.sqrt(n) < 1.95  # p = 0.001
-
-
-@pytest.mark.parametrize("axis", range(4))
-def test_neighbours_along_each_coordinate_are_independent(axis):
-    u = grid(8, 16, 16, 32)
-    length = u.shape[axis]
-    here, there = u.narrow(axis, 0, length - 1).flatten(), u.narrow(axis, 1, length - 1).flatten()
-    correlation = torch.corrcoef(torch.stack([here, there]))[0, 1].item()
-    assert abs(correlation) * math.sqrt(len(here)) < 4
-    cells = torch.bincount((here * 8).long() * 8 + (there * 8).long(), minlength=64).double()
-    expected = len(here) / 64
-    assert ((cells - expected) ** 2 / expected).sum() < 112  # chi-square, about 63 degrees of freedom, p = 0.0001
-
-
-def test_uniforms_use_all_53_bits_and_stay_inside_the_open_interval():
-    u = grid(prompts=64, positions=512).flatten()
-    assert u.min() > 0
-    assert u.max() < 1
-    mantissas = (u * 2.0**53).long()
-    assert (mantissas.double() * 2.0**-53 == u).all()
-    assert (mantissas & 1 == 1).all()
-    for bit in range(1, 53):
-        ones = ((mantissas >> bit) & 1).double().mean().item()
-        assert abs(ones - 0.5) * 2 * math.sqrt(len(u)) < 5, f"bit {bit} is set in {ones:.4f} of the numbers"
-
-
-def test_the_extreme_hashes_give_numbers_strictly_between_0_and_1():
-    for upper in (0, (1 << 52) - 1):
-        value = torch.tensor(upper * 2 + 1).to(torch.float64) * 2.0**-53
-        assert 0 < value < 1
 
 
 @given(power=st.integers(0, 6), ranks=st.integers(1, 64))

@@ -63,8 +63,8 @@ def first_moments(folder: Path, record: Any, one: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "ranks", "given", "near"),
     [
-        ("new", 2, torch.float32, 2e-6),
         ("all", 2, torch.float32, 2e-6),
+        pytest.param("new", 2, torch.float32, 2e-6, marks=pytest.mark.slow),
         *(pytest.param(kind, 4, torch.float32, 2e-6, marks=pytest.mark.slow) for kind in ("all", "new", "some")),
         pytest.param("trained", 2, torch.float64, 1e-12, marks=pytest.mark.slow),
         pytest.param("trained", 4, torch.float64, 1e-12, marks=pytest.mark.slow),
@@ -92,10 +92,8 @@ def test_the_gradient_of_ranks_is_that_of_one_process_and_frozen_weights_have_no
     assert metrics["optim/grad_norm"] == pytest.approx(float(right.norm()), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks"),
-    [("all", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("tied", 4), ("new", 2), ("trained", 4)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "ranks"), [("all", 2), ("tied", 4), ("new", 2), ("trained", 4)])
 def test_the_gradient_of_the_exact_kl_is_that_of_one_process(tmp_path: Path, kind: str, ranks: int) -> None:
     settings = {"given": torch.float64, "estimator": "full"}
     one = make(kind, **settings)

@@ -189,33 +189,6 @@ def test_rows_of_verl_are_read_from_parquet_and_a_frame_with_their_answer(tmp_pa
     assert list(load_rows(InMemory(rows=frame)).items) == wanted
 
 
-def test_gsm8k_is_the_same_prompts_as_jsonl_as_rows_of_verl_and_with_columns_of_trl(tmp_path: Path, test_data: Path):
-    source = test_data / "gsm8k" / "train.jsonl"
-    rows = [json.loads(line) for line in source.read_text().splitlines()[:50]]
-    chats = [[{"role": "user", "content": row["question"]}] for row in rows]
-    table(
-        tmp_path / "verl.parquet",
-        [
-            {
-                "data_source": "openai/gsm8k",
-                "prompt": chat,
-                "reward_model": {"ground_truth": row["answer"]},
-                "extra_info": {"index": n},
-            }
-            for n, (chat, row) in enumerate(zip(chats, rows, strict=True))
-        ],
-    )
-    jsonl(
-        tmp_path / "trl.jsonl",
-        [{"prompt": chat, "solution": row["answer"]} for chat, row in zip(chats, rows, strict=True)],
-    )
-    plain = rows_of(path=str(source), columns={"prompt": "question"}, limit=50)
-    for name in ("verl.parquet", "trl.jsonl"):
-        found = rows_of(path=str(tmp_path / name))
-        assert [row["prompt"][0]["content"] for row in found] == [row["prompt"] for row in plain]
-        assert [row["answer"] for row in found] == [row["answer"] for row in plain]
-
-
 def written(tmp_path: Path, content: bytes, name: str = "data.jsonl") -> Path:
     file = tmp_path / name
     file.write_bytes(content)

@@ -45,18 +45,6 @@ def test_pairs_in_the_forms_of_trl(tmp_path: Path, row: dict[str, Any], pair: Pr
     assert all_of(Preferences, tmp_path, [row]) == [pair]
 
 
-def test_a_real_file_of_pairs(test_data: Path) -> None:
-    settings = Preferences(path="preference/dpo_en_demo.json", prompt_column="conversations")
-    train, held_out = settings.read(test_data)
-    assert len(train) + len(held_out) == 300
-    assert len(held_out) >= 25
-    assert not {json.dumps(pair.prompt) for pair in train} & {json.dumps(pair.prompt) for pair in held_out}
-    for pair in (*train, *held_out):
-        assert {message["role"] for message in pair.prompt} <= {"system", "user", "assistant"}
-        assert [message["role"] for message in (*pair.chosen, *pair.rejected)] == ["assistant", "assistant"]
-        assert pair.chosen[0]["content"] != pair.rejected[0]["content"]
-
-
 @pytest.mark.parametrize(
     ("labels", "wanted"),
     [

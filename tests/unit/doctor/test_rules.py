@@ -6,25 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.metric_names import named
 from oncurve.doctor import RULES, Case, Sample, SampledGroup, Watch, diagnose, examine, in_words
-
-KEYS = {
-    "reward": "reward/mean",
-    "length": "completions/length",
-    "truncated": "completions/truncated",
-    "constant": "groups/constant",
-    "kl": "policy/kl",
-    "kl_old": "policy/kl_old",
-    "kl_coef": "policy/kl_coef",
-    "entropy": "policy/entropy",
-    "mismatch": "policy/mismatch",
-    "learning_rate": "optim/learning_rate",
-    "moved": "reference/moved",
-}
-
-
-def named(values) -> dict[str, object]:
-    return {KEYS.get(name, name): value for name, value in values.items()}
 
 
 def course(count: int = 60, first: int = 1, **values) -> list[dict[str, float]]:

@@ -1,6 +1,5 @@
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -272,23 +271,6 @@ def test_an_embedding_is_sparse_within_an_update_only() -> None:
     assert not embedding.sparse
     old_logprobs(learner, collate(GROUPS))
     assert kinds[-1] is False
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_rows_looked_up_do_not_pile_up_over_micro_batches(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = make_learner(tied=tied, tokens_per_micro_batch=6)
-    embedding = learner.weights().local().module.embedding
-    backward, held = learner._backward, []
-
-    def watched(*arguments: Any) -> Tensor:
-        found = embedding.weight.grad
-        held.append(0 if found is None else found._nnz())
-        return backward(*arguments)
-
-    monkeypatch.setattr(learner, "_backward", watched)
-    learner.accumulate(finished(learner, [*GROUPS, *GROUPS, *GROUPS]))
-    assert len(held) > 3
-    assert max(held) <= (0 if tied else len(embedding.weight))
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]

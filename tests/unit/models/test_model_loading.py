@@ -20,7 +20,7 @@ from fakes.architectures import UNIFORM, VOCABULARY, architecture
 from oncurve.base.errors import ModelError
 from oncurve.forecast.unloaded import read_model_config
 from oncurve.models import ModelConfig, TransformersModel, save, tiny
-from oncurve.models.layers.alignment import ALIGNMENT, aligned
+from oncurve.models.layers.alignment import ALIGNMENT
 from oncurve.models.loading.precision import resolved
 from oncurve.models.loading.weights import loaded_from
 
@@ -229,12 +229,6 @@ def test_auto_is_bfloat16_where_the_processor_multiplies_it(monkeypatch, feature
     assert ModelConfig(device="cpu").torch_dtype == getattr(torch, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_asked_for_by_name_is_what_it_is(monkeypatch, dtype):
-    with_features(monkeypatch, "avx2")
-    assert resolved(dtype, CPU)[0] == dtype
-
-
 SIZES = pytest.mark.parametrize("size", [0, 8, 24, 40])
 
 
@@ -260,18 +254,3 @@ def test_a_loaded_model_lies_where_torch_puts_tensors(tmp_path, size):
         assert starts(each.model.module) == {0}
         state = each.model.module.state_dict()
         assert all(torch.equal(tensor, stored[name].float()) for name, tensor in state.items() if name in stored)
-
-
-def test_tied_weights_stay_tied_and_what_lies_right_stays_where_it_is():
-    module = architecture("llama")
-    tied = module.get_input_embeddings().weight
-    module.lm_head.weight = tied
-    where = {name: tensor.data_ptr() for name, tensor in module.named_parameters() if tensor is not tied}
-    wanted = tied.detach().clone()
-    tied.data = torch.empty(tied.numel() + 1, dtype=tied.dtype)[1:].view(tied.shape).copy_(wanted)
-    assert tied.data_ptr() % ALIGNMENT
-    assert aligned(module) is module
-    assert module.lm_head.weight is module.get_input_embeddings().weight is tied
-    assert torch.equal(tied, wanted)
-    assert starts(module) == {0}
-    assert all(module.get_parameter(name).data_ptr() == start for name, start in where.items())

@@ -1,7 +1,5 @@
 """A row is rotated in one way, however long its neighbours are and whichever path feeds it: beyond every threshold."""
 
-import math
-
 import pytest
 import torch
 from transformers import (
@@ -28,17 +26,12 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from fakes.architectures import SHAPE, architecture
-from fakes.tiny_policy import TinyLM
-from oncurve.base.errors import ConfigError, DataError, ModelError
-from oncurve.compat import GRPO
-from oncurve.config.loading import load_config
+from fakes.architectures import SHAPE
+from oncurve.base.errors import DataError, ModelError
 from oncurve.models import LocalWeights, wrap
 from oncurve.models.layers.lengths import positions_of
 from oncurve.models.layers.rotation import reach_of, set_reach
-from oncurve.models.loading.weights import loaded_from
 from oncurve.rollout import InProcessEngine, Sampling
-from oncurve.run.row_lengths import room_for_prompts
 from oncurve.types import Prompt
 from oracles.plain_forward import plain_logits
 
@@ -166,18 +159,6 @@ def test_a_row_beyond_what_the_run_has_said_is_refused(path):
         engine.generate([Prompt(0, "", tuple(ids(9).tolist()))], draw=0)
 
 
-@pytest.mark.parametrize("longest", [ORIGINAL - 8, 40])
-def test_sampler_and_learner_agree_in_a_run_whose_rows_cross_the_threshold(longest):
-    module = module_of("longrope").float()
-    trainer = GRPO(
-        model=module, reward_fn=lambda completions, prompts: [float(c[0]) for c in completions], max_new_tokens=8
-    )
-    metrics = trainer.train([ids(3), ids(longest)])
-    assert reach_of(module) == longest + 8
-    assert math.isclose(metrics["policy/kl"], 0.0, abs_tol=1e-6)
-    assert metrics["policy/mismatch"] < 1e-4
-
-
 LEARNED_POSITIONS, NAMED_VOCABULARY = 24, 61
 _NAMED = {"vocab_size": NAMED_VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -243,13 +224,3 @@ def test_the_last_row_that_fits_is_sampled_and_scored_and_the_next_one_refused(n
             torch.zeros(1, 21, dtype=torch.int64),
             torch.tensor([21]),
         )
-
-
-def test_settings_leave_room_for_a_prompt_or_are_refused():
-    loaded = loaded_from(architecture("gpt2"))  # 128 positions
-    config = lambda tokens: load_config(settings={"rollout": {"max_new_tokens": tokens}})[0]  # noqa: E731
-    assert room_for_prompts(loaded, config(128)) == 1
-    assert room_for_prompts(loaded, config(29)) == 100
-    with pytest.raises(ConfigError, match="129 leaves no room for a prompt"):
-        room_for_prompts(loaded, config(129))
-    assert room_for_prompts(loaded_from(TinyLM()), config(9999)) is None

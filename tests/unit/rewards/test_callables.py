@@ -238,8 +238,3 @@ NOT_BY_PATH: dict[str, Callable[[ModuleType], Any]] = {
 @pytest.mark.parametrize("what", NOT_BY_PATH)
 def test_others_have_none(module: ModuleType, what: str) -> None:
     assert path_of(NOT_BY_PATH[what](module)) is None
-
-
-def test_a_script_that_runs_is_not_run_again_by_a_worker(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.length, "__module__", "__main__")
-    assert path_of(module.length) is None

@@ -45,12 +45,6 @@ def scores(message: str, number: int) -> Says:
     return Says(json.dumps({"score": len(message) / 10}))
 
 
-def messages_of(rewards: RewardSet, *texts: str) -> list[str]:
-    """The scores' faults, whole."""
-    (scored,) = rewards.score([group(*texts, "x")])
-    return [score.fault or "" for score in scored.scores[:-1]]
-
-
 def test_each_completion_gets_the_score_that_the_model_gives(server: ChatServer, build: Build) -> None:
     server.says = scores
     rewards = build(template="{{ completion }}", system="Be strict.", extra_body={"seed": 1}, max_tokens=9)
@@ -145,13 +139,6 @@ def test_what_may_pass_is_tried_again_and_then_a_fault(server: ChatServer, build
     assert sorted(server.messages) == ["bad"] * 3 + ["good"] * 3
 
 
-def test_an_answer_that_is_refused_for_its_text_is_not_tried_again(server: ChatServer, build: Build) -> None:
-    bad = Says(raw=b'{"error": "context length exceeded"}', status=400)
-    server.says = lambda message, number: bad if message == "long" else Says()
-    assert "400 Bad Request: {" in messages_of(build(), "long")[0]
-    assert server.messages.count("long") == 1
-
-
 @pytest.mark.parametrize("slow", [Says(wait_seconds=30), Says(drip_seconds=0.1)], ids=["late", "in drips"])
 def test_a_deadline_holds_for_answers_that_are_late_or_drip(server: ChatServer, build: Build, slow: Says) -> None:
     server.says = lambda message, number: slow if message == "slow" else Says()
@@ -164,13 +151,6 @@ def test_requests_are_sent_at_once_but_not_more_than_allowed(server: ChatServer,
     server.says = lambda message, number: Says(wait_seconds=0.2)
     build(concurrency=3).score([group(*"abcdef")])
     assert server.most_at_once == 3
-
-
-def test_equal_requests_are_sent_once(server: ChatServer, build: Build) -> None:
-    rewards = build()
-    assert rewards_of(rewards.score([group("a", "a", "a"), group("a", number=1)])) == [0.5] * 4
-    rewards.score([group("a")])
-    assert len(server.asked) == 1
 
 
 def test_answers_are_kept_so_that_a_second_run_has_the_same(server: ChatServer, build: Build, tmp_path: Path) -> None:

@@ -262,21 +262,6 @@ def loop_of(bonus: EntropyBonus, folder: Path | None = None, constant: bool = Fa
     return loop
 
 
-def test_a_run_follows_the_entropy_that_it_logs_and_raises_it() -> None:
-    bonus = EntropyBonus(target=2.35, step=0.5)  # log 11 = 2.398 is the most there is
-    loop, c, before = loop_of(bonus, constant=True), 0.0, None
-    entropies = []
-    for _ in range(6):
-        metrics = loop.step().metrics
-        used = c if before is not None and before <= bonus.target else 0.0
-        assert metrics["policy/entropy_coef"] == pytest.approx(used, abs=1e-12)
-        before = metrics["policy/entropy"]
-        entropies.append(before)
-        c = max(0.0, c + 0.5 if before < bonus.target else c - 0.5)
-    assert entropies[0] < bonus.target
-    assert entropies[-1] > entropies[0] + 0.2
-
-
 def test_a_resumed_run_has_the_same_coefficients_and_weights(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     bonus = EntropyBonus(target=2.0, step=0.01)
