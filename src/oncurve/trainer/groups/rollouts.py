@@ -54,7 +54,9 @@ class Rollouts:
         engine.follow(weights)
 
     def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """The groups of the step after `state`, in a run of `steps`; `make` makes what collects those of one step."""
+        """Return the groups of the step after `state`, in a run of `steps`; `make` makes what collects those of one
+        step.
+        """
         return make().collect(state, metrics)
 
     @contextmanager
@@ -69,11 +71,13 @@ class Rollouts:
         """Release what is held. Twice is allowed."""
 
     def save(self, folder: Path, step: int) -> Mapping[str, Any]:
-        """The record of what the steps after `step` need in addition to the weights, for a checkpoint in `folder`."""
+        """Return the record of what the steps after `step` need in addition to the weights, for a checkpoint in
+        `folder`.
+        """
         return {}
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """The inverse of `save`; `weights` are the policy's."""
+        """Restore what `save` wrote; `weights` are the policy's."""
 
 
 @dataclass
@@ -97,7 +101,7 @@ class Collection:
     after: Collection | None = None
 
     def state(self) -> TrainerState:
-        """The state that it begins at."""
+        """Return the state that it begins at."""
         if isinstance(self.begin, TrainerState):
             return replace(self.begin, step=self.step - 1)
         before = self.begin.result
@@ -139,7 +143,8 @@ class LaggedRollouts(Rollouts):
             self._stored.pop(old, None)
 
     def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """The groups of the step after `state`; those of the steps up to `lag` later are begun, as far as the run goes.
+        """Return the groups of the step after `state`; those of the steps up to `lag` later are begun, as far as the
+        run goes.
 
         What went wrong with groups of a step is raised when this step needs them.
         """
@@ -209,7 +214,7 @@ class LaggedRollouts(Rollouts):
         return {"versions": found}
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """The inverse of `save`, bit for bit. Raises CheckpointError: the tensors are those of another model."""
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError: the tensors are those of another model."""
         self._versions.clear()
         for each in record.get("versions", ()):
             kept = replace(copied(weights), version=int(each["version"]))
@@ -224,11 +229,11 @@ class LaggedRollouts(Rollouts):
             self._stored[int(each["step"])] = each["tensors"]
 
     def _plan(self, collecting: Collecting, begin: TrainerState | Collection, step: int) -> Collection:
-        """What will collect the groups of `step`."""
+        """Return what will collect the groups of `step`."""
         return Collection(collecting, self._versions[max(step - 1 - self.lag, min(self._versions))], begin, step)
 
     def _gather(self, engine: RolloutEngine, now: Collection, state: TrainerState) -> Collected:
-        """The groups of the step after `state`."""
+        """Return the groups of the step after `state`."""
         engine.follow(now.weights)
         self._current = now  # from here on either thread finds what follows
         self._prepare(now)
@@ -280,8 +285,9 @@ class LaggedRollouts(Rollouts):
 
 
 def copied(weights: Weights) -> LocalWeights:
-    """A copy of the weights, which no update changes. Raises ConfigError: they are not in this process. ModelError: the
-    model cannot be copied."""
+    """Return a copy of the weights, which no update changes. Raises ConfigError: they are not in this process.
+    ModelError: the model cannot be copied.
+    """
     model = weights.local()
     if model is None:
         raise ConfigError(

@@ -43,7 +43,7 @@ class Window:
         self._began[position] = self._newest
 
     def finished(self, position: int, group: Group) -> int:
-        """The step that trains the group at `position`, which is complete. Raises ValueError: no step can."""
+        """Return the step that trains the group at `position`, which is complete. Raises ValueError: no step can."""
         deadline = self._began.pop(position) + 1 + self.lag
         for step in range(self._done + 1, deadline + 1):
             if self._taken[step] < self.prompts and all(self._spare(by) for by in range(step, deadline)):
@@ -58,7 +58,7 @@ class Window:
         return tuple(self._placed.get(step, ()))
 
     def complete(self, step: int) -> bool:
-        """Whether all groups of `step` are there."""
+        """Return whether all groups of `step` are there."""
         return self._taken[step] == self.prompts
 
     def groups(self, step: int, after: int) -> list[Group]:
@@ -70,6 +70,6 @@ class Window:
         self._groups.pop(step, None)
 
     def _spare(self, by: int) -> bool:
-        """Whether the steps up to `by` have room for a group more than those that must be trained by then."""
+        """Return whether the steps up to `by` have room for a group more than those that must be trained by then."""
         room = self.prompts * (by - self._done) - sum(self._taken[step] for step in range(self._done + 1, by + 1))
         return room > sum(began + 1 + self.lag <= by for began in self._began.values())

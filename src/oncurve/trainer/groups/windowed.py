@@ -67,7 +67,7 @@ class WindowedRollouts(LaggedRollouts):
         self._draw = 0
 
     def follow(self, engine: RolloutEngine, weights: Weights, step: int) -> None:
-        """Groups that begin from now on have a copy of these weights.
+        """Give groups that begin from now on a copy of these weights.
 
         Raises ConfigError: the weights are not in this process, or the engine takes no prompts while it samples.
         ModelError: the model cannot be copied.
@@ -81,7 +81,7 @@ class WindowedRollouts(LaggedRollouts):
             self._fresh = step, copied(weights)
 
     def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """The groups of the step after `state`; prompts of the steps up to `lag` later are begun."""
+        """Return the groups of the step after `state`; prompts of the steps up to `lag` later are begun."""
         if self._cursor is None:
             self._cursor, self._draw = state.cursor, state.draw
         if self._stretch is None:
@@ -113,13 +113,15 @@ class WindowedRollouts(LaggedRollouts):
         self._fresh = self._followed = self._serving = None
 
     def save(self, folder: Path, step: int) -> dict[str, Any]:
-        """The positions of the prompts that were begun and are not trained after `step` steps, and what follows."""
+        """Return the positions of the prompts that were begun and are not trained after `step` steps, and what
+        follows.
+        """
         if self._cursor is None:
             return {}
         return {"waiting": self._untrained(step), "cursor": self._cursor, "draw": self._draw}
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """The inverse of `save`."""
+        """Restore what `save` wrote."""
         if record:
             self._begun, self._cursor, self._draw = list(record["waiting"]), record["cursor"], record["draw"]
 
@@ -129,7 +131,7 @@ class WindowedRollouts(LaggedRollouts):
         return [place for place in self._begun if place not in trained]
 
     def _plan(self, collecting: Collecting, begin: TrainerState | Collection, step: int) -> Collection:
-        """What will collect the groups of `step`; as many prompts as these are handed to the engine."""
+        """Return what will collect the groups of `step`; as many prompts as these are handed to the engine."""
         assert self._stretch is not None
         assert self._fresh is not None
         assert self._cursor is not None
@@ -147,7 +149,7 @@ class WindowedRollouts(LaggedRollouts):
         return _Windowed(collecting, self._fresh[1], begin, step, stretch=stretch)
 
     def _gather(self, engine: RolloutEngine, now: Collection, state: TrainerState) -> Collected:
-        """The groups of the step after `state`."""
+        """Return the groups of the step after `state`."""
         assert isinstance(now, _Windowed)
         stretch, streaming = now.stretch, cast("StreamingEngine", engine)
         if self._serving is not stretch:
