@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from fakes.calls import Counted
+from fakes.waiting import until
 from oncurve.cluster.vllm import minder
 from oncurve.cluster.vllm.minder import Minder
 from oncurve.processes.fleets import HostFleet, host_fleet, host_nursery
@@ -25,13 +26,6 @@ LIMITS = [
     (minder, "_END_SECONDS"),
 ]
 """How long each waits for its child to end."""
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def children() -> set[int]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from fakes.scoring import limit_beyond
+from fakes.waiting import until
 from oncurve.base.errors import ConfigError
 from oncurve.processes.pool import Reply, WorkerPool
 
@@ -348,7 +349,7 @@ def test_a_job_that_is_left_is_cancelled_and_takes_no_neighbour_along(pool: Work
         with suppress(KeyboardInterrupt), pool.begin() as job:
             job.add(["sleep", "sleep", "sleep", "sleep"])
             other.add([5, 6])
-            wait_for(lambda: all(worker.pending for worker in pool._dispatcher.workers))
+            until(lambda: all(worker.pending for worker in pool._dispatcher.workers))
             raise KeyboardInterrupt
         assert [reply.value for reply in other.replies()] == [["t", 5], ["t", 6]]
     job.close()
@@ -425,10 +426,3 @@ def wait_gone(pids: list[int]) -> None:
     while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.02)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

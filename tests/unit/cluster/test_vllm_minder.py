@@ -4,25 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from fakes.waiting import until
 from oncurve.cluster.vllm import minder
 from oncurve.cluster.vllm.minder import Minder, first_cause
 
 WITH_AN_ENGINE = ["sh", "-c", 'sleep 600 & echo $! > "$0/engine"; wait']
 """A server that starts another process, as vLLM does; its id is in a file."""
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def engine_of(folder: Path) -> psutil.Process:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from fakes.scoring import faults_of, group, rewards_of
 from fakes.scripted import TableModel
+from fakes.waiting import until
 from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet
 from oncurve.rollout import InProcessEngine, Sampling
@@ -80,13 +80,6 @@ def in_order(rewards: RewardSet, groups: list[Group], order: list[int]) -> list[
         for index in order:
             scoring.submit(index, groups[index])
         return scoring.finish(groups)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def running(rewards: RewardSet) -> set[int]:
