@@ -67,13 +67,6 @@ def row_keys(seed: int, draw: int, prompt_ids: Tensor, sample_index: Tensor) -> 
     return _absorb(_absorb(_start(_TOKENS, seed, draw), prompt_ids), sample_index)
 
 
-def continued_keys(keys: Tensor, written: Tensor) -> Tensor:
-    """Return the keys of completions that go on after `written` tokens, both `(n,)` int64: of other numbers than
-    `keys`.
-    """
-    return _absorb(keys, -1 - written)
-
-
 def uniform_at(keys: Tensor, position: Tensor | int) -> Tensor:
     """Return the uniforms of completions `keys` at token `position`, float64, strictly inside (0, 1); shapes broadcast.
 

@@ -159,8 +159,6 @@ class DecodeRequest:
     draw             the sampler
     stop             finds stop strings; None: there are none
     max_concurrent   at most so many rows are decoded at a time, but never less than a group; None: all
-    interrupted      called after each token: where True, all rows end by "length" with what they have, which may be
-                     nothing. The loop in CUDA graphs does not call it. None: rows are not interrupted
     """
 
     prompts: Sequence[Tensor]
@@ -171,7 +169,6 @@ class DecodeRequest:
     draw: Draw
     stop: StopStrings | None = None
     max_concurrent: int | None = None
-    interrupted: Callable[[], bool] | None = None
 
     @property
     def copies(self) -> int:

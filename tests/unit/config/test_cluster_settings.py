@@ -1,13 +1,10 @@
 """`[cluster]`: what the plan says of it, and that a lag is a part of the result."""
 
-from fnmatch import fnmatchcase
-
 import pytest
 
 from oncurve.base.errors import ConfigError
 from oncurve.config.loading import load_config
 from oncurve.config.sentences.plan import plan
-from oncurve.run.directory.identity import FREE
 
 HOST = ("cluster.kind=host", "rewards=[{kind='task'}]")
 
@@ -36,20 +33,19 @@ def test_a_lag_that_nothing_corrects_is_noted() -> None:
     assert note not in said()
 
 
-def test_the_plan_says_that_the_order_of_finishing_is_not_exact() -> None:
-    text = said("cluster.lag=2", "cluster.rollout_workers=3", "cluster.order=window")
-    assert "in the order in which they are finished, out of prompts of up to 2 steps ahead" in text
-    assert "that is not exact" in text
-    assert "wrote, exactly" not in text
-    assert "losses of them, change no bit. Steps train" not in text
-    assert "note: cluster.lag = 2: the older weights that sample are the old policy" in text
-    more = said("cluster.lag=2", "cluster.rollout_workers=3", "cluster.order=window", "cluster.partial=true")
-    assert "older than the step's, and continued by newer ones: that is not exact" in more
-    assert not any(fnmatchcase("cluster.partial", pattern) for pattern in FREE)
-    few = ("cluster.rollout_workers=3", "data.prompts_per_step=8", "cluster.lag=2")
-    assert "of the 3 workers 2 will have nothing to do" in said(*few)
-    assert "nothing to do" not in said(*few, "cluster.order=window")  # the shards of three steps wait for them
-    assert not any(fnmatchcase("cluster.order", pattern) for pattern in FREE)
+def test_ranks_that_divide_the_model_need_no_gradient_shards() -> None:
+    assert "An update is made by 9 processes" in said("cluster.learner_ranks=9", "cluster.sharding=fsdp")
+    with pytest.raises(ConfigError, match=r"cluster.learner_ranks: a rank without a shard"):
+        said("cluster.learner_ranks=9")
+
+
+def test_workers_without_a_shard_are_noted() -> None:
+    note = "note: of the 5 workers 3 will have nothing to do: the 12 groups of a step are decoded in fewer shards"
+    assert note in said("cluster.rollout_workers=5", "data.prompts_per_step=12")
+    assert "nothing to do" not in said("cluster.rollout_workers=2", "data.prompts_per_step=12")
+    assert "nothing to do" not in said(
+        "cluster.rollout_workers=5", "data.prompts_per_step=12", "cluster.shard_groups=2"
+    )
 
 
 @pytest.mark.parametrize(

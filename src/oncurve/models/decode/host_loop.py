@@ -77,21 +77,12 @@ class _Decoding:
         while len(self._rows):
             ids, logprobs = self._draw(hidden)
             self._record(self._rows.write(ids, logprobs, self._request.stop))
-            if self._request.interrupted is not None and self._request.interrupted():
-                self._interrupt()
-                break
             admissible = self._admissible()
             if admissible or self._rows.finished_share() >= _COMPACT_SHARE or self._rows.full():
                 ids = self._compact(ids)
             stepped = self._decoder.step(ids) if self._decoder is not None and len(ids) else None
             hidden = self._admit(admissible, stepped)
         return [self._ended[row] for row in range(self._request.keys.numel())]
-
-    def _interrupt(self) -> None:
-        """End all rows as they are, and those that wait without a token."""
-        self._record(self._rows.cut())
-        waiting = range(self._waiting * self._copies, self._request.keys.numel())
-        self._record({row: Ended((), (), "length", None) for row in waiting})
 
     def _admissible(self) -> int:
         """Return how many of the groups that wait are admitted now."""

@@ -105,11 +105,6 @@ class Rows:
         self._at += 1
         return ended
 
-    def cut(self) -> dict[int, Ended]:
-        """End all rows that still grow, by "length", with the tokens that they have. Nothing is written after it."""
-        self._position -= 1  # `write` has moved on from the newest token
-        return self._finish(self._growing.clone(), "length", {})
-
     def _finish_stopped(self, ids: Tensor, stop: StopStrings) -> dict[int, Ended]:
         """End the rows whose newest token completed a stop string."""
         growing = self._growing.nonzero().squeeze(1)
