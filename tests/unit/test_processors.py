@@ -17,8 +17,8 @@ from oncurve.machine.contention import (
     NOTICE_WINDOWS,
     WINDOW_SECONDS,
     Contention,
-    Reading,
-    Watch,
+    ContentionWatch,
+    ProcessorReading,
 )
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and libgomp")
@@ -34,16 +34,16 @@ class Machine:
     """Readings of a machine on which this process waits, and others and it use processors, as they are said to."""
 
     def __init__(self) -> None:
-        self.now = Reading(0.0, {"1": 0.0}, 0.0, 0.0)
+        self.now = ProcessorReading(0.0, {"1": 0.0}, 0.0, 0.0)
 
-    def __call__(self) -> Reading:
+    def __call__(self) -> ProcessorReading:
         return self.now
 
-    def window(self, waiting: float, others: float = 0.0, own: float = 1.0) -> Reading:
+    def window(self, waiting: float, others: float = 0.0, own: float = 1.0) -> ProcessorReading:
         before, seconds = self.now, WINDOW_SECONDS
         waited = {"1": before.waited["1"] + waiting * seconds}
         all = before.all + (others + own) * seconds
-        self.now = Reading(before.clock + seconds, waited, all, before.own + own * seconds)
+        self.now = ProcessorReading(before.clock + seconds, waited, all, before.own + own * seconds)
         return self.now
 
 
@@ -76,9 +76,9 @@ def test_contention_turns_only_on_a_row_of_windows_that_agree(windows: list[floa
             assert max(beyond[-LEAVE_WINDOWS:]) < LEAVE
 
 
-def watched(threads: int = 2, processors: int = 2) -> tuple[Watch, Machine]:
+def watched(threads: int = 2, processors: int = 2) -> tuple[ContentionWatch, Machine]:
     machine = Machine()
-    return Watch(threads, processors, machine), machine
+    return ContentionWatch(threads, processors, machine), machine
 
 
 def test_the_watch_says_once_that_a_neighbour_stays_and_never_that_a_quiet_machine_is_busy() -> None:
@@ -113,10 +113,10 @@ def run(code: str, **environment: str) -> str:
 def test_without_libgomp_nothing_is_done_and_the_line_names_the_setting_that_helps() -> None:
     said = run(f"""
 from oncurve.machine.contention import *
-start = Reading(0.0, {{"1": 0.0}}, 0.0, 0.0)
-watch = Watch(2, 2, lambda: start)
+start = ProcessorReading(0.0, {{"1": 0.0}}, 0.0, 0.0)
+watch = ContentionWatch(2, 2, lambda: start)
 for i in range(1, {NOTICE_WINDOWS + 5}):
-    watch.observe(Reading(0.25 * i, {{"1": 0.25 * i}}, 0.5 * i, 0.25 * i))
+    watch.observe(ProcessorReading(0.25 * i, {{"1": 0.25 * i}}, 0.5 * i, 0.25 * i))
 print(ShortWaits(2).begin(), watch.short, watch.notice())
 """)
     assert said.startswith("False False ")

@@ -67,7 +67,7 @@ def test_groups_with_right_and_wrong_completions_are_kept(outcomes: tuple[str, .
 def collected_of(steps: int, *, dynamic: DynamicSampling | None = None, **settings) -> list[Collected]:
     """What each of `steps` steps collects, with weights that stay."""
     loop = make_loop(dynamic=dynamic or DynamicSampling(20, None), **settings)
-    loop.engine.follow(loop.learner.weights())
+    loop.groups.engine.follow(loop.learner.weights())
     found = []
     for _ in range(steps):
         now = loop.collect(Metrics())
@@ -121,7 +121,7 @@ def test_the_old_log_probs_of_surplus_groups_are_the_samplers() -> None:
     loop = make_loop(dynamic=DynamicSampling(20, None))
     while not loop.state.surplus:
         loop.step()
-    loop.engine.follow(loop.learner.weights())
+    loop.groups.engine.follow(loop.learner.weights())
     carried = len(loop.state.surplus)
     batch = loop.score(loop.collect(Metrics()).usable, Metrics())
     stale = batch.group_ids < carried
@@ -255,7 +255,7 @@ def test_its_gradient_is_that_of_the_constant_bonus_in_any_split(alpha: float, t
 
 def loop_of(bonus: EntropyBonus, folder: Path | None = None, constant: bool = False, **config: object) -> Trainer:
     reward = {"reward": lambda completions, prompts: [0.5] * len(completions)} if constant else {}
-    loop = make_loop(folder, parts={"entropy": EntropyControl(bonus)}, steps=6, config=config, **reward)
+    loop = make_loop(folder, entropy=EntropyControl(bonus), steps=6, config=config, **reward)
     steered = Regularizer(KLPenalty(coef=0.0), steered=True)
     loop.learner = LearnerConfig(learning_rate=0.05).build(tiny_model(), Clipped(), steered)
     loop.outer.learner = loop.learner

@@ -1,0 +1,370 @@
+"""The `oncurve` command: it parses, dispatches and prints; the rooms below do the work.
+
+Exit codes: 0 success, 1 the run failed, 2 bad input, 129, 130 or 143 stopped by SIGHUP, Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from oncurve.base.errors import OncurveError, UserError, command, notes_of
+from oncurve.base.imports import only_looking, trusting
+from oncurve.base.output import Terminal, complain, installed, own_process, say
+from oncurve.base.paths import permitted
+from oncurve.cli.dialects import config_of_file, train_by_verl
+from oncurve.cli.groups import (
+    RECIPE,
+    RECIPE_HELP,
+    Data,
+    Json,
+    Overrides,
+    Preset,
+    Reward,
+    Trust,
+    config_app,
+    data_app,
+    exit_with,
+    reward_app,
+    reward_model_app,
+)
+from oncurve.cli.help import CommandWithExamples
+
+
+class _Interrupted(Exception):  # noqa: N818 - it is no error
+    """Ctrl-C outside of training; Typer would end the process without a message."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Raises _Interrupted on Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+
+app = typer.Typer(
+    name="oncurve",
+    cls=_Commands,
+    help="Train language models with GRPO. Start with `oncurve demo`; `oncurve train` trains your model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text: usage errors quote what was typed
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
+app.add_typer(reward_app, name="reward")
+app.add_typer(reward_model_app, name="reward-model")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """Train language models with GRPO."""
+    if version:
+        from oncurve import __version__
+
+        say(f"oncurve {__version__}")
+        raise typer.Exit
+    from oncurve.base.paths import working_directory
+
+    working_directory()
+
+
+@app.command(cls=CommandWithExamples)
+def train(
+    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)] = None,
+    overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The run's folder; it must not exist yet (default: runs/<recipe>-<model>)."),
+    ] = None,
+    resume_if_there: Annotated[
+        bool, typer.Option("--resume-if-there", help="Continue the run that is in --out, if there is one.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--config", help="The recipe, in rlox's form (algorithm: grpo), too.")
+    ] = None,
+    verl: Annotated[bool, typer.Option("--verl", help="The words are verl's: a YAML file, or key=value.")] = False,
+    trust: Trust = False,
+    config_name: Annotated[str | None, typer.Option("--config-name", hidden=True)] = None,
+    config_path: Annotated[str | None, typer.Option("--config-path", hidden=True)] = None,
+) -> None:
+    """Train a model, by a recipe or by data and a reward, into a new run directory."""
+    named = str(file or recipe or "")
+    if named and "=" not in named and Terminal().isatty():  # `sys.stdout` itself is `Plain`, which is no terminal
+        say(f"loading {named} ...")  # the imports below take seconds
+    from oncurve.base.errors import ConfigError
+    from oncurve.run import command_config, train_or_resume, train_recipe
+
+    words = [*([] if recipe is None else [recipe]), *(overrides or [])]
+    hydra = {"--config-name": config_name, "--config-path": config_path}
+    flags = [f"{name}={value}" for name, value in hydra.items() if value is not None]
+    if flags and not verl:
+        raise ConfigError(f"{flags[0]}: a flag of verl's; give --verl, too")
+    if verl:
+        exit_with(train_by_verl([*words, *flags], out, resume_if_there, [file, data, reward, preset]))
+        return
+    if file is not None:
+        config, base, name = config_of_file(file, words, data, reward or [], preset or [])
+    elif recipe is None:
+        raise typer.BadParameter(f"name a recipe or a model, like: {command('train', 'gsm8k')}")
+    else:
+        config, base, name = command_config(recipe, overrides or [], data, reward or [], preset or [])
+    if not resume_if_there:
+        exit_with(train_recipe(config, base, out, name))
+    elif out is None:
+        raise ConfigError("--resume-if-there: name the run's folder by --out; without it each run has a new one")
+    else:
+        exit_with(train_or_resume(config, base, out))
+
+
+@app.command(cls=CommandWithExamples)
+def init(
+    name: Annotated[str, typer.Argument(help="The shipped recipe to begin with.", metavar="NAME")] = "own",
+    out: Annotated[Path | None, typer.Option("--out", help="The file to write; it must not exist yet.")] = None,
+) -> None:
+    """Write a commented recipe to edit, and the code that it names."""
+    from oncurve.config import write_recipe
+
+    written = write_recipe(name, out)
+    for file in written:
+        say(f"wrote {file}")
+    say(f"edit it, then: {command('train', written[0])}")
+
+
+@app.command(cls=CommandWithExamples)
+def resume(
+    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings from now on, like run.steps=500.", metavar="SECTION.KEY=VALUE"),
+    ] = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Accept changed settings or data; the resume is then not exact.")
+    ] = False,
+    trust: Trust = False,
+) -> None:
+    """Continue a stopped or killed run, exactly where it was: its newest checkpoint.
+
+    `kill -USR1 PID` asks a run that goes on for a checkpoint, and run.max_minutes=N ends one in order.
+    """
+    from oncurve.run import resume_any
+
+    exit_with(resume_any(directory, overrides or [], changed))
+
+
+@app.command(cls=CommandWithExamples)
+def runs(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A folder that holds runs, or a run (default: runs).", metavar="[DIR]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List runs with their state, step, best evaluation and age."""
+    from oncurve.run import list_runs, table_of
+
+    found = list_runs(folder)
+    say(table_of(found))
+    if as_json:
+        say(json.dumps([run.to_json() for run in found]))
+
+
+@app.command(cls=CommandWithExamples)
+def export(
+    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
+    step: Annotated[
+        str | None, typer.Option("--step", help="A step, or best (default: the newest; for inspect all).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder to write; it must not exist yet (default: in DIR/export).")
+    ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the LoRA adapter alone; else it is merged into the weights.")
+    ] = False,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="huggingface: the policy; inspect: the rollouts as eval logs of Inspect, by step."),
+    ] = "huggingface",
+) -> None:
+    """Write the policy of a checkpoint in Hugging Face form, or the rollouts for Inspect.
+
+    The run may be going on.
+    """
+    from oncurve.base.errors import ConfigError
+    from oncurve.run import export_logs, export_run
+
+    if to not in ("huggingface", "inspect"):
+        raise ConfigError(f"--to: expected huggingface or inspect, got {to!r}")
+    if adapter and to == "inspect":
+        raise ConfigError("--adapter: logs of Inspect hold no weights; leave it out")
+    say((export_logs(directory, step, out) if to == "inspect" else export_run(directory, step, out, adapter)).text())
+
+
+@app.command("eval", cls=CommandWithExamples)
+def evaluate_command(
+    target: Annotated[str, typer.Argument(help="A run's folder, or a model (folder or hub id).", metavar="DIR|MODEL")],
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe", help="Take prompts and rewards from this recipe (a MODEL needs it, or --data and --reward)."
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="Sampled completions per prompt, for pass@k and maj@k.", min=1)] = 8,
+    limit: Annotated[int | None, typer.Option("--limit", help="Evaluate at most this many prompts.", min=1)] = None,
+    trust: Trust = False,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
+    as_json: Json = False,
+) -> None:
+    """Measure accuracy, pass@k, maj@k and mean reward.
+
+    Accuracy is greedy, pass@k unbiased; each figure has a 95 % interval.
+    """
+    from oncurve.run import evaluate_target
+
+    evaluation = evaluate_target(
+        target,
+        overrides or [],
+        recipe=recipe,
+        n=n,
+        limit=limit,
+        data=data,
+        reward=reward or [],
+        presets=preset or [],
+    )
+    say(evaluation.text())
+    if as_json:
+        say(json.dumps(evaluation.to_json()))
+
+
+@app.command(cls=CommandWithExamples)
+def demo(
+    seed: Annotated[int, typer.Option("--seed", help="The seed of the run.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; it must not exist yet.")] = None,
+    process: Annotated[
+        bool, typer.Option("--process", help="Use process supervision: a reward for every line.")
+    ] = False,
+    ppo: Annotated[bool, typer.Option("--ppo", help="Use PPO: a critic instead of the group's mean.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train the shipped tiny model to reason, in minutes."""
+    from oncurve.base.errors import ConfigError
+    from oncurve.demo import run_demo
+
+    if process and ppo:
+        raise ConfigError("--process and --ppo are two demos: give one of them")
+    kind = "process" if process else "ppo" if ppo else "recipe"
+    exit_with(run_demo(seed=seed, out=out, as_json=as_json, kind=kind))
+
+
+@app.command("plan", cls=CommandWithExamples)
+def plan_command(
+    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP, metavar=RECIPE)] = None,
+    overrides: Overrides = None,
+    data: Data = None,
+    reward: Reward = None,
+    preset: Preset = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model: the name of a known shape, a folder or a hub id.")
+    ] = None,
+    parameters: Annotated[
+        str | None, typer.Option("--parameters", help="Number of parameters, for a typical shape of that size: 7B.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", help="Prompts per step.")] = None,
+    group_size: Annotated[int | None, typer.Option("--group-size", help="Completions per prompt.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option("--prompt-tokens", help="Tokens per prompt.")] = None,
+    completion_tokens: Annotated[
+        int | None, typer.Option("--completion-tokens", help="Tokens per completion (default: the maximum).")
+    ] = None,
+    machine: Annotated[str | None, typer.Option("--machine", help="A GPU by name, instead of this machine.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Memory of the machine: 80GiB.")] = None,
+    tflops: Annotated[float | None, typer.Option("--tflops", help="Its bf16 TFLOP/s in matrix products: 790.")] = None,
+    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory bandwidth: 4300GB/s.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict a run's memory and the time of a step.
+
+    The model is not loaded. Exit code 1: the run does not fit into memory.
+    """
+    from oncurve.forecast import forecast_command
+    from oncurve.run import command_config
+
+    words = list(overrides or [])
+    if recipe is not None and "=" in recipe and not os.path.exists(recipe):  # a setting: there is no recipe
+        words, recipe = [recipe, *words], None
+    sizes = {
+        "data.prompts_per_step": prompts,
+        "rollout.group_size": group_size,
+        "rollout.max_new_tokens": completion_tokens,
+    }
+    words += [f"{key}={value}" for key, value in sizes.items() if value is not None]
+    with only_looking():
+        config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
+        config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
+        known = (model, parameters, prompt_tokens, (machine, memory, tflops, bandwidth), words)
+        found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))
+    say(found.text())
+    if as_json:
+        say(json.dumps(found.to_json()))
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+@app.command(cls=CommandWithExamples)
+def doctor(
+    directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")],
+    as_json: Json = False,
+) -> None:
+    """Look for what is wrong with a run: finished, stopped or still going on.
+
+    Each finding has its evidence, the reason, and the settings to change. Exit code 1: something needs a change.
+    """
+    from oncurve.doctor import diagnose, in_words
+
+    found = diagnose(directory)
+    say(in_words(found))
+    if as_json:
+        say(json.dumps(found.to_json()))
+    if not found.healthy:
+        raise typer.Exit(1)
+
+
+@app.command(cls=CommandWithExamples)
+def report(directory: Annotated[Path, typer.Argument(help="The run's folder.", metavar="DIR")]) -> None:
+    """Write a run's page, DIR/report.html, from its files as they are now; the run may be going on."""
+    from oncurve.report import write_report
+
+    say(str(write_report(directory)))
+
+
+def main() -> None:
+    """Run the command. Errors of oncurve are printed as messages, without tracebacks."""
+    with installed(), own_process():
+        try:
+            with permitted(), trusting(asks=True):
+                app()
+        except OncurveError as error:
+            complain("\n".join([f"oncurve: {error}", *notes_of(error)]))
+            sys.exit(2 if isinstance(error, UserError) else 1)
+        except (_Interrupted, KeyboardInterrupt):
+            complain("oncurve: stopped by SIGINT")
+            sys.exit(128 + signal.SIGINT)
+        except Exception:
+            complain(traceback.format_exc().rstrip())  # a defect of oncurve; its message may quote anything
+            sys.exit(1)
