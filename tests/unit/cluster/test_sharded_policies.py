@@ -1,4 +1,4 @@
-"""A learner in shards whose parameters are frozen but for some, or but for an adapter: as one process has them."""
+"""Learners in shards make the updates of one process, with all parameters, with some, and with an adapter."""
 
 import json
 from functools import partial
@@ -24,12 +24,13 @@ PLAIN = collate(random_groups(count=4, size=4, seed=9))
 
 
 def policy(kind: str, dtype: torch.dtype = torch.float32) -> CausalModel:
-    """ "new": an adapter that is nothing yet. "trained": one that is not. "some": without an adapter."""
-    module = llama().to(dtype)
-    if kind != "some":
+    """Return a model with an adapter that is "new" or "trained", or one that trains "all", "tied" or "some" weights."""
+    module = llama(tied=kind == "tied").to(dtype)
+    if kind in ("new", "trained"):
         return adapted(module, trained=kind == "trained")
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(not any(part in name for part in ("embed_tokens", "layers.0", "o_proj")))
+    if kind == "some":
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(not any(part in name for part in ("embed_tokens", "layers.0", "o_proj")))
     return wrap(module)
 
 
@@ -54,11 +55,17 @@ def saved(learner: Any, folder: Path) -> Any:
     return json.loads(json.dumps(learner.save(folder)))
 
 
+def first_moments(folder: Path, record: Any, one: Any) -> Tensor:
+    found = whole_state(folder, record)
+    return torch.cat([found[f"moment1.{name}"].flatten().double() for name in one.optimizer.trained])
+
+
 @pytest.mark.parametrize(
     ("kind", "ranks", "given", "near"),
     [
-        ("new", 2, torch.float32, 2e-6),
-        *(pytest.param(kind, 4, torch.float32, 2e-6, marks=pytest.mark.slow) for kind in ("new", "some")),
+        ("all", 2, torch.float32, 2e-6),
+        pytest.param("new", 2, torch.float32, 2e-6, marks=pytest.mark.slow),
+        *(pytest.param(kind, 4, torch.float32, 2e-6, marks=pytest.mark.slow) for kind in ("all", "new", "some")),
         pytest.param("trained", 2, torch.float64, 1e-12, marks=pytest.mark.slow),
         pytest.param("trained", 4, torch.float64, 1e-12, marks=pytest.mark.slow),
     ],
@@ -73,20 +80,35 @@ def test_the_gradient_of_ranks_is_that_of_one_process_and_frozen_weights_have_no
         mine = batch_for(learner)
         for name in ("old_logprobs", "ref_logprobs", "entropy"):
             assert_close(getattr(mine, name), getattr(batch, name))
-        if kind == "some":
-            assert learner.local.reference.model is not learner.local.model
-        else:
-            assert learner.local.reference.model is learner.local.model  # no second model
-            assert torch.equal(mine.ref_logprobs, mine.old_logprobs)
+        adapter = kind in ("new", "trained")
+        assert (learner.local.reference.model is learner.local.model) == adapter  # no second model
+        assert not adapter or torch.equal(mine.ref_logprobs, mine.old_logprobs)
         metrics = learner.update(batch).metrics.result()
         record = saved(learner, tmp_path / "saved")
-        found = whole_state(tmp_path / "saved", record)
         held = sum(tensor.numel() for tensor in learner.local.optimizer.state().values())
     assert set(record["shapes"]) == set(one.optimizer.trained)
     assert held < 3 * (one.optimizer.trained_count / ranks + 32 * len(one.optimizer.trained))
-    moments = torch.cat([found[f"moment1.{name}"].flatten().double() for name in one.optimizer.trained])
-    assert relative_error(moments / (1 - 0.9), right) < near
+    assert relative_error(first_moments(tmp_path / "saved", record, one) / (1 - 0.9), right) < near
     assert metrics["optim/grad_norm"] == pytest.approx(float(right.norm()), rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "ranks"), [("all", 2), ("tied", 4), ("new", 2), ("trained", 4)])
+def test_the_gradient_of_the_exact_kl_is_that_of_one_process(tmp_path: Path, kind: str, ranks: int) -> None:
+    settings = {"given": torch.float64, "estimator": "full"}
+    one = make(kind, **settings)
+    one.update(batch_for(one))  # at the start policy and reference are one, and the KL has no gradient
+    batch = batch_for(one, 1)
+    right = gradient(one, batch)
+    with sharded(ranks, make=partial(make, kind, betas=(0.0, 0.999), **settings)) as learner:
+        learner.update(batch_for(learner))
+        mine = batch_for(learner, 1)
+        assert_close(mine.ref_hidden, batch.ref_hidden)
+        metrics = learner.update(mine).metrics.result()
+        record = saved(learner, tmp_path / "saved")
+    assert metrics["policy/kl"] > 0
+    assert relative_error(first_moments(tmp_path / "saved", record, one), right) < 1e-9
+    assert metrics["optim/grad_norm"] == pytest.approx(float(right.norm()), rel=1e-9)
 
 
 @pytest.mark.slow
@@ -96,8 +118,10 @@ def test_the_gradient_of_ranks_is_that_of_one_process_and_frozen_weights_have_no
         ("new", None, {"max_grad_norm": 0.1, "gradient_checkpointing": True}, 2e-6),
         ("trained", torch.bfloat16, {}, 2e-2),
         ("some", None, {}, 2e-6),
+        ("all", None, {}, 2e-6),
+        ("tied", None, {"max_grad_norm": 0.1, "gradient_checkpointing": True}, 2e-6),
+        ("all", torch.bfloat16, {}, 2e-2),
     ],
-    ids=["new adapter, checkpointed", "trained adapter, bfloat16", "some"],
 )
 def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
     tmp_path: Path, kind: str, dtype: torch.dtype | None, settings: dict[str, Any], near: float
@@ -113,7 +137,8 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
         record = saved(learner, tmp_path / "four")
         weights = {name: tensor.clone() for name, tensor in learner.weights().model.module.named_parameters()}
     assert {weights[name].dtype for name in weights} == {dtype or torch.float32}
-    assert record["base"] == one.optimizer._base.digest() if kind != "some" else len(record["base"]) == 64
+    if kind in ("new", "trained"):
+        assert record["base"] == one.optimizer._base.digest()
     for ranks in (1, 2):
         with sharded(ranks, make=partial(make, kind), dtype=dtype, **settings) as learner:
             learner.load(tmp_path / "four", record)
@@ -125,7 +150,10 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
             for batch in batches[2:]:
                 learner.update(batch)
             learner.export(tmp_path / f"model-{ranks}")
-        for file in ("model.safetensors", *(["adapter/adapter_model.safetensors"] if kind != "some" else [])):
+        for file in (
+            "model.safetensors",
+            *(["adapter/adapter_model.safetensors"] if kind in ("new", "trained") else []),
+        ):
             exported = read_tensors(tmp_path / f"model-{ranks}" / file)
             for name, right in read_tensors(tmp_path / "right" / file).items():
                 assert exported[name].dtype == right.dtype == torch.float32
@@ -134,7 +162,9 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_one_and_two(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "alpha"), [("new", 1.0), ("new", 0.3), ("trained", 0.3), ("some", 0.3)])
+@pytest.mark.parametrize(
+    ("kind", "alpha"), [("all", 1.0), ("all", 0.3), ("new", 1.0), ("new", 0.3), ("trained", 0.3), ("some", 0.3)]
+)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_reference_that_moves_is_that_of_one_process_and_is_resumed(
     tmp_path: Path, kind: str, alpha: float, dtype: torch.dtype | None
