@@ -275,9 +275,9 @@ def run_of_other_versions(name: str, value: str, *arguments: str) -> "subprocess
     code = f"""
 import sys
 from oncurve import cli
-from oncurve.processes.fleets import kept
-true = kept._versions
-kept._versions = lambda: true() | {{{name!r}: {value!r}}}
+from oncurve.processes.fleets import recipe
+true = recipe._versions
+recipe._versions = lambda: true() | {{{name!r}: {value!r}}}
 sys.argv = ["oncurve", *{list(arguments)!r}]
 sys.exit(cli.main())
 """

@@ -8,13 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import oncurve
 from fakes.calls import Counted
 from oncurve.processes.fleets.channel import Frames, framed
 from oncurve.processes.fleets.keeper import keeper_class
-from oncurve.processes.fleets.kept import BOOT, StoredBytes, recipe_of
+from oncurve.processes.fleets.kept import StoredBytes
+from oncurve.processes.fleets.recipe import recipe_of
 
 STORE = SimpleNamespace(put=bytes, exceptions=SimpleNamespace(RayError=OSError))
 """What a handle needs of Ray: a store, here of copies in this process."""
@@ -25,7 +27,9 @@ class Kept:
 
     def __init__(self) -> None:
         source = str(Path(oncurve.__file__).parents[1])
-        self.keeper = keeper_class()(BOOT, source, recipe_of(Counted), {})
+        self.keeper = keeper_class()(
+            "oncurve.processes.fleets.kept:main", source, cloudpickle.dumps(recipe_of(Counted)), {}
+        )
         self.frames, self.said = Frames(), list[Any]()
         self.pid = self.until("up")[1]
 

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import cloudpickle
 import pytest
 import torch
+from oncurve.processes.fleets.shared import SharedBytes
 
 from fakes.tiny_policy import tiny_model
 from oncurve import durable
 from oncurve.cluster import HostCluster, HostFleet, Replied, Snapshot
 from oncurve.cluster.workers.weights import InMemory, OnDisk, digest_of, take
 from oncurve.models import changing_tensors
-from oncurve.processes.fleets.shared import SharedBytes
 
 
 @pytest.mark.parametrize("nbytes", [7, 100, 1 << 20])

@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from oncurve.base.errors import ConfigError, OncurveError
-from oncurve.cluster.vllm.minder import Minder
 from oncurve.cluster.vllm.server import DEVELOPER, ROUTE, ServerFaultError, VllmServer, command_line, start_server
 from oncurve.cluster.workers import Brought, Lost, Worker
 from oncurve.models import CausalModel, Weights, save
+from oncurve.processes import Minder
 from oncurve.randomness import row_keys
 from oncurve.rollout import Detokenizer, OnGroup, Sampling, Tokenizer, check_lengths, count_samples
 from oncurve.types import Completion, Ending, Group, Prompt

@@ -26,7 +26,7 @@ from typing import Any
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError
 from oncurve.base.web import WebAnswer, begin
-from oncurve.cluster.vllm.minder import Minder
+from oncurve.processes import Minder
 
 ROUTE = "/inference/v1/generate"
 

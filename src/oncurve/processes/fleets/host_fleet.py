@@ -13,7 +13,6 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import weakref
@@ -24,13 +23,13 @@ from typing import IO, Any
 import cloudpickle
 
 from oncurve.base.errors import ConfigError
-from oncurve.base.imports import imported_files
 from oncurve.base.output import urgent
 from oncurve.parallel import FileMeeting
-from oncurve.processes.fleets.channel import Channel, ClosedError, Sender, pickled
+from oncurve.processes.fleets.channel import Channel, ClosedError, Sender
 from oncurve.processes.fleets.fleet import Health, Order, Start, WatchedFleet, act_on
 from oncurve.processes.fleets.host_nursery import HostNursery
-from oncurve.processes.fleets.shared import SharedBytes
+from oncurve.processes.fleets.recipe import recipe_of
+from oncurve.processes.shared import SharedBytes
 
 START_SECONDS = 600.0
 """For importing everything and making the object; a fork of it takes milliseconds."""
@@ -278,7 +277,7 @@ class HostFleet(WatchedFleet):
 
 def _recipe(make: Callable[[], Any]) -> IO[bytes]:
     """The object's recipe in a file without a name, which each nursery reads. Raises ConfigError: it has no room."""
-    recipe = {"path": _absolute(sys.path), "files": imported_files(), "make": pickled(make)}
+    recipe = recipe_of(make)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(tempfile.TemporaryFile())
         try:
@@ -291,10 +290,6 @@ def _recipe(make: Callable[[], Any]) -> IO[bytes]:
             ) from error
         stack.pop_all()  # it is open until the fleet is closed
         return file
-
-
-def _absolute(entries: list[str]) -> list[str]:
-    return [str(Path(entry).absolute()) for entry in entries]
 
 
 def _serve(reference: weakref.ref[HostFleet], processes: dict[int, _Process]) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +17,11 @@ from typing import IO
 
 from oncurve.base.closing import reap
 from oncurve.base.output import worker_stderr
+from oncurve.processes.causes import how_it_ended
 from oncurve.processes.fleets.devices import VISIBLE
-from oncurve.processes.fleets.nursery import FOR_THE_RUN, how_it_ended
+from oncurve.processes.spawn import start_python
 
 _MOMENT_SECONDS, _END_SECONDS = 0.5, 5.0
-_BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); from oncurve.processes.fleets.nursery import main; "
-    "main(int(sys.argv[2]), sys.argv[3])"
-)
-
 _NO_GPUS = {VISIBLE: "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
@@ -41,11 +36,11 @@ class HostNursery:
         recipe.seek(0)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(0.0)  # the nursery may wait until it is read from, and its reader is this process
-        source = str(Path(__file__).parents[3])
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RUN)  # the nursery unblocks them
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, source, str(theirs.fileno()), str(folder)],
+        with theirs:
+            self._process = start_python(
+                "oncurve.processes.fleets.nursery:main",
+                str(theirs.fileno()),
+                str(folder),
                 pass_fds=(theirs.fileno(),),
                 stdin=recipe,
                 stdout=subprocess.DEVNULL,
@@ -53,9 +48,6 @@ class HostNursery:
                 process_group=0,  # Ctrl-C in the terminal is for this process, which ends the others in order
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(_NO_GPUS if hide_gpus else {})},
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
 
     def fork(self, number: int, gpus: str = "") -> socket.socket:
         """This end of the connection to a process that is to be forked, and to see these `gpus`.

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -20,13 +19,18 @@ def keeper_class() -> type:
     class Keeper:
         """Starts a process, passes bytes on, and says how the process has ended."""
 
-        def __init__(self, boot: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
+        def __init__(self, target: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
+            sys.path.append(source)
+            from oncurve.processes.spawn import start_python
+
             self.memories: dict[bytes, int] = {}
             self.end, theirs = socket.socketpair()
             self.end.settimeout(600.0)
             with theirs:
-                self.child = subprocess.Popen(
-                    [sys.executable, "-P", "-c", boot, source, str(theirs.fileno())],
+                self.child = start_python(
+                    target,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -44,11 +48,14 @@ def keeper_class() -> type:
 
             The memory of other tokens is freed, unless they are among the `untaken`, which the process may still read.
             """
+            from oncurve.processes.shared import write_pieces
+
             if token:
                 for other in self.memories.keys() - {token, *untaken}:
                     os.close(self.memories.pop(other))
                 if token not in self.memories:
-                    self.memories[token] = in_memory(pieces)
+                    self.memories[token] = os.memfd_create("oncurve")
+                    write_pieces(self.memories[token], map(memoryview, pieces))
                 data = data.replace(token, b"%016d" % self.memories[token])
             try:
                 self.end.sendall(data)
@@ -63,41 +70,24 @@ def keeper_class() -> type:
                 with contextlib.suppress(OSError):
                     data = self.end.recv(1 << 20)
                 if not data:
-                    return bytes(said), ended(self.child)
+                    return bytes(said), self.ending()
                 said += data
                 seconds = 0.0
             return bytes(said), None
 
-    ended, in_memory = _sent_along()
+        def ending(self) -> str:
+            """How the process has ended, in words; after five seconds it is ended."""
+            from oncurve.processes.causes import how_it_ended
+
+            try:
+                return how_it_ended(self.child.wait(5.0))
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # this process ends before it, then
+                    self.child.wait(5.0)
+                return "it closed its connection and did not end"
+
     return Keeper
-
-
-def _sent_along() -> Any:
-    """How a process has ended, and pieces as memory with a descriptor: functions that are sent by value, too."""
-
-    def in_memory(pieces: Any) -> int:
-        memory = os.memfd_create("oncurve")
-        for piece in pieces:
-            left = memoryview(piece)
-            while left:
-                left = left[os.write(memory, left) :]
-        return memory
-
-    def ended(child: subprocess.Popen[bytes]) -> str:
-        """How it has ended, in words; after five seconds it is ended."""
-        try:
-            code = child.wait(5.0)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # this process ends before it, then
-                child.wait(5.0)
-            return "it closed its connection and did not end"
-        if code >= 0:
-            return f"it ended with exit code {code}"
-        names = {number.value: number.name for number in signal.Signals}
-        return f"it was killed by signal {names.get(-code, str(-code))}"
-
-    return ended, in_memory
 
 
 def cause_of(error: BaseException) -> str:

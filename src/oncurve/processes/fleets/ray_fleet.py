@@ -23,6 +23,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import cloudpickle
+
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.base.output import urgent
 from oncurve.parallel import LostRankError, NetworkMeeting, serve_meetings
@@ -30,8 +32,9 @@ from oncurve.processes.fleets.channel import Frames, framed
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.processes.fleets.fleet import Health, Kill, Order, Start, WatchedFleet, act_on
 from oncurve.processes.fleets.keeper import cause_of, keeper_class
-from oncurve.processes.fleets.kept import BOOT, StoredBytes, recipe_of
+from oncurve.processes.fleets.kept import StoredBytes
 from oncurve.processes.fleets.ray_session import SESSION, Head
+from oncurve.processes.fleets.recipe import recipe_of
 
 START_SECONDS = 600.0
 """For importing everything and making the object, once Ray has found a machine for it."""
@@ -42,6 +45,7 @@ HEAD_SECONDS = 20.0
 ROOM_SECONDS = 30.0
 """A place for which Ray has found no machine after so long is not waited for; it is used when there is one."""
 
+_TARGET = "oncurve.processes.fleets.kept:main"
 _TURN_SECONDS = 0.25
 _END_SECONDS = 5.0
 _ENVIRONMENT = ("ONCURVE_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_", "TORCH_")
@@ -93,7 +97,8 @@ class RayFleet(WatchedFleet):
         gpus: Gpus | None = None,
         each: int = 0,
     ) -> None:
-        recipe = recipe_of(make, mixed, gpus.names[0] if gpus is not None and gpus.device == "cuda" and each else "")
+        gpu = gpus.names[0] if gpus is not None and gpus.device == "cuda" and each else ""
+        recipe = cloudpickle.dumps(recipe_of(make, mixed, gpu))
         ray = SESSION.use(address, len(recipe))
         self._ray, self._own, self._head = ray, not address, Head(address)
         super().__init__(Health(places, silence_seconds, math.inf))  # of the start, `_late` decides
@@ -121,7 +126,7 @@ class RayFleet(WatchedFleet):
             scheduling_strategy="SPREAD",
             concurrency_groups={"listening": 1},
         )(keeper_class())
-        self._hire = functools.partial(actor.remote, BOOT, str(Path(__file__).parents[3]), stored, environment)
+        self._hire = functools.partial(actor.remote, _TARGET, str(Path(__file__).parents[3]), stored, environment)
         self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._inbox), daemon=True)
         self._thread.start()
 

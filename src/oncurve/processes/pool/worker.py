@@ -10,30 +10,23 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from oncurve.base.closing import reap
 from oncurve.base.output import worker_stderr
 from oncurve.processes.pool.serve import END
+from oncurve.processes.spawn import start_python
 
 _PATIENCE_SECONDS = 1.0  # for the supervisor of a worker whose channel has closed: its exit status is the worker's
 _SLOWEST_END_SECONDS = 5.0
 _SENT_TO_END = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 """Signals with which others end a process; the other signals are crashes."""
-_BOOT = """
-import sys
-sys.path.append(sys.argv[1])
-from oncurve.processes.pool.serve import serve
-serve(*map(int, sys.argv[2:]))
-"""
 
 
 @dataclass(frozen=True)
@@ -101,13 +94,10 @@ class Worker:
     def __init__(self, start: Start) -> None:
         for_child, self.request = os.pipe()
         self.incoming, from_child = os.pipe()
-        source = str(Path(__file__).parents[3])
-        mask = signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGUSR1}
-        )  # which is for the run; the worker unblocks it
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, source, str(for_child), str(from_child), str(os.getpid())],
+            self.process = start_python(
+                "oncurve.processes.pool.serve:serve",
+                *map(str, (for_child, from_child, os.getpid())),
                 pass_fds=(for_child, from_child),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the worker makes it stderr
@@ -118,7 +108,6 @@ class Worker:
                 env=dict(start.environment),
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(for_child)
             os.close(from_child)
         for descriptor in (self.request, self.incoming):

@@ -26,15 +26,21 @@ class SharedBytes:
     def __init__(self, pieces: Iterable[memoryview]) -> None:
         self.descriptor = os.memfd_create("oncurve")
         weakref.finalize(self, os.close, self.descriptor)
-        self._lengths: list[int] = []
-        for piece in pieces:
-            left = piece
-            while left:
-                left = left[os.write(self.descriptor, left) :]
-            self._lengths.append(len(piece))
+        self._lengths = write_pieces(self.descriptor, pieces)
 
     def __reduce__(self) -> tuple[Callable[..., Pieces], tuple[str, tuple[int, int], list[int]]]:
         return _opened, (f"/proc/{os.getpid()}/fd/{self.descriptor}", _identity(self.descriptor), self._lengths)
+
+
+def write_pieces(descriptor: int, pieces: Iterable[memoryview]) -> list[int]:
+    """Write pieces one after another; return their lengths. Raises OSError: there is no room."""
+    lengths = []
+    for piece in pieces:
+        left = piece
+        while left:
+            left = left[os.write(descriptor, left) :]
+        lengths.append(len(piece))
+    return lengths
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
