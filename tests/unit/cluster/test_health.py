@@ -3,7 +3,7 @@
 from hypothesis import given, strategies as st
 
 from oncurve.cluster import Ended, Health, Kill, Start
-from oncurve.processes.fleets.fleet import (
+from oncurve.processes.fleets.health import (
     FORGIVEN_SECONDS,
     LONGEST_QUARANTINE_SECONDS,
     PAUSES,
@@ -171,3 +171,11 @@ def test_time_in_which_this_process_did_not_listen_is_no_silence() -> None:
         Kill(1, f"it hangs or was stopped: silent for {SILENCE:g} seconds (cluster.silence_seconds)")
     ]
     assert clock.now - heard < SILENCE
+
+
+def test_the_time_for_its_start_begins_when_a_process_is_no_longer_queued() -> None:
+    health = Health(1, SILENCE, START)
+    health.orders(0.0)
+    health.is_queued(0, START)
+    assert health.orders(2 * START) == []
+    assert health.orders(2 * START + 1) == [Kill(0, f"it did not start within {START:g} seconds")]

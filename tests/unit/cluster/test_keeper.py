@@ -13,7 +13,7 @@ import pytest
 
 import oncurve
 from fakes.calls import Counted
-from oncurve.processes.fleets.channel import Frames, framed
+from oncurve.processes.fleets.channel import Frames, framed, pickled
 from oncurve.processes.fleets.keeper import keeper_class
 from oncurve.processes.fleets.kept import StoredBytes
 from oncurve.processes.fleets.recipe import recipe_of
@@ -35,7 +35,7 @@ class Kept:
 
     def send(self, number: int, handle: StoredBytes, *untaken: StoredBytes) -> None:
         tokens = tuple(each.token.encode() for each in untaken)
-        data = framed((number, "pieces", (handle,)))
+        data = framed(pickled((number, "pieces", (handle,))))
         self.keeper.send(data, handle.token.encode(), tokens, *handle.references)
 
     def until(self, *begins: Any) -> Any:
