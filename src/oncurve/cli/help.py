@@ -45,7 +45,6 @@ EXAMPLES = {
     "plan": (
         "oncurve plan gsm8k.toml rollout.group_size=16",
         "oncurve plan --parameters 7B --machine h100 --completion-tokens 2048",
-        "oncurve plan gsm8k.toml --machines 8xh200",
     ),
     "config show": ("oncurve config show gsm8k", "oncurve config show dapo kl.coef=0.01"),
     "config from-verl": (

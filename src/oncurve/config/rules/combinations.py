@@ -178,16 +178,6 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         'them; set it to "float32"',
     ),
     Impossible(
-        lambda c: c.cluster.partial and bool(c.rollout.stop),
-        "rollout.stop: a stop string is not found where a completion is continued; stop by rollout.eos_ids, or set "
-        "cluster.partial to false",
-    ),
-    Impossible(
-        lambda c: c.cluster.windowed and c.filter.dynamic_sampling,
-        'filter.dynamic_sampling: cluster.order = "window" trains all groups in the order in which they are finished; '
-        'set it to false, or cluster.order to "exact"',
-    ),
-    Impossible(
         lambda c: c.cluster.served and c.model.quantization is not None,
         "model.quantization: vLLM servers get whole weights, and a quantised base has none; leave it out, or set "
         'cluster.engine to "own"',

@@ -178,8 +178,7 @@ class Fleet(Closing):
 
     def call(self, process: int, method: str, *arguments: Any) -> int:
         """Call a method of the object of `process`; the number of the call. A process that has ended answers nothing,
-        and an `Ended` of it comes, or has come. A call of "interrupt" is done at once, during another one, and has no
-        answer."""
+        and an `Ended` of it comes, or has come."""
         with self._changed:
             self._numbers += 1
             number = self._numbers
