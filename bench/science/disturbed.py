@@ -19,7 +19,7 @@ from torch import Tensor
 
 from oncurve.models import CausalModel, DecodeRequest, LocalWeights, Weights
 from oncurve.randomness import uniform_at
-from oncurve.rollout import LocalEngine, OnGroup, RolloutEngine, Sampling
+from oncurve.rollout import EngineBase, LocalEngine, OnGroup, RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
 __all__ = ["Disturbed", "disturbed_logits"]
@@ -77,7 +77,7 @@ class _Model:
         return disturbed
 
 
-class _Engine:
+class _Engine(EngineBase):
     """Follows two views of the same weights: the plain model, and the disturbed one for training rollouts."""
 
     def __init__(self, inner: RolloutEngine, size: float) -> None:

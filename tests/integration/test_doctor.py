@@ -125,10 +125,10 @@ HEALTHY = {
 """Presets with a seed each, on the built-in task."""
 
 HOT = '''
-from oncurve.rollout import LocalEngine
+from oncurve.rollout import EngineBase, LocalEngine
 
 
-class HotEngine:
+class HotEngine(EngineBase):
     """Samples at temperature 1, whatever the run's is."""
 
     exact = False

@@ -7,13 +7,13 @@ from oncurve.config.sentences.plan import plan
 from oncurve.evaluate import NO_VERIFIER, evaluate, part_is_1
 from oncurve.rewards import Accepts, InProcess, ModelReward, RewardSet, RewardSettings
 from oncurve.rewards.scoring.rewardset import verifier_of
-from oncurve.rollout import Sampling
+from oncurve.rollout import EngineBase, Sampling
 from oncurve.types import Completion, Group, Prompt
 
 TEXTS = ("#### 7", "#### 8", "7")  # right, wrong, right
 
 
-class Answers:
+class Answers(EngineBase):
     """Gives every prompt the three texts."""
 
     def generate(self, prompts, draw, sampling, on_group=None, first_samples=None):

@@ -18,7 +18,7 @@ from oncurve.evaluate import (
     wilson,
 )
 from oncurve.rewards import DeferredScoring
-from oncurve.rollout import Sampling
+from oncurve.rollout import EngineBase, Sampling
 from oncurve.types import Completion, Group, Prompt, Score
 
 GREEDY = Sampling(group_size=1, temperature=0)
@@ -150,7 +150,7 @@ def test_powers_of_two() -> None:
     assert powers_of_two(0) == ()
 
 
-class Answers:
+class Answers(EngineBase):
     """An engine that writes given texts: of each prompt's the first `group_size`."""
 
     def __init__(self, texts: list[list[str]]) -> None:

@@ -20,7 +20,7 @@ from oncurve.kl import kl_value
 from oncurve.losses import TokenSum, objective_loss
 from oncurve.rewards import RewardSet
 from oncurve.rewards.settings import RewardSettings
-from oncurve.rollout import RolloutEngine, sample
+from oncurve.rollout import EngineBase, RolloutEngine, sample
 from oncurve.trainer.credit import weighted_by
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
@@ -113,7 +113,7 @@ def test_what_starts_a_reward_is_checked() -> None:
         RewardSet.build([Started()])
 
 
-class Generates:
+class Generates(EngineBase):
     """An engine that returns what it is told to."""
 
     exact = True

@@ -18,7 +18,6 @@ def check_port(address: str) -> None:
 class ProcessSettings(Component):
     """What is set of ranks and workers, and what follows from it."""
 
-    alone: ClassVar[bool] = False
     where: ClassVar[str] = "this machine"
 
     rollout_workers: int = Field(default=0, ge=0, le=1024)
@@ -158,24 +157,9 @@ class ProcessSettings(Component):
         return max(self.rank_threads, self.worker_threads)
 
     @property
-    def processes(self) -> int:
-        """The ranks."""
-        return self.learner_ranks
-
-    @property
     def divided(self) -> bool:
         """Whether each rank has its part of the model alone."""
         return self.sharding == "fsdp"
-
-    @property
-    def workers(self) -> int:
-        """The processes that sample."""
-        return self.rollout_workers
-
-    def idle_workers(self, groups: int) -> int:
-        """How many workers get no shard of a rollout of so many groups."""
-        shards = -(-groups // self.shard_groups)
-        return max(0, self.rollout_workers - shards)
 
     @property
     def on_this_machine(self) -> bool:

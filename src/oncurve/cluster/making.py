@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from oncurve.base.errors import ConfigError
+from oncurve.cluster.facts import ClusterFacts
 from oncurve.cluster.keys import ProcessSettings
 from oncurve.cluster.ranks import FleetLearner, Rank
 from oncurve.cluster.sentences import sentences_of
@@ -99,7 +100,7 @@ class ProcessCluster(ProcessSettings):
         if self.divided or isinstance(learner, FleetLearner):  # and not one with a critic
             cast("FleetLearner | ShardedLearner", learner).rest()
 
-    def check_machine(self, device: torch.device) -> None:
+    def check(self, device: torch.device) -> None:
         """Raises ConfigError: `weights_folder` cannot be written to, NCCL is asked for without GPUs, the workers are
         to start vLLM servers, and vllm is not on PATH, or a server that they are to use does not answer, or lacks what
         a run needs."""
@@ -194,9 +195,22 @@ class ProcessCluster(ProcessSettings):
             local, sampling, make_fleet, shards, threads, wait, self._carrier(), wait, exact=False, workers=workers
         )
 
-    def sentences(self) -> list[str]:
-        """How rollouts and updates are shared."""
-        return sentences_of(self)
+    @property
+    def facts(self) -> ClusterFacts:
+        """What other parts need to know of it."""
+        return ClusterFacts(
+            alone=False,
+            on_this_machine=self.on_this_machine,
+            processes=self.learner_ranks,
+            divided=self.divided,
+            offload=self.offload,
+            workers=self.rollout_workers,
+            shard_groups=self.shard_groups,
+            lag=self.lag,
+            exact=self.exact,
+            served=self.served,
+            sentences=tuple(sentences_of(self)),
+        )
 
 
 def _shared_folder(parent: str) -> tempfile.TemporaryDirectory[str]:

@@ -59,9 +59,9 @@ class RayCluster(ProcessCluster):
             check_port(value)
         return value
 
-    def check_machine(self, device: torch.device) -> None:
+    def check(self, device: torch.device) -> None:
         """Raises ConfigError: as with every kind of processes, and where no Ray answers at the `address`."""
-        super().check_machine(device)
+        super().check(device)
         if self.address:
             check_address(self.address)
 

@@ -220,8 +220,8 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
     `Run.open_directory`. Raises UserError for what the user can fix.
     """
     given = given or Overrides()
-    if not config.cluster.alone:
-        config.cluster.check_machine(_device(config, given))
+    if not config.cluster.facts.alone:
+        config.cluster.check(_device(config, given))
     prepare_process(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
     if config.eval.every and not len(eval_rows):

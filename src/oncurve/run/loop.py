@@ -41,7 +41,7 @@ def trainer_config(config: RunConfig) -> TrainerConfig:
 
 def rollouts_of(config: RunConfig) -> Rollouts:
     """When the groups of a step are collected: ahead of their step where other processes sample."""
-    cluster = config.cluster
+    cluster = config.cluster.facts
     return LaggedRollouts(cluster.lag, ahead=cluster.workers > 0) if cluster.lag else Rollouts()
 
 

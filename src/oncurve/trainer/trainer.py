@@ -28,7 +28,7 @@ from oncurve.batching import collate, minibatches
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
 from oncurve.rewards import Scorer
-from oncurve.rollout import RolloutEngine, worked
+from oncurve.rollout import RolloutEngine
 from oncurve.trainer.control import EntropyControl, KLControl
 from oncurve.trainer.credit import credited, weighted_by
 from oncurve.trainer.groups.collecting import Collected, Collecting
@@ -125,7 +125,7 @@ class Trainer:
 
     def step(self) -> StepResult:
         """Return one policy step: lines 5 to 11."""
-        started, metrics, before = time.perf_counter(), Metrics(), worked(self.engine)
+        started, metrics, before = time.perf_counter(), Metrics(), self.engine.worked() or 0.0
         updates = self.updates(metrics)
         self.rollouts.follow(self.engine, self.learner.weights(), self.state.step)  # 6   π_θ_old ← π_θ
         collected = self.collect(metrics)  # 5, 7, 8   prompts, G completions of each, their rewards
@@ -141,7 +141,9 @@ class Trainer:
                     break
             updates.leave_out(self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts)))
         self.state = self.advanced(batch, collected, updates, time.perf_counter() - started)
-        summary = summarized(metrics, self.state, self.source, started, worked(self.engine, before or 0.0))
+        worked = self.engine.worked()
+        busy = None if worked is None else worked - before
+        summary = summarized(metrics, self.state, self.source, started, busy)
         return StepResult(self.state.step, summary, collected.groups, advantages)
 
     def updates(self, metrics: Metrics) -> Updates:

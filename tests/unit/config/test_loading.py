@@ -76,7 +76,7 @@ def test_a_cluster_with_keys_and_without_a_kind_is_this_machine_or_the_ray_whose
     assert kind_of(config("cluster.kind=ray", **two).cluster, CLUSTER_KINDS) == "ray"
     assert config("cluster.kind=ray", **two).cluster.workers == 2
     assert config("cluster.kind=none", **two).cluster.alone
-    assert config().cluster.alone
+    assert config().cluster.facts.alone
     assert "cluster.learner_ranks: unknown key of the kind 'none'; set cluster.kind to host or ray" in complaint(
         "cluster.kind=none", "cluster.learner_ranks=2"
     )

@@ -18,7 +18,7 @@ from oncurve.base.errors import DataError, RewardError, TrainingError
 from oncurve.evaluate import evaluate
 from oncurve.models import LocalWeights
 from oncurve.rewards import RewardSet
-from oncurve.rollout import InProcessEngine, Sampling
+from oncurve.rollout import EngineBase, InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
 REWARDS = """
@@ -164,7 +164,7 @@ def test_sleeping_rewards_cost_less_than_their_sum(built: Callable[..., RewardSe
 
 
 def test_evaluation_overlaps_too(folder: Path, tmp_path: Path) -> None:
-    class Slow:
+    class Slow(EngineBase):
         def generate(self, prompts: Any, draw: int, sampling: Any, on_group: Any, firsts: Any) -> list[Group]:
             groups = [group(f"{p.id}x", columns={"answer": str(tmp_path)}, number=p.id) for p in prompts]
             for index in (2, 0, 1):

@@ -18,6 +18,7 @@ from oncurve.base.errors import TrainingError
 from oncurve.data import PromptOrder
 from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
+from oncurve.rollout import EngineBase
 from oncurve.trainer import Collected, DynamicSampling, TrainerState
 from oncurve.trainer.groups.surplus import SurplusGroup, load_surplus, save_surplus
 from oncurve.types import Completion, Group, Prompt, Score
@@ -137,7 +138,7 @@ def _places(now: Collected) -> list[int]:
     return found
 
 
-class Backwards:
+class Backwards(EngineBase):
     """An engine whose groups are complete in the reverse order of the prompts."""
 
     def __init__(self, inner) -> None:

@@ -69,7 +69,7 @@ class VllmSettings:
     gpus: int = 1
 
 
-class VllmEngine:
+class VllmEngine(EngineBase):
     """A `RolloutEngine` over one server, which it starts with the first weights.
 
     tokenizer, eos_ids, seed   as of `oncurve.rollout.InProcessEngine`

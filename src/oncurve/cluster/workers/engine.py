@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, OncurveError
 from oncurve.base.output import urgent
 from oncurve.cluster.workers.busy import Busy
@@ -28,7 +27,7 @@ from oncurve.durable import StorageError
 from oncurve.machine.threads import computing_threads
 from oncurve.models import CausalModel, Weights
 from oncurve.processes.fleets import Ended, Failed, Fleet, Replied
-from oncurve.rollout import OnGroup, RolloutEngine, Sampling
+from oncurve.rollout import EngineBase, OnGroup, RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
 TRIES = 3
@@ -42,7 +41,7 @@ _TURN_SECONDS, _SHORT_TURN_SECONDS = 1.0, 0.02
 MakeFleet = Callable[[CausalModel], Fleet]
 
 
-class FleetEngine(Closing):
+class FleetEngine(EngineBase):
     """A `RolloutEngine` of workers that have an engine each.
 
     local         the driver's engine: it decodes what workers cannot, and all shards where `make_fleet` is None

@@ -28,7 +28,7 @@ from oncurve.base.errors import CheckpointError, ConfigError
 from oncurve.learner import FROZEN
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights, Weights, changing_tensors, held
-from oncurve.rollout import RolloutEngine, prepare
+from oncurve.rollout import RolloutEngine
 from oncurve.trainer.groups.collecting import Collected, Collecting, GivenUpError
 from oncurve.trainer.state import TrainerState
 from oncurve.types import Group
@@ -230,7 +230,7 @@ class LaggedRollouts(Rollouts):
     def _prepare(self, now: _Collection) -> None:
         """Have the weights of the step that follows sent during the rollout of this one."""
         if now.after is not None and self._engine is not None and now.after.weights is not now.weights:
-            prepare(self._engine, now.after.weights)
+            self._engine.prepare(now.after.weights)
 
     def _wait_for(self, collection: _Collection) -> None:
         if self._thread is None:
