@@ -352,9 +352,10 @@ def build_learner(
 def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
     """The engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not one."""
     engine = _engine_maker(config, loaded)()
-    lacking = [name for name in ("exact", "follow", "generate", "close") if not hasattr(engine, name)]
+    needed = ("exact", "follow", "generate", "prepare", "measured", "worked", "close")
+    lacking = [name for name in needed if not hasattr(engine, name)]
     if lacking:
-        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}"
+        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"
         raise ConfigError(f"engine.kind: what it builds is no rollout engine: {lacks}")
     if engine.exact != config.engine.exact:
         stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"

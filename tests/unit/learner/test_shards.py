@@ -6,6 +6,7 @@ import torch
 from fakes.learning import finished, gradient, make_learner, relative_error
 from fakes.tiny_policy import random_groups
 from oncurve.batching import shards
+from oncurve.cluster.ranks import GradientShards
 from oncurve.learner import LocalLearner
 from oncurve.types import TrainBatch
 from oracles.plain_shards import gradient_in_shards
@@ -57,9 +58,9 @@ def test_a_batch_is_not_cut_into_no_shards() -> None:
 @pytest.mark.parametrize("count", [2, 8, 32])  # of 20 rows: the last has shards without rows
 def test_the_gradient_has_the_bits_of_the_plain_tree(count: int, dtype: torch.dtype) -> None:
     learner = learner_of(dtype, tokens_per_micro_batch=12)
-    pieces = learner.cut(batch_of(learner), count)
-    right = gradient_in_shards(learner, pieces)
-    learner.accumulate_shards(pieces)
+    cut = GradientShards.of(learner, batch_of(learner), count)
+    right = gradient_in_shards(learner, cut.pieces)
+    cut.summed()
     for name, part in learner.optimizer.gradients().items():
         assert torch.equal(part, right[name]), name
 
@@ -69,7 +70,7 @@ def test_it_is_the_gradient_of_the_whole_batch(dtype: torch.dtype, allowed: floa
     learner = learner_of(dtype, entropy_coef=0.05)
     batch = batch_of(learner)
     right = gradient(learner, batch)
-    learner.accumulate_shards(learner.cut(batch, 8))
+    GradientShards.of(learner, batch, 8).summed()
     found = torch.cat([part.flatten().double() for part in learner.optimizer.gradients().values()])
     assert relative_error(found, right) <= allowed
 
@@ -79,7 +80,8 @@ def test_loss_and_statistics_are_those_of_the_whole_batch() -> None:
     groups = random_groups(count=3, size=4, rewards=[[1.0, 0.0, 1.0, 0.0], [1.0] * 4, [0.0, 1.0, 1.0, 1.0]])
     batch = finished(learner, groups)  # the second group has no gradient
     whole = learner.accumulate(batch)
-    shared = learner.joined(batch, learner.accumulate_shards(learner.cut(batch, 4)))
+    cut = GradientShards.of(learner, batch, 4)
+    shared = cut.joined(batch, cut.summed())
     assert float(shared.loss) == pytest.approx(float(whole.loss), rel=1e-12)
     right = whole.metrics.result()
     assert shared.metrics.result() == {key: pytest.approx(value, rel=1e-12) for key, value in right.items()}
@@ -88,8 +90,9 @@ def test_loss_and_statistics_are_those_of_the_whole_batch() -> None:
 def test_a_batch_without_a_gradient_is_still_an_update() -> None:
     learner = learner_of(torch.float64, kl_coef=0.0)
     batch = finished(learner, random_groups(count=2, size=4, rewards=[[1.0] * 4, [0.0] * 4]))
-    assert learner.cut(batch, 4) == [None] * 4
-    result = learner.apply(learner.joined(batch, learner.accumulate_shards(learner.cut(batch, 4))))
+    cut = GradientShards.of(learner, batch, 4)
+    assert cut.pieces == [None] * 4
+    result = learner.apply(cut.joined(batch, cut.summed()))
     assert learner.version == 1
     assert result.metrics.result()["optim/grad_norm"] == 0.0
 

@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 from oncurve.base.output import urgent
 from oncurve.batching import shards
 from oncurve.cluster.ranks.rank import added, norm_of
+from oncurve.cluster.ranks.shards import GradientShards
 from oncurve.learner import Accumulated, LocalLearner, UpdateResult
 from oncurve.machine.threads import computing_threads
 from oncurve.metrics import Metrics
@@ -156,24 +157,24 @@ class FleetLearner:
 
     def _accumulated(self, minibatch: TrainBatch) -> Accumulated:
         """The whole gradient, in rank 0's `.grad`. Nothing else has changed."""
-        pieces = self.local.cut(minibatch, self._count)
+        cut = GradientShards.of(self.local, minibatch, self._count)
         for _ in range(TRIES):
             try:
                 self._gather()
-                return self.local.joined(minibatch, self._shared(pieces))
+                return cut.joined(minibatch, self._shared(cut))
             except LostRankError:
                 self._redone += 1
             self._leave()
         urgent(f"oncurve: an update has lost ranks {TRIES} times; rank 0 makes it alone, to the same bits")
-        return self.local.joined(minibatch, self.local.accumulate_shards(pieces))
+        return cut.joined(minibatch, cut.summed())
 
-    def _shared(self, pieces: Sequence[TrainBatch | None]) -> dict[int, Accumulated]:
+    def _shared(self, cut: GradientShards) -> dict[int, Accumulated]:
         """Loss and statistics of all shards; their gradient is in `.grad`. Raises LostRankError."""
         calls = {
-            member: self._call(member, "accumulate", {i: pieces[i] for i in self._own(rank)}, self._count)
+            member: self._call(member, "accumulate", {i: cut.pieces[i] for i in self._own(rank)}, self._count)
             for rank, member in enumerate(self._members, 1)
         }
-        found = self.local.accumulate_shards(pieces, self._world)
+        found = cut.summed(self._world)
         for member, call in calls.items():
             found |= self._value(member, call)
         return found

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oncurve.cluster.ranks.shards import GradientShards
 from oncurve.learner import Accumulated, LocalLearner
 from oncurve.machine.threads import keep_freed_memory
 from oncurve.metrics import Metrics
@@ -64,7 +65,7 @@ class Rank:
 
     def accumulate(self, pieces: Mapping[int, TrainBatch | None], shards: int) -> dict[int, Accumulated]:
         """The gradient of this rank's shards, added to the others' in the tree; loss and statistics of its own."""
-        return self.learner.accumulate_shards([pieces.get(index) for index in range(shards)], self._world)
+        return GradientShards(self.learner, [pieces.get(index) for index in range(shards)]).summed(self._world)
 
     def apply(self, loss: float) -> tuple[int, float]:
         """The update with rank 0's gradient, at the `loss` of the whole batch; the version, and the gradient's norm."""

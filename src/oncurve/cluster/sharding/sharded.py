@@ -19,7 +19,7 @@ import torch
 
 from oncurve.base.errors import ConfigError, LostStateError, OncurveError, TrainingError
 from oncurve.batching import select_rows, shards
-from oncurve.cluster.ranks import joined
+from oncurve.cluster.ranks import GradientShards, joined
 from oncurve.cluster.sharding.connection import join, leave
 from oncurve.cluster.sharding.shard_learner import RankRows, ShardLearner
 from oncurve.durable import LazyTensors, StorageError, temporary_name
@@ -115,12 +115,13 @@ class ShardedLearner:
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
         """One optimizer update of all ranks, which have the rows with a gradient in equal parts."""
-        parts = self._parts(minibatch, self.local.cut(minibatch, self._ranks))
+        cut = GradientShards.of(self.local, minibatch, self._ranks)
+        parts = self._parts(minibatch, cut.pieces)
         with self._all("update", *((part,) for part in parts[1:])) as answers:
             result, own = self.local.update_part(parts[0])
         if not result.skipped:
             found = dict(enumerate([own, *answers]))
-            result.metrics.merge(self.local.joined(minibatch, found).metrics)
+            result.metrics.merge(cut.joined(minibatch, found).metrics)
         if self._members:
             result.metrics.add("cluster/ranks", float(self._ranks))
             result.metrics.add("cluster/wait_seconds", self._waited)

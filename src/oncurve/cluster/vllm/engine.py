@@ -33,7 +33,7 @@ from oncurve.cluster.workers import Brought, Lost, Worker
 from oncurve.models import CausalModel, Weights, save
 from oncurve.processes import Minder
 from oncurve.randomness import row_keys
-from oncurve.rollout import Detokenizer, OnGroup, Sampling, Tokenizer, check_lengths, count_samples
+from oncurve.rollout import Detokenizer, EngineBase, OnGroup, Sampling, Tokenizer, check_lengths, count_samples
 from oncurve.types import Completion, Ending, Group, Prompt
 
 CHECK_PROMPT_TOKENS, CHECK_TOKENS = 300, 16
