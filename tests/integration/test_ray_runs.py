@@ -331,7 +331,7 @@ def test_places_without_a_machine_wait_and_a_machine_that_dies_is_named() -> Non
 import sys, time
 sys.path[:0] = {sys.path!r}
 from fakes.calls import Counted
-from oncurve.cluster import Ended, RayFleet
+from oncurve.cluster import ProcessEnded, RayFleet
 from oncurve.processes.fleets import ray_fleet
 ray_fleet.ROOM_SECONDS = 5.0
 fleet = RayFleet(Counted, 3, 20.0, {toy.address!r})
@@ -352,7 +352,7 @@ began, events = time.monotonic(), []
 while not events and time.monotonic() - began < 60:
     events = fleet.wait(1.0)
 print(events, flush=True)
-assert isinstance(events[0], Ended), events
+assert isinstance(events[0], ProcessEnded), events
 assert any(words in events[0].cause for words in ("its machine", "the connection to the process")), events
 living = fleet.settled(1.0)
 assert len(living) == 2, living

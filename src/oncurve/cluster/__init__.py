@@ -36,12 +36,12 @@ from oncurve.cluster.workers import (
     rollout_shards as rollout_shards,
 )
 from oncurve.processes.fleets import (
-    Ended as Ended,
     Failed as Failed,
     Fleet as Fleet,
     Health as Health,
     HostFleet as HostFleet,
     Kill as Kill,
+    ProcessEnded as ProcessEnded,
     RayFleet as RayFleet,
     Replied as Replied,
     Start as Start,

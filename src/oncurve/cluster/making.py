@@ -18,7 +18,7 @@ from oncurve.cluster.keys import ProcessSettings
 from oncurve.cluster.ranks import FleetLearner, Rank
 from oncurve.cluster.sentences import sentences_of
 from oncurve.cluster.vllm import ServerFaultError, VllmServer, VllmSettings, VllmWorker, vllm_engine, vllm_program
-from oncurve.cluster.workers import BUCKET_SECONDS, Broadcast, Carrier, FleetEngine, InMemory, OnDisk, Worker
+from oncurve.cluster.workers import BUCKET_SECONDS, Broadcast, Carrier, DiskCarrier, FleetEngine, ObjectCarrier, Worker
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel, module_device
 from oncurve.processes.fleets import CPU, Fleet, Gpus, Placement, check_settings, gpus_of, placed
@@ -105,7 +105,7 @@ class ProcessCluster(ProcessSettings):
         to start vLLM servers, and vllm is not on PATH, or a server that they are to use does not answer, or lacks what
         a run needs."""
         if self.weights_folder:
-            OnDisk.check(Path(self.weights_folder))
+            DiskCarrier.check(Path(self.weights_folder))
         if (gpus := gpus_of(device)) is not None:
             check_settings(self.served, self.weights == "nccl", self.rollout_gpus)
             self.placement(gpus)
@@ -162,7 +162,7 @@ class ProcessCluster(ProcessSettings):
     def _carrier(self) -> Carrier:
         if self.weights == "gloo" or self.weights == "nccl":
             return Broadcast(self.weights, min(self.wait_seconds, BUCKET_SECONDS))
-        return OnDisk(self.weights_folder) if self.weights == "disk" else InMemory()
+        return DiskCarrier(self.weights_folder) if self.weights == "disk" else ObjectCarrier()
 
     def _vllm(
         self, local: RolloutEngine, sampling: Sampling, make: Callable[[VllmSettings], RolloutEngine]

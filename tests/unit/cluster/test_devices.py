@@ -17,7 +17,7 @@ from fakes.vllm_server import server_program, tiny_llama
 from oncurve.advantages import GroupAdvantage
 from oncurve.base.errors import ConfigError
 from oncurve.batching import collate
-from oncurve.cluster import Ended, FleetLearner, HostCluster, HostFleet, Replied
+from oncurve.cluster import FleetLearner, HostCluster, HostFleet, ProcessEnded, Replied
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import LocalWeights
@@ -98,7 +98,7 @@ def test_each_place_sees_its_own_gpus_also_after_a_death_and_the_nursery_none() 
         assert answers(fleet) == [("", "3"), ("", "5,6")]
         fleet.kill(fleet.up()[1], "enough")
         deadline = time.monotonic() + 60
-        while not any(isinstance(event, Ended) for event in fleet.wait(0.5)):
+        while not any(isinstance(event, ProcessEnded) for event in fleet.wait(0.5)):
             assert time.monotonic() < deadline
         assert answers(fleet) == [("", "3"), ("", "5,6")]
 

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from oncurve.cluster import Ended, Health, Kill, Start
+from oncurve.cluster import Health, Kill, ProcessEnded, Start
 from oncurve.processes.fleets.health import (
     FORGIVEN_SECONDS,
     LONGEST_QUARANTINE_SECONDS,
@@ -39,7 +39,7 @@ def test_every_place_gets_a_process_and_no_second_one() -> None:
 
 def test_a_process_that_ended_is_replaced_at_once_and_by_a_new_number() -> None:
     health = healthy()
-    assert health.has_ended(0, "killed", 5.0) == Ended(0, "killed")
+    assert health.has_ended(0, "killed", 5.0) == ProcessEnded(0, "killed")
     assert health.up == [1]
     assert health.starting
     assert health.orders(5.0) == [Start(0, 2)]
@@ -57,7 +57,7 @@ def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_a_quarantine_t
     assert health.orders(6.0 + PAUSES[2] - 0.1) == []
     assert health.orders(6.0 + PAUSES[2]) == [Start(0, 2)]
     health.is_up(2, 9.0)
-    assert health.has_ended(2, "killed", 10.0) == Ended(2, "killed", QUARANTINE_SECONDS)
+    assert health.has_ended(2, "killed", 10.0) == ProcessEnded(2, "killed", QUARANTINE_SECONDS)
     assert health.quarantined
     assert not health.starting
     assert health.orders(10.0 + QUARANTINE_SECONDS - 0.1) == []
@@ -107,7 +107,7 @@ def test_silence_is_a_death_and_its_cause_is_kept() -> None:
     assert order == Kill(1, "it hangs or was stopped: silent for 20 seconds (cluster.silence_seconds)")
     assert health.orders(SILENCE + 0.2) == []
     assert health.up == [0]
-    assert health.has_ended(1, "killed by signal SIGKILL", SILENCE + 1) == Ended(1, order.cause)
+    assert health.has_ended(1, "killed by signal SIGKILL", SILENCE + 1) == ProcessEnded(1, order.cause)
 
 
 def test_a_start_has_a_limit() -> None:

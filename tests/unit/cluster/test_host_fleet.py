@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import Ended, Fleet, HostFleet, Replied
+from oncurve.cluster import Fleet, HostFleet, ProcessEnded, Replied
 from oncurve.cluster.sharding.shard_rank import process_memory
 
 LIMIT = 240.0
@@ -43,13 +43,13 @@ class Holder:
         return process_memory()["now"] - before
 
 
-def events(fleet: Fleet, enough: Callable[[list[Replied | Ended]], bool]) -> list[Replied | Ended]:
+def events(fleet: Fleet, enough: Callable[[list[Replied | ProcessEnded]], bool]) -> list[Replied | ProcessEnded]:
     """What has happened by the time that it is enough."""
-    found: list[Replied | Ended] = []
+    found: list[Replied | ProcessEnded] = []
     deadline = time.monotonic() + LIMIT
     while not enough(found):
         assert time.monotonic() < deadline, found
-        found += [event for event in fleet.wait(0.2) if isinstance(event, Replied | Ended)]
+        found += [event for event in fleet.wait(0.2) if isinstance(event, Replied | ProcessEnded)]
     return found
 
 
@@ -88,7 +88,7 @@ def test_sending_to_a_stopped_process_makes_no_caller_wait() -> None:
             (living, 1 << 22)
         ] * 3
         fleet.kill(stopped, "enough")
-        assert events(fleet, lambda found: len(found) == 1) == [Ended(stopped, "enough")]
+        assert events(fleet, lambda found: len(found) == 1) == [ProcessEnded(stopped, "enough")]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_nursery_that_is_killed_or_stopped_is_replaced(
         nursery.send_signal(signal.Signals[number])
         found = events(fleet, lambda found: len(found) == 2)
         assert {event.process for event in found} == set(before)
-        assert all(isinstance(event, Ended) and words in event.cause for event in found)
+        assert all(isinstance(event, ProcessEnded) and words in event.cause for event in found)
         after = fleet.settled(LIMIT)
         assert len(after) == 2
         assert not set(after) & set(before)

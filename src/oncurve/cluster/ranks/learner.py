@@ -34,7 +34,7 @@ from oncurve.machine.threads import computing_threads
 from oncurve.metrics import Metrics
 from oncurve.models import LocalWeights
 from oncurve.parallel import ALONE, LostRankError, World, shards_of
-from oncurve.processes.fleets import Ended, Failed, Fleet, Replied
+from oncurve.processes.fleets import Failed, Fleet, ProcessEnded, Replied
 from oncurve.types import TrainBatch, axes_of
 
 TRIES = 3
@@ -293,7 +293,7 @@ class FleetLearner:
         """Note what the processes have said or become within so many `seconds`, and tell of those that were lost."""
         assert self._fleet is not None
         for event in self._fleet.wait(seconds):
-            if not isinstance(event, Ended):
+            if not isinstance(event, ProcessEnded):
                 self._answers[event.number] = event
                 continue
             self._ended.add(event.process)

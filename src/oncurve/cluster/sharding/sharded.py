@@ -27,7 +27,7 @@ from oncurve.learner import UpdateResult, widened
 from oncurve.machine.threads import computing_threads, return_freed_memory
 from oncurve.models import LocalWeights, save
 from oncurve.parallel import LostRankError
-from oncurve.processes.fleets import CPU, Ended, Failed, Fleet, Replied
+from oncurve.processes.fleets import CPU, Failed, Fleet, ProcessEnded, Replied
 from oncurve.types import TrainBatch
 
 _ADVICE = (
@@ -97,7 +97,7 @@ class ShardedLearner:
             if left <= 0:
                 raise TrainingError(f"only {1 + len(members)} of {self._ranks} ranks have started{cause}")
             for event in fleet.wait(_TURN_SECONDS):
-                cause = cause or (f": {event.cause}" if isinstance(event, Ended) else "")
+                cause = cause or (f": {event.cause}" if isinstance(event, ProcessEnded) else "")
 
     @property
     def version(self) -> int:
@@ -277,7 +277,7 @@ class ShardedLearner:
         assert self._fleet is not None
         causes = []
         for event in self._fleet.wait(_TURN_SECONDS):
-            if not isinstance(event, Ended):
+            if not isinstance(event, ProcessEnded):
                 self._answers[event.number] = event
                 if isinstance(event, Failed) and not event.lost:
                     causes.append(self._named(event.process, event.message))

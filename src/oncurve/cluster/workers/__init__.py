@@ -13,8 +13,8 @@ from oncurve.cluster.workers.engine import FleetEngine as FleetEngine
 from oncurve.cluster.workers.shards import Lost as Lost, rollout_shards as rollout_shards
 from oncurve.cluster.workers.weights import (
     Carrier as Carrier,
-    InMemory as InMemory,
-    OnDisk as OnDisk,
+    DiskCarrier as DiskCarrier,
+    ObjectCarrier as ObjectCarrier,
     Snapshot as Snapshot,
 )
 from oncurve.cluster.workers.worker import Brought as Brought, Worker as Worker

@@ -26,7 +26,7 @@ from oncurve.cluster.workers.weights import Carrier, Snapshot
 from oncurve.durable import StorageError
 from oncurve.machine.threads import computing_threads
 from oncurve.models import CausalModel, Weights
-from oncurve.processes.fleets import Ended, Failed, Fleet, Replied
+from oncurve.processes.fleets import Failed, Fleet, ProcessEnded, Replied
 from oncurve.rollout import EngineBase, OnGroup, RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
@@ -265,7 +265,7 @@ class FleetEngine(EngineBase):
         for event in fleet.wait(seconds):
             self._carrier.heard(event)
             call = self._calls.get(event.process)
-            if isinstance(event, Ended):
+            if isinstance(event, ProcessEnded):
                 self._has.pop(event.process, None)
                 self._calls.pop(event.process, None)
                 self._busy.ends(event.process)
@@ -307,7 +307,7 @@ class FleetEngine(EngineBase):
         else:
             rollout.queue.appendleft(index)
 
-    def _lost(self, event: Ended) -> None:
+    def _lost(self, event: ProcessEnded) -> None:
         self._measured["cluster/workers_restarted"] += 1
         urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
 

@@ -1,8 +1,8 @@
 """The weights that a worker samples from: one whole version, checked by its digest.
 
     snapshot = Snapshot(model, version=3)           in the process that trains: nothing is copied
-    handle = InMemory().put(fleet, snapshot)        one copy per machine, whatever the number of workers
-    handle = OnDisk(folder).put(fleet, snapshot)    one copy in a folder, whatever the number of machines
+    handle = ObjectCarrier().put(fleet, snapshot)        one copy per machine, whatever the number of workers
+    handle = DiskCarrier(folder).put(fleet, snapshot)    one copy in a folder, whatever the number of machines
     carrier.bring(fleet, workers, snapshot, handle) has workers take them
     take(model, what)                               in the worker, with what the handle has become
     digest_of(model) == snapshot.digest             then the worker has the whole version
@@ -31,7 +31,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.durable import read_tensors, write_directory
 from oncurve.models import CausalModel, changing_tensors
 from oncurve.parallel import BUCKET_BYTES
-from oncurve.processes.fleets import Ended, Event, Fleet
+from oncurve.processes.fleets import Event, Fleet, ProcessEnded
 
 _FILE = "weights.safetensors"
 
@@ -128,7 +128,7 @@ class _Fetched:
 
     def heard(self, event: Event) -> None:
         """Forget the handles that the worker has answered for; all of one that has ended."""
-        if isinstance(event, Ended):
+        if isinstance(event, ProcessEnded):
             self._asked.pop(event.process, None)
             return
         asked = self._asked[event.process]
@@ -136,7 +136,7 @@ class _Fetched:
             asked.popleft()
 
 
-class InMemory(_Fetched):
+class ObjectCarrier(_Fetched):
     """Buckets that the fleet keeps once per machine (`cluster.weights = "object"`)."""
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
@@ -148,7 +148,7 @@ class InMemory(_Fetched):
         self._asked.clear()
 
 
-class OnDisk(_Fetched):
+class DiskCarrier(_Fetched):
     """Safetensors with a manifest in a folder that all workers see (`cluster.weights = "disk"`).
 
     It is below `folder`, or below that of temporary files where `folder` is "", has the two newest versions, and is

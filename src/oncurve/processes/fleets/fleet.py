@@ -3,7 +3,7 @@
     fleet.up()                                 the processes that can be called
     handle = fleet.put(pieces)                 bytes for several processes, as an argument of their calls
     number = fleet.call(process, "name", ...)  call a method of a process's object; calls are done in order
-    for event in fleet.wait(seconds): ...      Replied, Failed or Ended, as they come
+    for event in fleet.wait(seconds): ...      Replied, Failed or ProcessEnded, as they come
     fleet.kill(process, cause)                 end it; another takes its place
 
 A fleet has *places*. The process of a place that ended is replaced, at once the first time and later after a pause; a
@@ -28,7 +28,7 @@ from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.parallel import Meeting
 from oncurve.processes.fleets.channel import pickled
-from oncurve.processes.fleets.health import Ended, Health, ListeningClock, Order, Start
+from oncurve.processes.fleets.health import Health, ListeningClock, Order, ProcessEnded, Start
 
 START_SECONDS = 600.0
 """For importing everything and making the object; a fork of it takes milliseconds."""
@@ -55,7 +55,7 @@ class Failed:
     lost: bool
 
 
-Event = Replied | Failed | Ended
+Event = Replied | Failed | ProcessEnded
 News = Iterable[tuple[int, tuple[Any, ...]]]
 """What processes have said, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
 ("ended", cause)."""
@@ -178,7 +178,7 @@ class Fleet(Closing):
 
     def call(self, process: int, method: str, *arguments: Any) -> int:
         """Call a method of the object of `process`; the number of the call. A process that has ended answers nothing,
-        and an `Ended` of it comes, or has come."""
+        and an `ProcessEnded` of it comes, or has come."""
         with self._changed:
             self._numbers += 1
             number = self._numbers

@@ -28,7 +28,7 @@ LONGEST_TURN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnded:
     """`process` has ended, and `cause` is the first thing that went wrong with it.
 
     quarantine   seconds for which its place stays empty; 0 where another process follows soon
@@ -152,7 +152,7 @@ class Health:
             orders.append(Kill(process, cause))
         return orders
 
-    def has_ended(self, process: int, cause: str, now: float) -> Ended | None:
+    def has_ended(self, process: int, cause: str, now: float) -> ProcessEnded | None:
         """`process` has ended, as far as is known because of `cause`; what to say of it, None: it is known already."""
         for place in self._of(process, "starting", "up", "dying"):
             first = place.cause or cause
@@ -162,10 +162,10 @@ class Health:
             place.process, place.since, place.cause, place.up_at = -1, now, None, None
             if len(place.deaths) < DEATHS:
                 place.phase = "resting"
-                return Ended(process, first)
+                return ProcessEnded(process, first)
             place.phase, place.deaths = "quarantined", []
             place.quarantines += 1
-            return Ended(process, first, place.quarantine)
+            return ProcessEnded(process, first, place.quarantine)
         return None
 
     def orders(self, now: float) -> list[Order]:

@@ -78,7 +78,7 @@ class RayFleet(Fleet):
 
 
 @dataclass
-class _Kept:
+class _Keeper:
     """A keeper and its process, as the fleet sees them.
 
     found      whether the keeper is there
@@ -111,7 +111,7 @@ class _RaySpawner:
         recipe = cloudpickle.dumps(recipe_of(make, mixed, gpu))
         ray = SESSION.use(address, len(recipe))
         self._ray, self._own, self._head = ray, not address, Head(address)
-        self._processes: dict[int, _Kept] = {}
+        self._processes: dict[int, _Keeper] = {}
         self._inbox: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._meetings = 0
         self._unmade: str | None = None
@@ -152,7 +152,7 @@ class _RaySpawner:
         """The processes for which there is no machine yet."""
         return [number for number, kept in self._processes.items() if not kept.found]
 
-    def _without_room(self) -> list[_Kept]:
+    def _without_room(self) -> list[_Keeper]:
         return [
             kept
             for kept in self._processes.values()
@@ -161,7 +161,7 @@ class _RaySpawner:
 
     def start(self, process: int, place: int) -> None:
         """Ask Ray for a keeper."""
-        kept = _Kept(None, self._now)
+        kept = _Keeper(None, self._now)
         self._processes[process] = kept
 
         def hire() -> Any:
@@ -249,7 +249,7 @@ class _RaySpawner:
         self._server = None
         SESSION.leave()
 
-    def _heard(self, number: int, kept: _Kept, future: Any) -> Iterator[Message]:
+    def _heard(self, number: int, kept: _Keeper, future: Any) -> Iterator[Message]:
         """A keeper has answered, with bytes or with an error."""
         error = future if isinstance(future, BaseException) else future.exception()
         if error is not None:
@@ -281,7 +281,7 @@ class _RaySpawner:
             self._remarks.add(remark)
             urgent(f"oncurve: {remark}: cluster.mixed accepts its completions, whose log-probs may differ")
 
-    def _ended(self, number: int, kept: _Kept, cause: str) -> Message:
+    def _ended(self, number: int, kept: _Keeper, cause: str) -> Message:
         self._discharge(kept)
         del self._processes[number]
         return number, ("ended", cause)
@@ -294,7 +294,7 @@ class _RaySpawner:
         except Exception as error:  # Ray's connection has ended
             inbox.put((number, error))
 
-    def _discharge(self, kept: _Kept) -> None:
+    def _discharge(self, kept: _Keeper) -> None:
         if kept.keeper is not None:
             with contextlib.suppress(Exception):  # it has ended, or Ray has
                 self._ray.kill(kept.keeper, no_restart=True)

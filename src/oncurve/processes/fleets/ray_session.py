@@ -47,7 +47,7 @@ class _Session:
         self._lock = threading.Lock()
         self._users = self._room = 0
         self._own = False
-        self._held: _Held | None = None
+        self._held: _RayThread | None = None
         self._token = ""
         self._ray: Any = None
         self._held_gpus: dict[str, Any] = {}
@@ -125,7 +125,7 @@ class _Session:
             settings |= {"num_cpus": 1, "include_dashboard": False, "object_store_memory": room}
         start = functools.partial(self._ray.init, address=address or "local", **settings)
         try:
-            self._held = _Held(start, self._ray.shutdown)
+            self._held = _RayThread(start, self._ray.shutdown)
         except Exception as error:
             what = f"Ray at {address} cannot be used" if address else "Ray cannot be started on this machine"
             raise ConfigError(f"cluster.address: {what}: {_first_line(error)}") from error
@@ -188,7 +188,7 @@ def check_address(address: str) -> None:
         ) from error
 
 
-class _Held:
+class _RayThread:
     """Ray, started and ended by one thread. It lives as long as Ray does: the kernel ends what it has started with it.
     In the main thread Ray would take SIGTERM for itself."""
 

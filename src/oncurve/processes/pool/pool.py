@@ -16,7 +16,7 @@ from oncurve.base.closing import Closing
 from oncurve.processes.pool.dispatch import Dispatcher
 from oncurve.processes.pool.environment import environment
 from oncurve.processes.pool.serve import plain
-from oncurve.processes.pool.worker import Reply, Start, Work
+from oncurve.processes.pool.worker import PoolWork, Reply, WorkerStart
 
 _PATIENCE_SECONDS = 1.0
 
@@ -55,7 +55,7 @@ class WorkerPool(Closing):
             "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
             "memory_limit_bytes": memory_limit_bytes,
         }
-        self._dispatcher = Dispatcher(Start(message, environment(env_pass), start_timeout_seconds), processes)
+        self._dispatcher = Dispatcher(WorkerStart(message, environment(env_pass), start_timeout_seconds), processes)
         self._close = weakref.finalize(self, _stop, self._dispatcher, os.getpid())
 
     @property
@@ -114,7 +114,7 @@ class Job(Closing):
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool  # a pool with a job in it is not garbage-collected
         self._dispatcher = pool._dispatcher
-        self._work = Work(pool.timeout_seconds)
+        self._work = PoolWork(pool.timeout_seconds)
         self._over = False
         self.overlapped_seconds = 0.0
 

@@ -43,7 +43,7 @@ class Reply:
 
 
 @dataclass(eq=False)
-class Work:
+class PoolWork:
     """The items of one caller, as the dispatcher keeps them; the caller reads it after an entry in `done`.
 
     expected        the number of items, once the caller waits for them
@@ -66,17 +66,17 @@ class Work:
 
 
 @dataclass(eq=False)
-class Item:
+class PoolItem:
     """One item: number `index` of `work`, as JSON. `kills`: how often others killed a worker that computed it."""
 
-    work: Work
+    work: PoolWork
     index: int
     encoded: str
     kills: int = 0
 
 
 @dataclass(frozen=True)
-class Start:
+class WorkerStart:
     """How a worker begins: its first message, its environment, and how long loading may take."""
 
     message: Mapping[str, Any]
@@ -84,14 +84,14 @@ class Start:
     timeout_seconds: float
 
 
-class Worker:
+class PoolWorker:
     """One process and the two pipes to it. `pending`: its items without a reply, in order.
 
     The process is the worker's supervisor (`oncurve.processes.pool.serve`). Every reply carries the secret of this
     worker and the number of its item, so that no other line on the channel passes for a reply.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: WorkerStart) -> None:
         for_child, self.request = os.pipe()
         self.incoming, from_child = os.pipe()
         try:
@@ -115,7 +115,7 @@ class Worker:
         self._secret = secrets.token_hex(8)
         self.outgoing = bytearray(json.dumps({**start.message, "secret": self._secret}).encode() + b"\n")
         self.partial = b""
-        self.pending: deque[Item] = deque()
+        self.pending: deque[PoolItem] = deque()
         self.answered = 0
         self.since = time.monotonic()  # when it began the first of `pending`
         self.deadline = self.since + start.timeout_seconds
@@ -135,7 +135,7 @@ class Worker:
         """Whether its deadline counts: it is loading, or at an item."""
         return not self.killed and (bool(self.pending) or not self.ready)
 
-    def give(self, items: list[Item]) -> None:
+    def give(self, items: list[PoolItem]) -> None:
         """Send items in one message."""
         self.pending.extend(items)
         self.outgoing += f'{{"items": [{",".join(item.encoded for item in items)}]}}\n'.encode()
