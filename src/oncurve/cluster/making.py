@@ -134,29 +134,28 @@ class ProcessCluster(ProcessSettings):
         seed: int = 0,
     ) -> RolloutEngine:
         """An engine that decodes shards by `rollout_workers` processes, or in this one."""
-        if self.engine == "vllm":
-            return self._vllm(local, sampling, partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed))
+        served = partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed)
 
         def make_fleet(model: CausalModel) -> Fleet:
             """The workers' fleet, as soon as there is a model to copy."""
+            if self.served:
+                return self._servers(model, served)
             gpus = seen_by(model)
             device = CPU if gpus is None else torch.device(gpus.device)
             make_worker = partial(Worker, model, build, self.worker_threads, device)
             return self.fleet(make_worker, self.rollout_workers, "workers", gpus)
 
-        workers = make_fleet if self.rollout_workers else None
-        shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
-        carrier, count = self._carrier(), self.rollout_workers
         return FleetEngine(
             local,
             sampling,
-            workers,
-            shards,
-            threads,
-            wait,
-            carrier,
+            make_fleet if self.rollout_workers else None,
+            self.shard_groups,
+            self.worker_threads,
+            self.wait_seconds,
+            self._carrier(),
+            self.wait_seconds if self.served else 0.0,
             exact=self.exact,
-            workers=count,
+            workers=self.rollout_workers,
         )
 
     def _carrier(self) -> Carrier:
@@ -164,36 +163,27 @@ class ProcessCluster(ProcessSettings):
             return Broadcast(self.weights, min(self.wait_seconds, BUCKET_SECONDS))
         return DiskCarrier(self.weights_folder) if self.weights == "disk" else ObjectCarrier()
 
-    def _vllm(
-        self, local: RolloutEngine, sampling: Sampling, make: Callable[[VllmSettings], RolloutEngine]
-    ) -> RolloutEngine:
-        def make_fleet(model: CausalModel) -> Fleet:
-            """The workers' fleet, as soon as there is a model to copy."""
-            if model.adapter is not None and model.adapter.quantized:
-                raise ConfigError(
-                    'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
-                )
-            folder = _shared_folder(self.weights_folder) if self.vllm_addresses else None
-            gpus = None if self.vllm_addresses else seen_by(model)
-            settings = VllmSettings(
-                self.vllm_addresses,
-                "" if folder is None else folder.name,
-                self.vllm_arguments,
-                self.wait_seconds,
-                self.silence_seconds,
-                max(1, self.rollout_gpus) if gpus is not None else 1,
+    def _servers(self, model: CausalModel, make: Callable[[VllmSettings], RolloutEngine]) -> Fleet:
+        """Return a fleet of workers that have a vLLM server each."""
+        if model.adapter is not None and model.adapter.quantized:
+            raise ConfigError(
+                'cluster.engine: "vllm" gets whole weights, and a quantised base has none; set it to "own"'
             )
-            worker = partial(VllmWorker, model, partial(make, settings), self.worker_threads)
-            fleet = self.fleet(worker, self.rollout_workers, "workers", gpus)
-            if folder is not None:
-                weakref.finalize(fleet, folder.cleanup)
-            return fleet
-
-        shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
-        workers = self.rollout_workers
-        return FleetEngine(
-            local, sampling, make_fleet, shards, threads, wait, self._carrier(), wait, exact=False, workers=workers
+        folder = _shared_folder(self.weights_folder) if self.vllm_addresses else None
+        gpus = None if self.vllm_addresses else seen_by(model)
+        settings = VllmSettings(
+            self.vllm_addresses,
+            "" if folder is None else folder.name,
+            self.vllm_arguments,
+            self.wait_seconds,
+            self.silence_seconds,
+            max(1, self.rollout_gpus) if gpus is not None else 1,
         )
+        worker = partial(VllmWorker, model, partial(make, settings), self.worker_threads)
+        fleet = self.fleet(worker, self.rollout_workers, "workers", gpus)
+        if folder is not None:
+            weakref.finalize(fleet, folder.cleanup)
+        return fleet
 
     @property
     def facts(self) -> ClusterFacts:

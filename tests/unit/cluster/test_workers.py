@@ -19,7 +19,7 @@ from fakes.interrupted_worker import InterruptedWorker, ReleasingWorker
 from fakes.tiny_policy import VOCABULARY, tiny_model
 from oncurve.base.errors import DataError, ModelError
 from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
-from oncurve.cluster.workers.busy import Busy
+from oncurve.cluster.workers.timing import Busy
 from oncurve.models import CausalModel, LocalWeights, changing_tensors, held
 from oncurve.randomness import permutation
 from oncurve.rollout import Sampling, worked
@@ -333,7 +333,7 @@ def test_a_worker_that_is_stopped_or_never_ends_is_replaced(
     orders: Path, action: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if action == "hang":
-        monkeypatch.setattr("oncurve.cluster.workers.deadlines.SHORTEST_DEADLINE", 3.0)
+        monkeypatch.setattr("oncurve.cluster.workers.timing.SHORTEST_DEADLINE", 3.0)
     right, _ = rollouts(orders, 0, 3)
     found, measured = rollouts(orders, 2, 3, lambda step: order(orders, action) if step == 1 else None)
     assert found == right

@@ -2,7 +2,7 @@
 
     queue of shards --> any worker that is free --> groups, in the order of the prompts
 
-Prompts are cut into fixed shards (shards.py), each of which is decoded by itself; any worker may decode any shard. A
+Prompts are cut into fixed shards (queue.py), each of which is decoded by itself; any worker may decode any shard. A
 worker has the weights of one whole version (weights.py), sent before its first shard of it. A fault is answered by
 decoding the shard again: it goes to the front of the queue. The driver, this process, decodes a shard itself where
 several workers were lost with it, where it failed with an error, and where no worker has lived for a while. Since the
@@ -17,12 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from oncurve.base.errors import ConfigError, OncurveError
 from oncurve.base.output import urgent
-from oncurve.cluster.workers.busy import Busy
-from oncurve.cluster.workers.deadlines import Deadlines
-from oncurve.cluster.workers.queue import Call, Rollout
-from oncurve.cluster.workers.sending import Sending
-from oncurve.cluster.workers.shards import Lost
-from oncurve.cluster.workers.weights import Carrier, Snapshot
+from oncurve.cluster.workers.queue import Call, Lost, Rollout
+from oncurve.cluster.workers.timing import Busy, Deadlines
+from oncurve.cluster.workers.weights import Carrier, Sending, Snapshot
 from oncurve.durable import StorageError
 from oncurve.machine.threads import computing_threads
 from oncurve.models import CausalModel, Weights

@@ -10,7 +10,7 @@ import torch
 
 from oncurve.base.errors import OncurveError
 from oncurve.cluster.workers.broadcast import Invitation, Receiver
-from oncurve.cluster.workers.shards import Lost
+from oncurve.cluster.workers.queue import Lost
 from oncurve.cluster.workers.weights import digest_of, take
 from oncurve.machine.threads import keep_freed_memory
 from oncurve.models import CausalModel, LocalWeights
