@@ -16,8 +16,8 @@ import pytest
 
 from fakes.calls import Counted, Refusing
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import Failed, Fleet, HostFleet, ProcessEnded, RayFleet, Replied
 from oncurve.parallel import World
+from oncurve.processes.fleets import Failed, Fleet, HostFleet, ProcessEnded, RayFleet, Replied
 from oncurve.processes.fleets.ray_session import SESSION
 
 Make = Callable[..., Fleet]
@@ -223,7 +223,7 @@ OPEN_AT_THE_END = """
 import sys, time
 sys.path.append({tests!r})
 from fakes.calls import Counted
-from oncurve.cluster import {kind}
+from oncurve.processes.fleets import {kind}
 fleet = {kind}(Counted, 2)
 assert len(fleet.settled(120.0)) == 2
 """

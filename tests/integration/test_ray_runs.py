@@ -25,8 +25,9 @@ from fakes.toy_cluster import toy_cluster
 from fakes.vllm_server import server_program
 from oncurve import durable
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import RayCluster, RayFleet
+from oncurve.cluster import RayCluster
 from oncurve.models import LocalWeights
+from oncurve.processes.fleets import RayFleet
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.run.directory.identity import compare as compare_settings
@@ -331,7 +332,7 @@ def test_places_without_a_machine_wait_and_a_machine_that_dies_is_named() -> Non
 import sys, time
 sys.path[:0] = {sys.path!r}
 from fakes.calls import Counted
-from oncurve.cluster import ProcessEnded, RayFleet
+from oncurve.processes.fleets import ProcessEnded, RayFleet
 from oncurve.processes.fleets import ray_fleet
 ray_fleet.ROOM_SECONDS = 5.0
 fleet = RayFleet(Counted, 3, 20.0, {toy.address!r})

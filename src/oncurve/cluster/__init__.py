@@ -35,14 +35,3 @@ from oncurve.cluster.workers import (
     Worker as Worker,
     rollout_shards as rollout_shards,
 )
-from oncurve.processes.fleets import (
-    Failed as Failed,
-    Fleet as Fleet,
-    Health as Health,
-    HostFleet as HostFleet,
-    Kill as Kill,
-    ProcessEnded as ProcessEnded,
-    RayFleet as RayFleet,
-    Replied as Replied,
-    Start as Start,
-)

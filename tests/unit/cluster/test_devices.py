@@ -17,10 +17,11 @@ from fakes.vllm_server import server_program, tiny_llama
 from oncurve.advantages import GroupAdvantage
 from oncurve.base.errors import ConfigError
 from oncurve.batching import collate
-from oncurve.cluster import FleetLearner, HostCluster, HostFleet, ProcessEnded, Replied
+from oncurve.cluster import FleetLearner, HostCluster
 from oncurve.learner import LearnerConfig
 from oncurve.losses import Clipped, KLPenalty, Regularizer, TokenMean
 from oncurve.models import LocalWeights
+from oncurve.processes.fleets import HostFleet, ProcessEnded, Replied
 from oncurve.processes.fleets.channel import pickled
 from oncurve.processes.fleets.devices import VISIBLE, Gpus, check_settings, entries_of, gpus_of, placed
 from oncurve.rollout import InProcessEngine, Sampling

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from oncurve.cluster import Health, Kill, ProcessEnded, Start
+from oncurve.processes.fleets import Health, Kill, ProcessEnded, Start
 from oncurve.processes.fleets.health import (
     FORGIVEN_SECONDS,
     LONGEST_QUARANTINE_SECONDS,

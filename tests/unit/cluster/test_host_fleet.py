@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from oncurve.base.errors import ConfigError
-from oncurve.cluster import Fleet, HostFleet, ProcessEnded, Replied
 from oncurve.cluster.sharding.shard_rank import process_memory
+from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
 
 LIMIT = 240.0
 """Against hangs: no speed is asserted."""
@@ -149,7 +149,7 @@ def test_a_nursery_that_ends_before_it_has_made_anything_is_an_error_with_its_ca
 STOPS = """
 import os, signal, threading, time
 from fakes.calls import Counted
-from oncurve.cluster import HostFleet
+from oncurve.processes.fleets import HostFleet
 
 with HostFleet(Counted, 2, silence_seconds=5.0) as fleet:
     before = fleet.settled(120)
@@ -221,7 +221,7 @@ def test_more_processes_than_its_socket_takes_orders_for_are_all_forked() -> Non
 MEETS = """
 import sys, time
 from fakes.calls import Counted
-from oncurve.cluster import HostFleet
+from oncurve.processes.fleets import HostFleet
 from oncurve.parallel import World
 
 fleet = HostFleet(Counted, 1)

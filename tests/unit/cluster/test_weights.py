@@ -17,9 +17,10 @@ from oncurve.processes.fleets.shared import SharedBytes
 
 from fakes.tiny_policy import tiny_model
 from oncurve import durable
-from oncurve.cluster import HostCluster, HostFleet, Replied, Snapshot
+from oncurve.cluster import HostCluster, Snapshot
 from oncurve.cluster.workers.weights import DiskCarrier, ObjectCarrier, digest_of, take
 from oncurve.models import changing_tensors
+from oncurve.processes.fleets import HostFleet, Replied
 
 
 @pytest.mark.parametrize("nbytes", [7, 100, 1 << 20])

@@ -301,6 +301,8 @@ class FleetLearner:
             if event.cause == ABANDONED:
                 continue
             self._lost += 1
+            if event.told and not event.quarantine:
+                continue
             which = f"rank {self._members.index(event.process) + 1}" if event.process in self._members else "a rank"
             urgent(f"oncurve: {which} was lost: {event.cause}; the run goes on to the same bits{event.consequence}")
 

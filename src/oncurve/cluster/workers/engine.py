@@ -306,7 +306,8 @@ class FleetEngine(EngineBase):
 
     def _lost(self, event: ProcessEnded) -> None:
         self._measured["cluster/workers_restarted"] += 1
-        urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
+        if not event.told or event.quarantine:
+            urgent(f"oncurve: a worker was lost: {event.cause}; the run goes on{self._bits}{event.consequence}")
 
     def _end_late_ones(self, fleet: Fleet) -> None:
         now = time.monotonic()

@@ -59,6 +59,7 @@ class _Process:
         self.handle: int | None = None
         self.closed_at: float | None = None
         self.how = ""
+        self.told = False
 
     def release(self) -> None:
         """Close what this process holds of it."""
@@ -209,6 +210,7 @@ class _HostSpawner:
         ended = self._nurseries.has_ended(self._which, nursery.bury(), self._now)
         cause = ended.cause if ended is not None else ""
         for process in self._processes.values():
+            process.told = process.told or not process.how
             process.how = process.how or f"the process that forks them was lost: {cause}"
             process.closed_at = process.closed_at or self._now
         if not self._ready:
@@ -235,7 +237,8 @@ class _HostSpawner:
             if process.closed_at is not None and (process.how or self._now - process.closed_at > _CAUSE_SECONDS):
                 process.release()
                 del self._processes[number]
-                yield number, ("ended", process.how or "it ended, and how is not known")
+                how = process.how or "it ended, and how is not known"
+                yield number, ("ended", how, True) if process.told else ("ended", how)
 
     def _fork(self) -> None:
         """Have the nursery fork what is asked for, as far as it takes orders now: waiting for it could wait for ever,
