@@ -1,4 +1,4 @@
-"""What other parts need to know of a cluster."""
+"""Facts of a cluster that other parts need."""
 
 from __future__ import annotations
 

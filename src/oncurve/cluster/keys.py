@@ -16,7 +16,7 @@ def check_port(address: str) -> None:
 
 
 class ProcessSettings(Component):
-    """What is set of ranks and workers, and what follows from it."""
+    """Settings of ranks and workers, and what follows from it."""
 
     where: ClassVar[str] = "this machine"
 
@@ -158,20 +158,20 @@ class ProcessSettings(Component):
 
     @property
     def divided(self) -> bool:
-        """Whether each rank has its part of the model alone."""
+        """Return whether each rank has its part of the model alone."""
         return self.sharding == "fsdp"
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether all processes are on this machine."""
+        """Return whether all processes are on this machine."""
         return True
 
     @property
     def exact(self) -> bool:
-        """Whether the workers sample with oncurve's own engine."""
+        """Return whether the workers sample with oncurve's own engine."""
         return not self.served
 
     @property
     def served(self) -> bool:
-        """Whether vLLM servers sample."""
+        """Return whether vLLM servers sample."""
         return self.engine == "vllm"

@@ -1,4 +1,4 @@
-"""How the processes of a cluster are made by its settings: ranks of a learner, workers of a rollout."""
+"""The processes of a cluster, made by its settings: ranks of a learner, workers of a rollout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oncurve.cluster.sharding import ShardedLearner
 
 Part = Literal["ranks", "workers"]
-"""What the processes of a fleet are for."""
+"""The purpose of a fleet's processes."""
 
 
 class ProcessCluster(ProcessSettings):
@@ -187,7 +187,7 @@ class ProcessCluster(ProcessSettings):
 
     @property
     def facts(self) -> ClusterFacts:
-        """What other parts need to know of it."""
+        """Facts that other parts need."""
         return ClusterFacts(
             alone=False,
             on_this_machine=self.on_this_machine,

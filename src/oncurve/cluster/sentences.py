@@ -1,4 +1,4 @@
-"""What the plan says of a cluster of several processes."""
+"""Sentences of the plan about a cluster of several processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from oncurve.cluster.keys import ProcessSettings
 
 
 def sentences_of(cluster: ProcessSettings) -> list[str]:
-    """How rollouts and updates are shared."""
+    """Return how rollouts and updates are shared."""
     shards = f"{cluster.gradient_shards} gradient shard{'s' * (cluster.gradient_shards > 1)} added in a fixed tree"
     ranks = f"{cluster.learner_ranks} process{'es' * (cluster.learner_ranks > 1)}"
     threads = f"{cluster.rank_threads} thread{'s' * (cluster.rank_threads > 1)}"

@@ -23,7 +23,7 @@ class Cluster(Protocol):
 
     @property
     def facts(self) -> ClusterFacts:
-        """What other parts need to know of it."""
+        """Facts that other parts need."""
         ...
 
     def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:

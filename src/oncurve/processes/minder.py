@@ -72,7 +72,7 @@ class Minder:
             self._process.stdin.flush()
 
     def ending(self, seconds: float = 0.0) -> str:
-        """How the server has ended, and why as far as its output says; "" where it has not ended within `seconds`."""
+        """Return how the server has ended, and why as far as its output says; "" where it has not within `seconds`."""
         deadline = time.monotonic() + seconds
         while (code := self._code()) is None:
             if time.monotonic() >= deadline:
@@ -152,7 +152,7 @@ def _tell(folder: Path, code: int) -> None:
 
 
 def _until_closed(pipe: int, *others: int) -> bool:
-    """Whether the pipe has closed, as soon as it has, or as soon as one of `others` can be read."""
+    """Return whether the pipe has closed, as soon as it has, or as soon as one of `others` can be read."""
     while True:
         ready, _, _ = select.select([pipe, *others], [], [], _TURN_SECONDS)
         if ready:

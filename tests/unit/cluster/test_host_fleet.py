@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from oncurve.base.errors import ConfigError
+from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.cluster.sharding.shard_rank import process_memory
 from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
 
@@ -249,3 +249,16 @@ def test_a_process_that_is_killed_leaves_nothing_of_its_fleet_in_the_temporary_f
             driver.kill()
     assert psutil.wait_procs(family, timeout=LIMIT)[1] == []
     assert [left.name for left in tmp_path.iterdir() if "inductor" not in left.name] == []
+
+
+def test_an_error_of_the_fleets_own_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HostFleet(Holder, 1) as fleet:
+
+        def broken(seconds: float) -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(fleet._spawner, "wait", broken)
+        with pytest.raises(TrainingError, match=r"cannot be served any more: OSError: .* Too many open files"):
+            fleet.settled(60.0)
+        with pytest.raises(TrainingError, match="Too many open files"):
+            fleet.wait(0.0)

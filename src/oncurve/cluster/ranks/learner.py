@@ -38,7 +38,7 @@ from oncurve.processes.fleets import Failed, Fleet, ProcessEnded, Replied
 from oncurve.types import TrainBatch, axes_of
 
 TRIES = 3
-"""How often an update is begun with other ranks before rank 0 makes it alone."""
+"""Attempts: so often an update is begun with other ranks before rank 0 makes it alone."""
 
 ABANDONED = "the work of all ranks was abandoned"
 
@@ -69,12 +69,12 @@ class FleetLearner:
 
     @property
     def version(self) -> int:
-        """How often the policy's weights have changed."""
+        """The number of changes of the policy's weights."""
         return self.local.version
 
     @property
     def changes(self) -> int:
-        """How often anything that `save` writes has begun to change."""
+        """The number of changes, begun or made, of anything that `save` writes."""
         return self.local.changes
 
     def weights(self) -> LocalWeights:
@@ -102,7 +102,7 @@ class FleetLearner:
         self._fleet, self._world, self._members = None, ALONE, []
 
     def close(self) -> None:
-        """The same."""
+        """End the processes, as `rest` does."""
         self.rest()
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:

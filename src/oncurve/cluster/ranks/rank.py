@@ -20,7 +20,9 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class Rank:
-    """What `FleetLearner` calls in each process: `accumulate` changes nothing but the gradient, `apply` makes the step.
+    """The object that `FleetLearner` calls in each process.
+
+    `accumulate` changes nothing but the gradient, `apply` makes the step.
 
     It must be as rank 0 is before each call; where it may not be, `take_over` copies rank 0.
     """
@@ -75,7 +77,7 @@ class Rank:
         return self.learner.version, norm_of(result.metrics)
 
     def score(self, pieces: Mapping[int, TrainBatch], want: frozenset[str]) -> dict[int, dict[str, Tensor]]:
-        """What `LocalLearner.score` adds to each of the shards."""
+        """Return what `LocalLearner.score` adds to each of the shards."""
         return {index: added(piece, self.learner.score(piece, want)) for index, piece in pieces.items()}
 
     def move_reference(self, alpha: float) -> None:

@@ -19,7 +19,10 @@ from oncurve.processes.fleets import CPU
 
 
 class ShardRank:
-    """What `ShardedLearner` calls in each process, on all ranks at once. After an error a rank leaves the others."""
+    """The object that `ShardedLearner` calls in each process, on all ranks at once.
+
+    After an error a rank leaves the others.
+    """
 
     def __init__(self, make: Callable[..., Any], threads: int, wait_seconds: float, device: torch.device = CPU) -> None:
         """`device`: the one that all ranks compute on, as each calls its own."""
@@ -56,7 +59,7 @@ class ShardRank:
         self._do(self._here().whole_master, name)
 
     def sees(self, file: Path) -> bool:
-        """Whether this machine has a file."""
+        """Return whether this machine has a file."""
         return file.exists()
 
     def save(self, folder: Path) -> StorageError | None:

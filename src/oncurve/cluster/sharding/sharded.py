@@ -101,12 +101,12 @@ class ShardedLearner:
 
     @property
     def version(self) -> int:
-        """How often the policy's weights have changed."""
+        """The number of changes of the policy's weights."""
         return self.local.version
 
     @property
     def changes(self) -> int:
-        """How often anything that `save` writes has begun to change."""
+        """The number of changes, begun or made, of anything that `save` writes."""
         return self.local.changes
 
     def weights(self) -> LocalWeights:

@@ -44,14 +44,14 @@ CHECK_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 """The mean absolute difference of log-probs, in nats, above which a server has other weights."""
 
 LOW_PRECISION_TOLERANCE = 0.1
-"""The same, where the weights have fewer bits than float32."""
+"""The bound where the weights have fewer bits than float32."""
 
 _MOST_REQUESTS = 64
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """How a worker comes by its server.
+    """Settings of a worker's server.
 
     addresses        of servers that run already, one per worker; none: each worker starts its own
     folder           for weights, which these servers see under the same name; "": of no use

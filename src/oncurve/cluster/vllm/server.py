@@ -179,7 +179,7 @@ def vllm_program() -> str:
 
 
 def command_line(model: Path, port: int, dtype: str, gpus: int, more: Sequence[str]) -> list[str]:
-    """What starts a server of the model in a folder, without its tokenizer.
+    """Return what starts a server of the model in a folder, without its tokenizer.
 
     dtype  the type that it computes in, as `vllm serve --dtype` names it
     gpus   among which it divides the model; it has those that CUDA_VISIBLE_DEVICES of this process names

@@ -28,10 +28,10 @@ from oncurve.rollout import EngineBase, OnGroup, RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
 TRIES = 3
-"""How many workers may be lost with a shard before the driver decodes it."""
+"""The number of workers that may be lost with a shard before the driver decodes it."""
 
 PATIENCE_SECONDS = 30.0
-"""How long the driver waits for a worker before it decodes a shard itself."""
+"""The time that the driver waits for a worker before it decodes a shard itself."""
 
 _TURN_SECONDS, _SHORT_TURN_SECONDS = 1.0, 0.02
 
@@ -80,7 +80,7 @@ class FleetEngine(EngineBase):
 
     @property
     def exact(self) -> bool:
-        """Whether the driver's engine and the workers' are."""
+        """Return whether the driver's engine and the workers' are."""
         return self.local.exact and self._exact
 
     @property
@@ -251,7 +251,7 @@ class FleetEngine(EngineBase):
         return brought
 
     def _is_alone(self, fleet: Fleet, up: Sequence[int]) -> bool:
-        """Whether the driver is the only process that is left, or has waited long enough for another."""
+        """Return whether the driver is the only process that is left, or has waited long enough for another."""
         now = time.monotonic()
         if up:
             self._alive_at = now

@@ -17,7 +17,7 @@ from oncurve.types import Group, Prompt
 
 @dataclass(frozen=True)
 class Lost:
-    """What a worker answers in place of groups where it can do nothing more: it is ended because of `cause`."""
+    """The answer of a worker that can do nothing more, in place of groups: it is ended because of `cause`."""
 
     cause: str
 
@@ -76,7 +76,7 @@ class Rollout:
 
     @property
     def done(self) -> bool:
-        """Whether every prompt has its group."""
+        """Return whether every prompt has its group."""
         return len(self.groups) == len(self.prompts)
 
     def begin(self, index: int) -> tuple[list[Prompt], list[int]]:
@@ -100,7 +100,7 @@ class Rollout:
 
 @dataclass
 class Call:
-    """What a worker is doing.
+    """A call that a worker is doing.
 
     index        of the shard of `rollout`; None: of one that was given up
     sending      the weights by which it decodes; their copy is there as long as the worker may read it

@@ -1,4 +1,4 @@
-"""How long workers may take for a shard, and for how long they have had something to do."""
+"""Deadlines of shards, and the time for which workers have had something to do."""
 
 from __future__ import annotations
 

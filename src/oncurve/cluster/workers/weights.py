@@ -45,7 +45,7 @@ class Snapshot:
         self.model, self.version = model, version
 
     def is_of(self, other: Snapshot) -> bool:
-        """Whether both are of the same model and version."""
+        """Return whether both are of the same model and version."""
         return self.model is other.model and self.version == other.version
 
     @cached_property
@@ -78,7 +78,7 @@ class Snapshot:
 
 
 class Carrier:
-    """How weights get to workers: here each worker copies them itself, and nothing is waited for.
+    """The way of weights to workers: here each worker copies them itself, and nothing is waited for.
 
     A handle is kept until the worker has answered, also where another version is sent by then: what it stands for is
     freed with it.
@@ -127,7 +127,7 @@ class ObjectCarrier(Carrier):
     """Buckets that the fleet keeps once per machine (`cluster.weights = "object"`)."""
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Any:
-        """What the fleet makes of the buckets."""
+        """Return what the fleet makes of the buckets."""
         return fleet.put(snapshot.buckets())
 
 
@@ -195,7 +195,7 @@ class Sending:
 
     @property
     def ready(self) -> bool:
-        """Whether workers can be given the handle."""
+        """Return whether workers can be given the handle."""
         return self.handle is not None
 
     def begin(self, carrier: Carrier, fleet: Fleet) -> None:

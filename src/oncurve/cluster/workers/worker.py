@@ -19,11 +19,11 @@ from oncurve.rollout import RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
 Brought = Sequence[memoryview] | Path | Invitation
-"""What a carrier brings: buckets, the folder that has the weights, or a place in a broadcast."""
+"""The load of a carrier: buckets, the folder that has the weights, or a place in a broadcast."""
 
 
 class Worker:
-    """What `FleetEngine` calls in each process. It decodes by a whole version of the weights or not at all.
+    """The object that `FleetEngine` calls in each process. It decodes by a whole version of the weights or not at all.
 
     model    a copy of the policy; `take` replaces its weights
     build    makes the engine

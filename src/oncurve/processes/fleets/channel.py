@@ -29,7 +29,7 @@ class ProcessorPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors as tensors of a processor: the process that reads them may have no GPU, or another."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """How `obj` is pickled."""
+        """Return how `obj` is pickled."""
         if type(obj) is Tensor and obj.device.type not in ("cpu", "meta"):
             return obj.detach().cpu().__reduce_ex__(2)  # type: ignore[no-untyped-call]
         return super().reducer_override(obj)

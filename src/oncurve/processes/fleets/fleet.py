@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, TrainingError
 from oncurve.parallel import Meeting
+from oncurve.processes.causes import in_a_line
 from oncurve.processes.fleets.channel import pickled
 from oncurve.processes.fleets.health import Health, ListeningClock, Order, ProcessEnded, Start
 
@@ -57,7 +58,7 @@ class Failed:
 
 Event = Replied | Failed | ProcessEnded
 News = Iterable[tuple[int, tuple[Any, ...]]]
-"""What processes have said, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
+"""Messages of processes, by their numbers: ("beat",), ("up", ...), ("replied", ...), ("failed", ...), and last
 ("ended", cause), with a third word where the cause is told already."""
 
 
@@ -77,7 +78,7 @@ class Spawner(Protocol):
 
     @property
     def quarantined(self) -> bool:
-        """Whether it starts nothing for a while."""
+        """Return whether it starts nothing for a while."""
         ...
 
     def soon(self, starting: bool) -> bool:
@@ -101,7 +102,7 @@ class Spawner(Protocol):
         """Wait until there may be news; return what `news` needs."""
 
     def news(self, ready: Any, now: float) -> News:
-        """What has come, and has ended."""
+        """Return what has come, and has ended."""
         ...
 
     def put(self, pieces: Iterable[memoryview]) -> Any:
@@ -135,6 +136,7 @@ class Fleet(Closing):
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()  # guards all of it, and the spawner
         self._numbers = 0
+        self._failed: TrainingError | None = None
         self._over = threading.Event()
         thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._over), daemon=True)
         self._end = weakref.finalize(self, _end, self._over, thread, spawner, os.getpid())
@@ -159,12 +161,12 @@ class Fleet(Closing):
             return self._health.up
 
     def _is_settled(self) -> bool:
-        failed = self._spawner.failure is not None or self._spawner.gone is not None
+        failed = self._spawner.failure is not None or self._gone is not None
         return failed or not self._spawner.soon(self._health.starting)
 
     @property
     def quarantined(self) -> bool:
-        """Whether every place is in quarantine: no process is up, and none will be soon."""
+        """Return whether every place is in quarantine: no process is up, and none will be soon."""
         with self._changed:
             return self._spawner.quarantined or self._health.quarantined
 
@@ -188,9 +190,9 @@ class Fleet(Closing):
         return number
 
     def wait(self, seconds: float) -> list[Event]:
-        """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""
+        """Return what has happened since the last call, in order; after so many `seconds` perhaps nothing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._events or self._spawner.gone is not None, seconds)
+            self._changed.wait_for(lambda: self._events or self._gone is not None, seconds)
             self._require()
             found = list(self._events)
             self._events.clear()
@@ -249,15 +251,29 @@ class Fleet(Closing):
             else:
                 self._spawner.kill(order.process)
 
+    def fail(self, error: Exception) -> None:
+        """Note why the thread has ended: no process is served any more."""
+        with self._changed:
+            self._failed = TrainingError(f"the other processes cannot be served any more: {in_a_line(error)}")
+            self._changed.notify_all()
+
+    @property
+    def _gone(self) -> TrainingError | None:
+        return self._failed or self._spawner.gone
+
     def _require(self) -> None:
-        if self._spawner.gone is not None:
-            raise self._spawner.gone
+        if (gone := self._gone) is not None:
+            raise gone
 
 
 def _serve(reference: weakref.ref[Fleet], over: threading.Event) -> None:
     """The thread: it holds the fleet for one turn at a time, so that it can be garbage-collected."""
     while not over.is_set() and (fleet := reference()) is not None:
-        fleet.turn()
+        try:
+            fleet.turn()
+        except Exception as error:
+            fleet.fail(error)
+            return
         del fleet
 
 

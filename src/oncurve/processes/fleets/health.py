@@ -24,7 +24,7 @@ FORGIVEN_SECONDS = 600.0
 """After a process has been up for so long, the next quarantine of its place is the shortest one."""
 
 LONGEST_TURN_SECONDS = 1.0
-"""Of the seconds between two rounds of listening, no more can pass for silence."""
+"""The most seconds between two rounds of listening that can pass for silence."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ Phase = Literal["resting", "starting", "up", "dying", "quarantined"]
 
 @dataclass
 class _Place:
-    """What is known of a place.
+    """A place, as far as is known.
 
     since        of its phase
     heard        when its process last said something
@@ -122,13 +122,13 @@ class Health:
 
     @property
     def starting(self) -> bool:
-        """Whether a process is starting, or about to be."""
+        """Return whether a process is starting, or about to be."""
         soon = [place for place in self._places if place.phase == "resting" and not place.pause]
         return bool(soon) or any(place.phase in ("starting", "dying") for place in self._places)
 
     @property
     def quarantined(self) -> bool:
-        """Whether every place is in quarantine."""
+        """Return whether every place is in quarantine."""
         return all(place.phase == "quarantined" for place in self._places)
 
     def is_up(self, process: int, now: float) -> None:
@@ -171,7 +171,7 @@ class Health:
         return None
 
     def orders(self, now: float) -> list[Order]:
-        """What is to be done now."""
+        """Return the orders that are due now."""
         found: list[Order] = []
         for number, place in enumerate(self._places):
             if place.phase in _EMPTY and now >= place.since + place.pause:

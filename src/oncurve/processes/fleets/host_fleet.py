@@ -93,7 +93,7 @@ class _HostSpawner:
 
     @property
     def quarantined(self) -> bool:
-        """Whether no nursery is started for a while."""
+        """Return whether no nursery is started for a while."""
         return self._nurseries.quarantined
 
     def soon(self, starting: bool) -> bool:
@@ -130,7 +130,7 @@ class _HostSpawner:
     def wait(self, seconds: float) -> list[int | None]:
         """Wait for something to read; return the numbers of the processes, and None for the nursery."""
         watched = {number: each.channel.end for number, each in self._processes.items() if each.closed_at is None}
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:
             for nursery in self._nursery:
                 selector.register(nursery.control, selectors.EVENT_READ, None)
             for number, end in watched.items():
@@ -138,7 +138,7 @@ class _HostSpawner:
             return [key.data for key, _ in selector.select(seconds)]
 
     def news(self, ready: list[int | None], now: float) -> Iterator[Message]:
-        """What the processes have said, and which have ended; start what can be started."""
+        """Return what the processes have said, and which have ended; start what can be started."""
         self._now = now
         for number in ready:
             if number is None:
@@ -186,6 +186,7 @@ class _HostSpawner:
                     self._nursery.append(HostNursery(self._recipe, self._folder, bool(self._gpus)))
                 except OSError as error:
                     self._nurseries.has_ended(self._which, str(error), self._now)
+                    self.failure = None if self._ready else f"the process that forks them cannot be started: {error}"
             else:
                 self._nursery[0].kill()
 
@@ -251,8 +252,8 @@ class _HostSpawner:
                 )
             except BlockingIOError:
                 return
-            except OSError:
-                self._unborn.append((number, ("ended", "it could not be forked")))
+            except OSError as error:
+                self._unborn.append((number, ("ended", f"it could not be forked: {error}")))
             del self._asked[number]
 
 

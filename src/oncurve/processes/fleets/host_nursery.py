@@ -97,14 +97,14 @@ class HostNursery:
             self.control.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """The same, and kill what has not ended within a few seconds."""
+        """Shut it, and kill what has not ended within a few seconds."""
         self.shut()
         if self._process.returncode is None:
             self._has_exited(_END_SECONDS)
         self.bury()
 
     def _has_exited(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds. It stays a zombie, so that its group keeps its number."""
+        """Return whether it ends within so many seconds. It stays a zombie, so that its group keeps its number."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(ChildProcessError):  # it is buried already
             while not os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):

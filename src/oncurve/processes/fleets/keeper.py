@@ -63,7 +63,7 @@ def keeper_class() -> type:
                 self.child.kill()
 
         def listen(self) -> tuple[bytes, str | None]:
-            """What the process has said, after a second perhaps nothing; and how it has ended, if it has."""
+            """Return what the process has said, after a second perhaps nothing; and how it has ended, if it has."""
             said, seconds = bytearray(), 1.0
             while len(said) < 1 << 24 and select.select([self.end], [], [], seconds)[0]:
                 data = b""
@@ -76,7 +76,7 @@ def keeper_class() -> type:
             return bytes(said), None
 
         def ending(self) -> str:
-            """How the process has ended, in words; after five seconds it is ended."""
+            """Return how the process has ended, in words; after five seconds it is ended."""
             from oncurve.processes.causes import how_it_ended
 
             try:
@@ -91,7 +91,7 @@ def keeper_class() -> type:
 
 
 def cause_of(error: BaseException) -> str:
-    """What has happened to a keeper, as Ray's `error` says it, in one line."""
+    """Return what has happened to a keeper, as Ray's `error` says it, in one line."""
     text = str(error)
     found = re.search(r"^\s*ip: (\S+)", text, re.MULTILINE)
     where = f"on {found[1]} " if found else ""

@@ -205,7 +205,7 @@ class _RaySpawner:
         return arrived
 
     def news(self, ready: list[tuple[int, Any]], now: float) -> Iterator[Message]:
-        """What the keepers pass on. Those that were killed have ended, also where Ray says nothing."""
+        """Return what the keepers pass on. Those that were killed have ended, also where Ray says nothing."""
         self._now = now
         for number, future in ready:
             if (kept := self._processes.get(number)) is not None:

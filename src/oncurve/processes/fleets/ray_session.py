@@ -137,7 +137,7 @@ class _Session:
 
 
 SESSION = _Session()
-"""Of this process."""
+"""The session of this process."""
 
 
 def _imported() -> Any:

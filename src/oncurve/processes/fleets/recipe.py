@@ -1,4 +1,4 @@
-"""What a fleet's process needs to make its object, and how it does: on this machine, or on another.
+"""The recipe by which a fleet's process makes its object, on this machine or on another.
 
 Another machine may have none of this one's files but the packages.
 """
@@ -85,7 +85,7 @@ def _import_source(name: str, file: str, source: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """What bits depend on in a process, in addition to its threads: versions, and the instructions that torch uses."""
+    """Return what bits depend on besides threads: versions, and the instructions that torch uses."""
     return {
         "torch": torch.__version__,
         "oncurve": version("oncurve"),

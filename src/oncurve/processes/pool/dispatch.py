@@ -61,7 +61,7 @@ class Dispatcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still runs."""
+        """Return whether the thread still runs."""
         return self._thread.is_alive()
 
     def do(self, order: Callable[[], None] | None) -> None:

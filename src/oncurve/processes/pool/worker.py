@@ -61,7 +61,7 @@ class PoolWork:
 
     @property
     def complete(self) -> bool:
-        """Whether every item has its reply."""
+        """Return whether every item has its reply."""
         return self.expected is not None and len(self.replies) == self.expected
 
 
@@ -77,7 +77,7 @@ class PoolItem:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """How a worker begins: its first message, its environment, and how long loading may take."""
+    """The start of a worker: its first message, its environment, and how long loading may take."""
 
     message: Mapping[str, Any]
     environment: Mapping[str, str]
@@ -132,7 +132,7 @@ class PoolWorker:
 
     @property
     def watched(self) -> bool:
-        """Whether its deadline counts: it is loading, or at an item."""
+        """Return whether its deadline counts: it is loading, or at an item."""
         return not self.killed and (bool(self.pending) or not self.ready)
 
     def give(self, items: list[PoolItem]) -> None:
@@ -153,7 +153,7 @@ class PoolWorker:
 
     @property
     def began(self) -> bool:
-        """Whether the worker has read its last message to the end. If not, it has begun none of `pending`."""
+        """Return whether the worker has read its last message to the end. If not, it has begun none of `pending`."""
         unread = array.array("i", [0])
         with contextlib.suppress(OSError):  # a system that cannot tell
             fcntl.ioctl(self.request, termios.FIONREAD, unread)
@@ -214,7 +214,7 @@ class PoolWorker:
             self.deadline, self._other_clock = self._other_clock + now, self.deadline - now
 
     def how_it_ended(self) -> str:
-        """How the process ended, in words. A worker that still runs has lost its channel, and is killed."""
+        """Return how the process ended, in words. A worker that still runs has lost its channel, and is killed."""
         try:
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # something else in this process collects the ends of children
