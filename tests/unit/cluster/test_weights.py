@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import cloudpickle
 import pytest
 import torch
-from oncurve.processes.fleets.shared import SharedBytes
 
 from fakes.tiny_policy import tiny_model
 from oncurve import durable
@@ -21,6 +20,7 @@ from oncurve.cluster import HostCluster, Snapshot
 from oncurve.cluster.workers.weights import DiskCarrier, ObjectCarrier, digest_of, take
 from oncurve.models import changing_tensors
 from oncurve.processes.fleets import HostFleet, Replied
+from oncurve.processes.shared import SharedBytes
 
 
 @pytest.mark.parametrize("nbytes", [7, 100, 1 << 20])

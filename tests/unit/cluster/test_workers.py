@@ -22,7 +22,7 @@ from oncurve.cluster import FleetEngine, HostCluster, rollout_shards
 from oncurve.cluster.workers.timing import Busy
 from oncurve.models import CausalModel, LocalWeights, changing_tensors, held
 from oncurve.randomness import permutation
-from oncurve.rollout import Sampling, worked
+from oncurve.rollout import Sampling
 from oncurve.types import Group, Prompt
 
 SAMPLING = Sampling(group_size=3, max_new_tokens=8)
@@ -243,17 +243,17 @@ def test_two_workers_that_are_killed_and_fail_give_the_groups_of_one_process(
 
 def test_workers_are_busy_while_they_have_a_shard(orders: Path) -> None:
     with workers(orders, 0) as alone:
-        assert worked(alone) is None
+        assert alone.worked() is None
     with workers(orders, 2) as engine:
-        assert worked(engine) == 0
+        assert engine.worked() == 0
         engine.follow(LocalWeights(tiny_model(torch.float32), 0))
         began = time.perf_counter()
         engine.generate(PROMPTS, 0)
-        after = worked(engine)
+        after = engine.worked()
         assert after is not None
         assert 0 < after < time.perf_counter() - began
         time.sleep(0.05)
-        assert worked(engine) == after  # no worker has a shard any more
+        assert engine.worked() == after  # no worker has a shard any more
 
 
 def test_busy_time_is_that_of_all_processes_up_to_now() -> None:
