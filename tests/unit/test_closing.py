@@ -16,14 +16,14 @@ import oncurve
 from fakes.calls import Counted
 from oncurve.base.closing import reap
 from oncurve.processes import Minder, minder
-from oncurve.processes.fleets import HostFleet, host_fleet, host_nursery
-from oncurve.processes.fleets.host_nursery import HostNursery
+from oncurve.processes.fleets import HostFleet, host_fleet, nursery
 from oncurve.processes.fleets.keeper import keeper_class
+from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.pool import WorkerPool, worker
 
 LIMITS = [
-    (host_nursery, "_MOMENT_SECONDS"),
-    (host_nursery, "_END_SECONDS"),
+    (nursery, "_MOMENT_SECONDS"),
+    (nursery, "_END_SECONDS"),
     (worker, "_SLOWEST_END_SECONDS"),
     (minder, "_END_SECONDS"),
 ]

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from oncurve.base.errors import ConfigError
-from oncurve.cluster.facts import ClusterFacts
+from oncurve.cluster.facts import ClusterFacts, sentences_of
 from oncurve.cluster.keys import ProcessSettings
 from oncurve.cluster.ranks import FleetLearner, Rank
-from oncurve.cluster.sentences import sentences_of
 from oncurve.cluster.vllm import ServerFaultError, VllmServer, VllmSettings, VllmWorker, vllm_engine, vllm_program
 from oncurve.cluster.workers import BUCKET_SECONDS, Broadcast, Carrier, DiskCarrier, FleetEngine, ObjectCarrier, Worker
 from oncurve.learner import Learner, LocalLearner

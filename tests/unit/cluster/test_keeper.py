@@ -15,8 +15,8 @@ import oncurve
 from fakes.calls import Counted
 from oncurve.processes.fleets.channel import Frames, framed, pickled
 from oncurve.processes.fleets.keeper import keeper_class
-from oncurve.processes.fleets.kept import StoredBytes
 from oncurve.processes.fleets.recipe import recipe_of
+from oncurve.processes.shared import StoredBytes
 
 STORE = SimpleNamespace(put=bytes, exceptions=SimpleNamespace(RayError=OSError))
 """What a handle needs of Ray: a store, here of copies in this process."""
@@ -28,7 +28,7 @@ class Kept:
     def __init__(self) -> None:
         source = str(Path(oncurve.__file__).parents[1])
         self.keeper = keeper_class()(
-            "oncurve.processes.fleets.kept:main", source, cloudpickle.dumps(recipe_of(Counted)), {}
+            "oncurve.processes.fleets.serving:main", source, cloudpickle.dumps(recipe_of(Counted)), {}
         )
         self.frames, self.said = Frames(), list[Any]()
         self.pid = self.until("up")[1]

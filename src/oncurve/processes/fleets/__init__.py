@@ -1,11 +1,11 @@
 """Fleets: processes that are placed, watched and replaced, whatever they compute.
 
 fleet.py        a fleet, which has a spawner of its processes; health.py: when they are started and ended
-host_fleet.py   the spawner on this machine: a nursery (nursery.py, host_nursery.py) forks the processes
-ray_fleet.py    the spawner on a Ray cluster (ray_session.py): keepers (keeper.py) start the processes (kept.py)
+host_fleet.py   the spawner on this machine: a nursery (nursery.py) forks the processes
+ray_fleet.py    the spawner on a Ray cluster (ray_session.py): keepers (keeper.py) start the processes
 serving.py      a process's side; recipe.py: how it makes its object
 channel.py      messages between both sides
-devices.py      which GPU each process has; ray_gpus.py: which one Ray must leave to the run's own process
+devices.py      which GPU each process has
 """
 
 from oncurve.processes.fleets.channel import ProcessorPickler as ProcessorPickler

@@ -25,7 +25,7 @@ from oncurve.parallel import FileMeeting
 from oncurve.processes.fleets.channel import Channel, ClosedError, Sender
 from oncurve.processes.fleets.fleet import START_SECONDS, Fleet
 from oncurve.processes.fleets.health import Health, Start
-from oncurve.processes.fleets.host_nursery import HostNursery
+from oncurve.processes.fleets.nursery import HostNursery
 from oncurve.processes.fleets.recipe import recipe_of
 from oncurve.processes.fleets.serving import SEND_SECONDS
 from oncurve.processes.shared import SharedBytes

@@ -1,4 +1,4 @@
-"""A keeper: the light process that Ray starts on a machine, and which starts the one that computes (kept.py)."""
+"""A keeper: the light process that Ray starts on a machine, and which starts the one that computes (serving.py)."""
 
 from __future__ import annotations
 

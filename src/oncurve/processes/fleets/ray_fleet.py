@@ -1,6 +1,6 @@
 """A fleet of processes on the machines of a Ray cluster. Ray is imported where a fleet is made (ray_session.py).
 
-    driver ---- Ray ----> keeper ---- channel ----> process (kept.py)
+    driver ---- Ray ----> keeper ---- channel ----> process (serving.py)
 
 Ray places and watches keepers, which are light: a keeper starts the process that computes, passes bytes between it and
 the driver, and says how it has ended. `Health` decides what is started and killed, as for every fleet; what Ray itself
@@ -29,9 +29,9 @@ from oncurve.processes.fleets.channel import Frames, framed
 from oncurve.processes.fleets.devices import Gpus
 from oncurve.processes.fleets.fleet import Fleet
 from oncurve.processes.fleets.keeper import cause_of, keeper_class
-from oncurve.processes.fleets.kept import StoredBytes
 from oncurve.processes.fleets.ray_session import SESSION, Head
 from oncurve.processes.fleets.recipe import recipe_of
+from oncurve.processes.shared import StoredBytes
 
 HEAD_SECONDS = 20.0
 """Without the first machine of a Ray cluster for so long, the run ends."""
@@ -39,7 +39,7 @@ HEAD_SECONDS = 20.0
 ROOM_SECONDS = 30.0
 """A place for which Ray has found no machine after so long is not waited for; it is used when there is one."""
 
-_TARGET = "oncurve.processes.fleets.kept:main"
+_TARGET = "oncurve.processes.fleets.serving:main"
 _END_SECONDS = 5.0
 _ENVIRONMENT = ("ONCURVE_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_", "TORCH_")
 """Variables with these beginnings decide about bits or speed: a process has the driver's."""

@@ -16,10 +16,29 @@ from oncurve.base.output import complain
 from oncurve.parallel import LostRankError
 from oncurve.processes.causes import in_a_line, last_words
 from oncurve.processes.fleets.channel import Channel, ClosedError
+from oncurve.processes.fleets.recipe import made_here
+from oncurve.processes.spawn import end_with, unblock
 
 BEAT_SECONDS = 1.0
 SEND_SECONDS = 600.0
 _TURN_SECONDS = 60.0
+
+
+def main(descriptor: str, keeper: str) -> NoReturn:
+    """Make the object of the recipe on standard input, and serve it on a socket with this descriptor.
+
+    keeper   the process id of the keeper, with which this process ends
+    """
+    end_with(int(keeper))
+    unblock()
+    end = socket.socket(fileno=int(descriptor))
+    end.set_inheritable(False)
+    try:
+        made, other = made_here()
+    except BaseException as error:
+        Channel(end, SEND_SECONDS).send(("unmade", explained(error)))
+        os._exit(1)
+    serve(made, end, other)
 
 
 def serve(made: Any, end: socket.socket, remark: str = "") -> NoReturn:
