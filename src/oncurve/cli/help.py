@@ -18,7 +18,7 @@ EXAMPLES = {
         "oncurve train Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math",
         "oncurve train gsm8k.toml learner.learning_rate=2e-6 --out runs/gsm8k",
         "oncurve train --config rlox.yaml model.path=MODEL --data train.jsonl --reward math",
-        "oncurve train --verl run_qwen.sh trainer.total_epochs=1",
+        "oncurve train --verl ppo.yaml trainer.total_epochs=1",
     ),
     "init": ("oncurve init", "oncurve init gsm8k --out mine.toml"),
     "resume": ("oncurve resume runs/gsm8k", "oncurve resume runs/gsm8k run.steps=500"),
@@ -48,16 +48,11 @@ EXAMPLES = {
     ),
     "config show": ("oncurve config show gsm8k", "oncurve config show dapo kl.coef=0.01"),
     "config from-verl": (
-        "oncurve config from-verl run_qwen.sh trainer.total_epochs=1",
+        "oncurve config from-verl ppo.yaml trainer.total_epochs=1",
         "oncurve config from-verl algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=5 --out mine.toml",
     ),
     "config explain": ("oncurve config explain dr_grpo", "oncurve config explain gsm8k.toml objective.kind=gspo"),
-    "config from-trl": (
-        "oncurve config from-trl train_grpo.py",
-        "oncurve config from-trl train_grpo.py --out mine.toml",
-    ),
     "config from-openrlhf": (
-        "oncurve config from-openrlhf run.sh --out recipe.toml",
         "oncurve config from-openrlhf --pretrain MODEL --advantage_estimator group_norm --n_samples_per_prompt 8",
     ),
     "reward-model train": (
