@@ -9,7 +9,6 @@ import select
 import socket
 import subprocess
 import sys
-import threading
 from typing import Any
 
 
@@ -21,7 +20,7 @@ def keeper_class() -> type:
 
         def __init__(self, target: str, source: str, recipe: bytes, environment: dict[str, str]) -> None:
             sys.path.append(source)
-            from oncurve.processes.spawn import start_python
+            from oncurve.processes.spawn import feed, start_python
 
             self.memories: dict[bytes, int] = {}
             self.end, theirs = socket.socketpair()
@@ -33,15 +32,9 @@ def keeper_class() -> type:
                     str(os.getpid()),
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
                     env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
                 )
-            threading.Thread(target=self.feed, args=(recipe,), daemon=True).start()
-
-        def feed(self, recipe: bytes) -> None:
-            assert self.child.stdin is not None
-            with contextlib.suppress(OSError), self.child.stdin as stdin:  # it ended early: `listen` says so
-                stdin.write(recipe)
+            feed(self.child, recipe)
 
         def send(self, data: bytes, token: bytes = b"", untaken: tuple[bytes, ...] = (), *pieces: Any) -> None:
             """Pass `data` on; with `pieces` in memory that the process reads, whose number takes the token's place.
@@ -64,28 +57,18 @@ def keeper_class() -> type:
 
         def listen(self) -> tuple[bytes, str | None]:
             """Return what the process has said, after a second perhaps nothing; and how it has ended, if it has."""
+            from oncurve.processes.spawn import ending
+
             said, seconds = bytearray(), 1.0
             while len(said) < 1 << 24 and select.select([self.end], [], [], seconds)[0]:
                 data = b""
                 with contextlib.suppress(OSError):
                     data = self.end.recv(1 << 20)
                 if not data:
-                    return bytes(said), self.ending()
+                    return bytes(said), ending(self.child)
                 said += data
                 seconds = 0.0
             return bytes(said), None
-
-        def ending(self) -> str:
-            """Return how the process has ended, in words; after five seconds it is ended."""
-            from oncurve.processes.causes import how_it_ended
-
-            try:
-                return how_it_ended(self.child.wait(5.0))
-            except subprocess.TimeoutExpired:
-                self.child.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # this process ends before it, then
-                    self.child.wait(5.0)
-                return "it closed its connection and did not end"
 
     return Keeper
 

@@ -25,7 +25,6 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -63,7 +62,6 @@ class HostNursery:
                 str(folder),
                 pass_fds=(theirs.fileno(),),
                 stdin=recipe,
-                stdout=subprocess.DEVNULL,
                 stderr=worker_stderr(),
                 process_group=0,  # Ctrl-C in the terminal is for this process, which ends the others in order
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(_NO_GPUS if hide_gpus else {})},

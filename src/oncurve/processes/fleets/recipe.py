@@ -85,7 +85,7 @@ def _import_source(name: str, file: str, source: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return what bits depend on besides threads: versions, and the instructions that torch uses."""
+    """Return what bits depend on in addition to threads: versions, and the instructions that torch uses."""
     return {
         "torch": torch.__version__,
         "oncurve": version("oncurve"),

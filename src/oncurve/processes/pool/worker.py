@@ -100,7 +100,6 @@ class PoolWorker:
                 *map(str, (for_child, from_child, os.getpid())),
                 pass_fds=(for_child, from_child),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the worker makes it stderr
                 stderr=worker_stderr(),
                 # A group to kill, which Ctrl-C in the terminal does not reach. Not a session: the kernel divides
                 # cores by session first, and workers would take too much from a parent that is sampling.
