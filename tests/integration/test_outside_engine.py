@@ -94,7 +94,7 @@ def test_what_is_no_engine_is_refused(project, monkeypatch, capfd):
     refused = oncurve(["train", "recipe.toml", "engine.kind=recorder.py:Lame", "--out", "run"], monkeypatch, capfd)
     assert refused.code == 2
     assert "engine.kind: what it builds is no rollout engine: object lacks exact" in refused.err
-    assert "follow and generate and close" in refused.err
+    assert "follow and generate and prepare and measured" in refused.err
 
 
 def test_the_default_is_the_local_engine_and_other_names_are_refused(project, monkeypatch, capfd):

@@ -74,8 +74,8 @@ def test_a_cluster_with_keys_and_without_a_kind_is_this_machine_or_the_ray_whose
     assert kind_of(config("cluster.rollout_workers=2", "cluster.learner_ranks=2").cluster, CLUSTER_KINDS) == "host"
     assert kind_of(config("cluster.address=10.0.0.1:6379", **two).cluster, CLUSTER_KINDS) == "ray"
     assert kind_of(config("cluster.kind=ray", **two).cluster, CLUSTER_KINDS) == "ray"
-    assert config("cluster.kind=ray", **two).cluster.workers == 2
-    assert config("cluster.kind=none", **two).cluster.alone
+    assert config("cluster.kind=ray", **two).cluster.facts.workers == 2
+    assert config("cluster.kind=none", **two).cluster.facts.alone
     assert config().cluster.facts.alone
     assert "cluster.learner_ranks: unknown key of the kind 'none'; set cluster.kind to host or ray" in complaint(
         "cluster.kind=none", "cluster.learner_ranks=2"
