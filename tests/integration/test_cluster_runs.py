@@ -221,7 +221,7 @@ def test_without_a_cluster_there_is_no_nursery_and_no_socket_is_open(project: Pa
         "        assert not any('nursery' in word for word in child.cmdline()), child\n"
         "    return result\n"
         "Trainer.step = counted\n"
-        "oncurve.cli.app()\n"
+        "oncurve.cli.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from oncurve.base.errors import ConfigError, DataError
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.config import load_config, plan
 from oncurve.run import assemble, check_data_of
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve import durable
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.config import load_config
 from oncurve.doctor import Diagnosis, diagnose
 from oncurve.report import RolloutFiles

@@ -15,7 +15,7 @@ from typer.main import get_command
 from fakes.project import Said, lay_out, oncurve, refused
 from oncurve.base.errors import ConfigError
 from oncurve.base.shipped import PRESETS, RECIPES, shipped
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.cli.groups import RECIPE
 from oncurve.cli.help import EXAMPLES
 from oncurve.config import load_config, starters, write_recipe

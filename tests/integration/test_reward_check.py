@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.base.errors import ConfigError, DataError, TrainingError, UserError
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.config import load_config
 from oncurve.run import check_data_of, check_rewards_of, train_recipe
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from oncurve.base.hints import known_words, word_for
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.compat import DIALECTS
 from oncurve.config import RUN
 from oncurve.rewards import REWARD_KINDS
@@ -41,6 +41,16 @@ def test_a_key_stands_once_and_says_why_it_becomes_no_setting(tool: str) -> None
     names = [key.theirs for key in keys(tool)]
     assert sorted(names) == sorted(set(names))
     assert [key.theirs for key in keys(tool) if key.fate != "translated" and not key.note] == []
+
+
+@pytest.mark.parametrize("tool", DIALECTS)
+def test_a_setting_that_a_note_names_exists(tool: str) -> None:
+    table = {key.theirs for key in keys(tool)}
+    sections = "|".join(name for name in RUN.names if name not in ("rewards", "rollouts"))
+    pattern = re.compile(rf"(?<![\w.])(?:{sections})\.[a-z_]+(?![\w.:])")
+    named = {(key.theirs, name) for key in keys(tool) for name in pattern.findall(key.note)}
+    wrong = [(key, name) for key, name in named if not RUN.knows(name) and not any(name in other for other in table)]
+    assert wrong == []
 
 
 def test_every_function_of_a_table_is_named_by_a_row() -> None:

@@ -30,7 +30,7 @@ from oncurve.advantages import (
     whiten,
 )
 from oncurve.batching import collate
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.components import kind_of
 from oncurve.config.layers import PRESETS
 from oncurve.config.loading import load_config

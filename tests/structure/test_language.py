@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from oncurve.cli.app import app
+from oncurve.cli import app
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = {".py", ".toml", ".yaml", ".md", ".j2", ".css"}

@@ -17,7 +17,7 @@ from fakes.tiny_policy import TinyLM
 from oncurve import doctor
 from oncurve.display import Progress
 from oncurve.machine import contention
-from oncurve.machine.contention import NOTICE_WINDOWS, Reading, Watch
+from oncurve.machine.contention import NOTICE_WINDOWS, ContentionWatch, ProcessorReading
 from oncurve.machine.threads import prepare_process
 from oncurve.run.commands.evaluation import evaluate_target
 from oncurve.run.session import shown_by
@@ -90,15 +90,15 @@ def test_the_first_fault_of_a_reward_is_quoted_once_and_on_one_line() -> None:
 
 
 def test_a_neighbour_that_stays_is_told_once_above_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Reading(0.0, {"1": 0.0}, 0.0, 0.0)
-    watch = Watch(2, 2, lambda: start)
+    start = ProcessorReading(0.0, {"1": 0.0}, 0.0, 0.0)
+    watch = ContentionWatch(2, 2, lambda: start)
     monkeypatch.setattr(contention, "_watch", watch)
     out = io.StringIO()
     with Progress(100, Console(file=out, width=400)) as progress:
         show = shown_by(progress, doctor.Watch({}))
         show(StepResult(1, {"step": 1.0}, (), ()))
         for window in range(1, 2 * NOTICE_WINDOWS):
-            watch.observe(Reading(0.25 * window, {"1": 0.25 * window}, 0.5 * window, 0.25 * window))
+            watch.observe(ProcessorReading(0.25 * window, {"1": 0.25 * window}, 0.5 * window, 0.25 * window))
         for step in (2, 3):
             show(StepResult(step, {"step": float(step)}, (), ()))
     assert out.getvalue().count("Other processes") == 1

@@ -19,8 +19,8 @@ from oncurve.machine.contention import (
     NOTICE_WINDOWS,
     WINDOW_SECONDS,
     Contention,
-    Reading,
-    Watch,
+    ContentionWatch,
+    ProcessorReading,
     foreign,
     read,
     seconds_waiting,
@@ -39,31 +39,38 @@ class Machine:
     """Readings of a machine on which this process waits, and others and it use processors, as they are said to."""
 
     def __init__(self) -> None:
-        self.now = Reading(0.0, {"1": 0.0}, 0.0, 0.0)
+        self.now = ProcessorReading(0.0, {"1": 0.0}, 0.0, 0.0)
 
-    def __call__(self) -> Reading:
+    def __call__(self) -> ProcessorReading:
         return self.now
 
-    def window(self, waiting: float, others: float = 0.0, own: float = 1.0) -> Reading:
+    def window(self, waiting: float, others: float = 0.0, own: float = 1.0) -> ProcessorReading:
         before, seconds = self.now, WINDOW_SECONDS
         waited = {"1": before.waited["1"] + waiting * seconds}
         all = before.all + (others + own) * seconds
-        self.now = Reading(before.clock + seconds, waited, all, before.own + own * seconds)
+        self.now = ProcessorReading(before.clock + seconds, waited, all, before.own + own * seconds)
         return self.now
 
 
 def test_foreign_is_what_all_processes_used_less_what_this_process_did() -> None:
-    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(12.0, {}, 103.5, 42.5)) == pytest.approx(0.5)
-    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(12.0, {}, 101.9, 42.0)) == 0.0  # ticks are coarse
-    assert foreign(Reading(10.0, {}, 100.0, 40.0), Reading(10.0, {}, 100.0, 40.0)) == 0.0
+    assert foreign(ProcessorReading(10.0, {}, 100.0, 40.0), ProcessorReading(12.0, {}, 103.5, 42.5)) == pytest.approx(
+        0.5
+    )
+    assert (
+        foreign(ProcessorReading(10.0, {}, 100.0, 40.0), ProcessorReading(12.0, {}, 101.9, 42.0)) == 0.0
+    )  # ticks are coarse
+    assert foreign(ProcessorReading(10.0, {}, 100.0, 40.0), ProcessorReading(10.0, {}, 100.0, 40.0)) == 0.0
 
 
 def test_threads_that_wait_are_added_up_whether_they_come_or_go() -> None:
-    before = Reading(10.0, {"1": 5.0, "2": 1.0, "3": 9.0}, 0.0, 0.0)
-    now = Reading(14.0, {"1": 6.0, "2": 3.0, "4": 1.0}, 0.0, 0.0)  # 3 has ended, 4 is new
+    before = ProcessorReading(10.0, {"1": 5.0, "2": 1.0, "3": 9.0}, 0.0, 0.0)
+    now = ProcessorReading(14.0, {"1": 6.0, "2": 3.0, "4": 1.0}, 0.0, 0.0)  # 3 has ended, 4 is new
     assert seconds_waiting(before, now) == pytest.approx(1.0 + 2.0 + 1.0)
     assert seconds_waiting(now, now) == 0.0
-    assert seconds_waiting(Reading(10.0, {"1": 5.0}, 0.0, 0.0), Reading(11.0, {"1": 0.5}, 0.0, 0.0)) == 0.0  # id reused
+    assert (
+        seconds_waiting(ProcessorReading(10.0, {"1": 5.0}, 0.0, 0.0), ProcessorReading(11.0, {"1": 0.5}, 0.0, 0.0))
+        == 0.0
+    )  # id reused
 
 
 @linux
@@ -127,9 +134,9 @@ def test_contention_turns_only_on_a_row_of_windows_that_agree(windows: list[floa
             assert max(beyond[-LEAVE_WINDOWS:]) < LEAVE
 
 
-def watched(threads: int = 2, processors: int = 2) -> tuple[Watch, Machine]:
+def watched(threads: int = 2, processors: int = 2) -> tuple[ContentionWatch, Machine]:
     machine = Machine()
-    return Watch(threads, processors, machine), machine
+    return ContentionWatch(threads, processors, machine), machine
 
 
 def test_the_watch_says_once_that_a_neighbour_stays_and_never_that_a_quiet_machine_is_busy() -> None:
@@ -185,7 +192,7 @@ def test_threads_that_waited_are_counted_from_one_question_to_the_next() -> None
 
 
 def test_where_the_system_says_nothing_nothing_is_watched() -> None:
-    watch = Watch(2, 2, lambda: None)
+    watch = ContentionWatch(2, 2, lambda: None)
     watch.start()
     assert (watch.waiting(), watch.notice(), watch.short) == (None, None, False)
     watch.stop()
@@ -204,10 +211,10 @@ def run(code: str, **environment: str) -> str:
 def test_without_libgomp_nothing_is_done_and_the_line_names_the_setting_that_helps() -> None:
     said = run(f"""
 from oncurve.machine.contention import *
-start = Reading(0.0, {{"1": 0.0}}, 0.0, 0.0)
-watch = Watch(2, 2, lambda: start)
+start = ProcessorReading(0.0, {{"1": 0.0}}, 0.0, 0.0)
+watch = ContentionWatch(2, 2, lambda: start)
 for i in range(1, {NOTICE_WINDOWS + 5}):
-    watch.observe(Reading(0.25 * i, {{"1": 0.25 * i}}, 0.5 * i, 0.25 * i))
+    watch.observe(ProcessorReading(0.25 * i, {{"1": 0.25 * i}}, 0.5 * i, 0.25 * i))
 print(ShortWaits(2).begin(), watch.short, watch.notice())
 """)
     assert said.startswith("False False ")

@@ -54,6 +54,7 @@ EXAMPLES = {
     "config explain": ("oncurve config explain dr_grpo", "oncurve config explain gsm8k.toml objective.kind=gspo"),
     "config from-openrlhf": (
         "oncurve config from-openrlhf --pretrain MODEL --advantage_estimator group_norm --n_samples_per_prompt 8",
+        "oncurve config from-openrlhf --pretrain MODEL --advantage_estimator rloo --n_samples_per_prompt 4",
     ),
     "reward-model train": (
         "oncurve reward-model train pairs.toml --out runs/reward",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, DataError
-from oncurve.models import CausalModel, DecodeRequest, Ended, Weights, module_device
+from oncurve.models import CausalModel, DecodeRequest, EndedRows, Weights, module_device
 from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler
 from oncurve.rollout.sampling import Sampling
@@ -209,7 +209,7 @@ class InProcessEngine(EngineBase):
         groups: dict[int, Group] = {}
         version = self._version
 
-        def finish(index: int, ended: Sequence[Ended]) -> None:
+        def finish(index: int, ended: Sequence[EndedRows]) -> None:
             prompt = prompts[index]
             groups[index] = Group(prompt, self._completions(prompt, ended, firsts[index], version), draw=draw)
             if on_group is not None:
@@ -226,7 +226,7 @@ class InProcessEngine(EngineBase):
         firsts: Sequence[int],
         draw: int,
         sampling: Sampling,
-        finish: Callable[[int, list[Ended]], None],
+        finish: Callable[[int, list[EndedRows]], None],
     ) -> None:
         size = sampling.group_size
         prompt_ids = torch.tensor([prompt.id for prompt in prompts]).repeat_interleave(size)
@@ -250,7 +250,9 @@ class InProcessEngine(EngineBase):
         wanted = map(self._limits, prompt_ids.tolist(), sample_index.tolist())
         return torch.tensor([max(1, min(most, limit)) for limit in wanted])
 
-    def _completions(self, prompt: Prompt, ended: Sequence[Ended], first: int, version: int) -> tuple[Completion, ...]:
+    def _completions(
+        self, prompt: Prompt, ended: Sequence[EndedRows], first: int, version: int
+    ) -> tuple[Completion, ...]:
         text = Detokenizer(self._tokenizer).after(prompt.ids) if self._tokenizer is not None else _no_text
         return tuple(
             Completion(

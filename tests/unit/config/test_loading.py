@@ -12,7 +12,7 @@ from oncurve.cluster import CLUSTER_KINDS
 from oncurve.components import kind_of
 from oncurve.config.loading import load_config, to_tables, to_toml
 from oncurve.config.sections import SECTIONS, RunConfig
-from oncurve.data import Files, InMemory, Task
+from oncurve.data import Files, InMemory, TaskRows
 from oncurve.losses import Clipped, Reinforce, SeqMeanTokenSumNorm, SequenceProduct
 from oncurve.rewards import REWARD_KINDS, Python
 
@@ -59,7 +59,7 @@ def test_a_changed_kind_keeps_what_it_has_a_key_for():
     assert made.objective == SequenceProduct(clip_high=0.3)
     assert config("objective.kind=reinforce", recipe="grpo").objective == Reinforce()
     data = config("data.kind=task", data={"path": "a.jsonl", "prompts_per_step": 4}).data
-    assert data == Task(prompts_per_step=4)
+    assert data == TaskRows(prompts_per_step=4)
     assert "objective.clip_high: unknown key" in complaint("objective.kind=reinforce", "objective.clip_high=0.3")
 
 

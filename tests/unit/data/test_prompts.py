@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oncurve.base.errors import DataError
-from oncurve.data import InMemory, Prompts, Task, load_rows, open_prompts
+from oncurve.data import InMemory, Prompts, TaskRows, load_rows, open_prompts
 
 
 class Letters:
@@ -179,9 +179,9 @@ def test_what_fits_the_model_bounds_prompts_too():
 
 
 def test_a_few_generated_prompts_speak_for_all():
-    settings = Task(size=10**7)
+    settings = TaskRows(size=10**7)
     assert len(open_prompts(load_rows(settings), settings, Letters(), fits=1000)) == 10**7
-    few = Task(size=40, overlong="drop")
+    few = TaskRows(size=40, overlong="drop")
     lengths = [len(row["prompt"]) for row in load_rows(few).items]
     prompts = open_prompts(load_rows(few), few, Letters(), fits=sorted(lengths)[20])
     assert 0 < prompts.dropped < 40

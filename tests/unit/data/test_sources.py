@@ -8,7 +8,7 @@ import pytest
 
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.components import build
-from oncurve.data import DATA_KINDS, DataSettings, Files, InMemory, Task, load_eval_rows, load_rows
+from oncurve.data import DATA_KINDS, DataSettings, Files, InMemory, TaskRows, load_eval_rows, load_rows
 
 QUESTIONS = [{"question": f"{n}+1?", "answer": str(n + 1)} for n in range(10)]
 
@@ -108,13 +108,15 @@ def test_a_bad_held_out_row_is_refused_too(tmp_path: Path):
 
 
 def test_the_built_in_task_makes_its_problems_on_demand():
-    settings = Task(size=1_000_000, eval_size=3)
+    settings = TaskRows(size=1_000_000, eval_size=3)
     rows, held = load_rows(settings), load_eval_rows(settings)
     assert len(rows) == 1_000_000
     assert rows.items[999_999].keys() == {"prompt", "question", "answer"}
-    assert rows.items[5] == load_rows(settings).items[5] != load_rows(Task(seed=1)).items[5]
-    assert [held.items[i] for i in range(3)] == [load_eval_rows(Task(seed=1, eval_size=3)).items[i] for i in range(3)]
-    assert len(load_rows(Task(size=10, limit=4))) == 4
+    assert rows.items[5] == load_rows(settings).items[5] != load_rows(TaskRows(seed=1)).items[5]
+    assert [held.items[i] for i in range(3)] == [
+        load_eval_rows(TaskRows(seed=1, eval_size=3)).items[i] for i in range(3)
+    ]
+    assert len(load_rows(TaskRows(size=10, limit=4))) == 4
     with pytest.raises(IndexError):
         rows.items[1_000_000]
     assert rows.items[0:2] == [rows.items[0], rows.items[1]]

@@ -44,7 +44,7 @@ def compute_batch_group_advantages(rewards: Any, group_size: int) -> Any:
 
 
 def _one_row(rewards: Any, what: str = "rewards") -> Tensor:
-    """A row (M,) float64, without a gradient. Raises ValueError: not of one dimension, or not finite."""
+    """Return a row (M,) float64, without a gradient. Raises ValueError: not of one dimension, or not finite."""
     given = rewards.detach() if isinstance(rewards, Tensor) else torch.from_numpy(numpy.array(rewards, numpy.float64))
     if given.ndim != 1:
         raise ValueError(f"expected {what} (M,) of one dimension, got {tuple(given.shape)}")
@@ -162,7 +162,7 @@ def _schulman(policy: Tensor, reference: Tensor) -> Tensor:
 
 
 def _summed(of_tokens: Callable[[Tensor, Tensor], Tensor], policy: Any, reference: Any, length: int | None) -> Tensor:
-    """The sum of a value per token over each sequence of `length` tokens; None: over all."""
+    """Return the sum of a value per token over each sequence of `length` tokens, or over all for None."""
     first, second = _one_row(policy, "log-probs"), _one_row(reference, "log-probs")
     if len(first) != len(second):
         raise ValueError(
