@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bench.cluster.memory import process_memory
 
 from oncurve.base.errors import ConfigError, TrainingError
-from oncurve.cluster.sharding.shard_rank import process_memory
 from oncurve.processes.fleets import Fleet, HostFleet, ProcessEnded, Replied
 
 LIMIT = 240.0

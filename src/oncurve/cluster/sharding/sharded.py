@@ -205,14 +205,6 @@ class ShardedLearner:
         with self._all("whole_master", *((name,) for _ in self._members)):
             return self.local.whole_master(name)
 
-    def memory(self) -> list[dict[str, int]]:
-        """Bytes of each rank's process: see `process_memory`."""
-        from oncurve.cluster.sharding.shard_rank import process_memory
-
-        with self._all("memory", *(() for _ in self._members)) as answers:
-            own = process_memory()
-        return [own, *answers]
-
     def rest(self) -> None:
         """End the processes, where there are others, for good: no update follows. Rank 0 keeps the whole weights in
         float32 for `export`, in the memory of its host. Twice is allowed."""
