@@ -37,7 +37,7 @@ class RolloutEngine(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether recorded log-probs are those of the weights that `policy_version` names, up to rounding.
+        """Return whether recorded log-probs are those of the weights that `policy_version` names, up to rounding.
 
         An engine with kernels or a precision of its own is not exact, nor is one that may still sample with older
         weights than those it was given last. The learner then computes the log-probs of the old policy.
@@ -55,7 +55,7 @@ class RolloutEngine(Protocol):
         on_group: OnGroup | None = None,
         first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """One group per prompt, in the prompts' order, without scores.
+        """Return one group per prompt, in the prompts' order, without scores.
 
         draw            the number of this rollout in the run: with the seed, the prompt's id, the sample's index and
                         the token's position it decides every token
@@ -103,7 +103,7 @@ class EngineBase(Closing):
 
 
 def count_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
-    """The sample index that each prompt's group begins at: 0, or the end of the same prompt's previous group."""
+    """Return the sample index that each prompt's group begins at: 0, or the end of the same prompt's previous group."""
     seen: Counter[int] = Counter()
     firsts = []
     for prompt in prompts:
@@ -120,7 +120,8 @@ def sample(
     sampling: Sampling | None = None,
     on_group: OnGroup | None = None,
 ) -> list[Group]:
-    """The engine's groups, one per prompt, of `group_size` completions each; a prompt that occurs twice gets others.
+    """Return the engine's groups, one per prompt, of `group_size` completions each; a prompt that occurs twice gets
+    others.
 
     Raises ConfigError: the engine returned something else.
     """
@@ -196,7 +197,7 @@ class InProcessEngine(EngineBase):
         on_group: OnGroup | None = None,
         first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """One group per prompt, in the prompts' order, without scores.
+        """Return one group per prompt, in the prompts' order, without scores.
 
         Raises DataError: a prompt without tokens, or too long for the model together with `max_new_tokens`.
         Raises ModelError: the model's logits are not finite.
