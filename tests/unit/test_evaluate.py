@@ -22,7 +22,7 @@ from oncurve.evaluate import (
 from oncurve.evaluate.first_wrong import find_first_wrong, first_wrong, score_first_wrong
 from oncurve.rewards import Accepts, DeferredScoring, InProcess, ModelReward, RewardSet, RewardSettings
 from oncurve.rewards.scoring.rewardset import verifier_of
-from oncurve.rollout import Sampling
+from oncurve.rollout import EngineBase, Sampling
 from oncurve.types import Completion, Group, LabelledSteps, Prompt, Score
 
 GREEDY = Sampling(group_size=1, temperature=0)
@@ -132,7 +132,7 @@ def test_what_a_completion_votes_for(text, answer) -> None:
     assert vote_of(text) == answer
 
 
-class Answers:
+class Answers(EngineBase):
     """An engine that writes given texts: of each prompt's the first `group_size`."""
 
     def __init__(self, texts: list[list[str]]) -> None:

@@ -278,12 +278,12 @@ class RunConfig(Component):
     @property
     def trains_older(self) -> bool:
         """Whether steps train on completions by older weights than those that they begin with."""
-        return self.filter.keeps_surplus or self.cluster.lag > 0
+        return self.filter.keeps_surplus or self.cluster.facts.lag > 0
 
     @property
     def exact_rollout(self) -> bool:
         """Whether recorded log-probs are those of the weights that sampled, whatever process did."""
-        return self.engine.exact and self.cluster.exact
+        return self.engine.exact and self.cluster.facts.exact
 
     @property
     def stays_at_1(self) -> bool:

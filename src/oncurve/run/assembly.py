@@ -218,8 +218,8 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
     `Run.open_directory`. Raises UserError for what the user can fix.
     """
     given = given or Overrides()
-    if not config.cluster.alone:
-        config.cluster.check_machine(_device(config, given))
+    if not config.cluster.facts.alone:
+        config.cluster.check(_device(config, given))
     prepare_process(config.run.threads)
     rows, eval_rows = load_rows(config.data, base), load_eval_rows(config.data, base)
     if config.eval.every and not len(eval_rows):
@@ -342,9 +342,10 @@ def build_learner(
 def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
     """The engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not one."""
     engine = _engine_maker(config, loaded)()
-    lacking = [name for name in ("exact", "follow", "generate", "close") if not hasattr(engine, name)]
+    needed = ("exact", "follow", "generate", "prepare", "measured", "worked", "close")
+    lacking = [name for name in needed if not hasattr(engine, name)]
     if lacking:
-        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}"
+        lacks = f"{type(engine).__name__} lacks {' and '.join(lacking)}; derive it from oncurve.rollout.EngineBase"
         raise ConfigError(f"engine.kind: what it builds is no rollout engine: {lacks}")
     if engine.exact != config.engine.exact:
         stated = f"its settings say exact = {config.engine.exact}, and the engine says {engine.exact}"

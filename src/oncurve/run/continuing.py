@@ -130,5 +130,5 @@ def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:
     """The identity of a run. How long it is belongs to it where the learning rate's schedule depends on that, and the
     number of ranks where they divide the model."""
     length = ("run.steps", "run.epochs") if config.learner.depends_on_length else ()
-    ranks = ("cluster.learner_ranks",) if config.cluster.divided else ()
+    ranks = ("cluster.learner_ranks",) if config.cluster.facts.divided else ()
     return identify(config, RUN, base, counts=(*length, *ranks))

@@ -66,7 +66,7 @@ def order_of(config: RunConfig, prompts: Prompts) -> PromptOrder:
 
 def groups_of(config: RunConfig, engine: RolloutEngine, rewards: RewardSet, prompts: Prompts) -> Groups:
     """Return the source of groups, ahead of their step where other processes sample."""
-    cluster, least = config.cluster, config.advantage.min_valid_completions
+    cluster, least = config.cluster.facts, config.advantage.min_valid_completions
     size, dynamic = config.rollout.group_size, dynamic_sampling(config)
     given = (engine, rewards, order_of(config, prompts), config.data.prompts_per_step, size, least, dynamic)
     if not cluster.lag:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from fakes.learning import finished, gradient, make_learner
 from fakes.loops import PROMPTS, make_loop, resumed
 from fakes.tiny_policy import random_groups, tiny_model
 from oncurve import durable
+from oncurve.data import PromptOrder
 from oncurve.learner import LearnerConfig, LocalLearner
 from oncurve.losses import OBJECTIVE_KINDS, Clipped, EntropyBonus, KLPenalty, Regularizer, has_importance_ratio
 from oncurve.metrics import METRICS, Metrics
 from oncurve.report import RolloutFiles
+from oncurve.rollout import EngineBase
 from oncurve.trainer import Collected, DynamicSampling, EntropyControl, Trainer, TrainerState
 from oncurve.types import Completion, Group, Prompt, Score, TokenStats, TrainBatch
 
@@ -100,6 +103,52 @@ def test_every_group_is_trained_on_once_or_filtered_once_or_waiting() -> None:
 def waiting(now: Collected) -> list[Group]:
     prompts = {prompt.ids: prompt for prompt in PROMPTS}
     return [Group(prompts[each.prompt_ids], each.completions, each.scores, each.draw) for each in now.surplus]
+
+
+def test_the_surplus_is_trained_on_first_and_everything_is_in_the_order_of_prompts() -> None:
+    found = collected_of(30)
+    for before, now in pairwise(found):
+        assert list(now.usable[: len(before.surplus)]) == waiting(before)
+    order = [place for now in found for place in _places(now)]
+    assert order == sorted(order)
+
+
+def _places(now: Collected) -> list[int]:
+    """The positions of the trained groups in the order of sampling: 3 prompts per draw, in the source's order."""
+    source = PromptOrder(PROMPTS, 5)
+    found = []
+    for each in now.usable:
+        same = [place for place, prompt in enumerate(source.take(3 * each.draw, 3)[0]) if prompt == each.prompt]
+        found.append(3 * each.draw + same[each.completions[0].sample_index // 4])
+    return found
+
+
+class Backwards(EngineBase):
+    """An engine whose groups are complete in the reverse order of the prompts."""
+
+    def __init__(self, inner) -> None:
+        self.inner, self.exact = inner, True
+
+    def follow(self, weights) -> None:
+        self.inner.follow(weights)
+
+    def generate(self, prompts, draw, sampling=None, on_group=None, first_samples=None):
+        groups = self.inner.generate(prompts, draw, sampling, None, first_samples)
+        for index in reversed(range(len(groups))):
+            on_group(index, groups[index])
+        return groups
+
+
+def test_arrival_does_not_decide(tmp_path: Path) -> None:
+    one, two = make_loop(dynamic=DynamicSampling(20, None)), make_loop(dynamic=DynamicSampling(20, None))
+    two.groups.engine = Backwards(two.groups.engine)
+    for _ in range(4):
+        assert one.step().groups == two.step().groups
+    assert without_times(one.state) == without_times(two.state)
+
+
+def without_times(state: TrainerState) -> TrainerState:
+    return replace(state, seconds=0.0, metrics_bytes=0)
 
 
 def test_the_counts_of_every_step_add_up_and_the_learner_trains_on_what_they_say() -> None:

@@ -153,42 +153,42 @@ IMPOSSIBLE: tuple[Impossible, ...] = (
         "data.eval_fraction",
     ),
     Impossible(
-        lambda c: (c.cluster.processes > 1 or c.cluster.divided) and gives_values(c.critic),
+        lambda c: (c.cluster.facts.processes > 1 or c.cluster.facts.divided) and gives_values(c.critic),
         "critic.kind: a critic is not trained on several ranks or in shards; set cluster.learner_ranks to 1 and "
         'cluster.sharding to "replicate", or critic.kind to "none" with an advantage that needs no values, like '
         'advantage.kind = "grpo"',
     ),
     Impossible(
-        lambda c: not c.cluster.alone and c.iterative.steps > 0,
+        lambda c: not c.cluster.facts.alone and c.iterative.steps > 0,
         "iterative.steps: a reward model is not trained in a run of several processes; set cluster.kind to "
         '"none", or leave [iterative] out',
     ),
     Impossible(
-        lambda c: not c.cluster.alone and not c.learner.built_in,
+        lambda c: not c.cluster.facts.alone and not c.learner.built_in,
         'learner.kind: ranks are copies of the built-in learner; set it to "local", or cluster.kind to "none"',
     ),
     Impossible(
-        lambda c: c.cluster.divided and c.model.quantization is not None,
+        lambda c: c.cluster.facts.divided and c.model.quantization is not None,
         "model.quantization: a quantised base is not divided among ranks; leave it out, or set cluster.sharding to "
         '"replicate"',
     ),
     Impossible(
-        lambda c: c.cluster.divided and c.learner.masters == "split",
+        lambda c: c.cluster.facts.divided and c.learner.masters == "split",
         'learner.masters: with cluster.sharding = "fsdp" a rank has float32 shards and no bfloat16 weights next to '
         'them; set it to "float32"',
     ),
     Impossible(
-        lambda c: c.cluster.served and c.model.quantization is not None,
+        lambda c: c.cluster.facts.served and c.model.quantization is not None,
         "model.quantization: vLLM servers get whole weights, and a quantised base has none; leave it out, or set "
         'cluster.engine to "own"',
     ),
     Impossible(
-        lambda c: c.cluster.served and bool(c.rollout.stop),
+        lambda c: c.cluster.facts.served and bool(c.rollout.stop),
         'rollout.stop: vLLM workers get token ids and return token ids, without text; set cluster.engine to "own", or '
         "stop by rollout.eos_ids",
     ),
     Impossible(
-        lambda c: c.cluster.served and 0 < c.rollout.temperature < 0.01,
+        lambda c: c.cluster.facts.served and 0 < c.rollout.temperature < 0.01,
         'rollout.temperature: vLLM takes 0.01 for lower ones; raise it, or set cluster.engine to "own"',
     ),
     *policy_term.IMPOSSIBLE,

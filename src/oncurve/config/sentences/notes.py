@@ -136,13 +136,13 @@ NOTES: tuple[Note, ...] = (
         ),
     ),
     Note(
-        lambda c, f: c.cluster.lag > 0 and not (corrects(c.correction) or corrects_for_sampler(c.objective)),
+        lambda c, f: c.cluster.facts.lag > 0 and not (corrects(c.correction) or corrects_for_sampler(c.objective)),
         lambda c, f: (
-            f"cluster.lag = {c.cluster.lag}: the older weights that sample are the old policy of the objective's ratio,"
-            ' which limits how far updates go from them; correction.kind="truncated" separates the two (the decoupled '
-            "objective); docs/science.md compares them"
+            f"cluster.lag = {c.cluster.facts.lag}: the older weights that sample are the old policy of the objective's "
+            'ratio, which limits how far updates go from them; correction.kind="truncated" separates the two (the '
+            "decoupled objective); docs/science.md compares them"
             if has_importance_ratio(c.objective)
-            else f"cluster.lag = {c.cluster.lag}: nothing corrects for the older weights that sample; set "
+            else f"cluster.lag = {c.cluster.facts.lag}: nothing corrects for the older weights that sample; set "
             'correction.kind="truncated", or objective.kind="clipped", whose ratio does'
         ),
     ),
@@ -251,10 +251,10 @@ NOTES: tuple[Note, ...] = (
         ),
     ),
     Note(
-        lambda c, f: c.cluster.idle_workers(c.data.prompts_per_step) > 0,
+        lambda c, f: c.cluster.facts.idle_workers(c.data.prompts_per_step) > 0,
         lambda c, f: (
-            f"of the {c.cluster.workers} workers {c.cluster.idle_workers(c.data.prompts_per_step)} will have nothing "
-            f"to do: the {c.data.prompts_per_step} groups of a step are decoded in fewer shards; set "
+            f"of the {c.cluster.facts.workers} workers {c.cluster.facts.idle_workers(c.data.prompts_per_step)} will "
+            f"have nothing to do: the {c.data.prompts_per_step} groups of a step are decoded in fewer shards; set "
             "cluster.rollout_workers or cluster.shard_groups lower (cluster.shard_groups is part of the result)"
         ),
     ),

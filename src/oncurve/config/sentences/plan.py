@@ -23,7 +23,7 @@ def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
         *_dynamic_sampling(config),
         *sentences(config),
         *_learner(config),
-        *config.cluster.sentences(),
+        *config.cluster.facts.sentences,
         _lengths(config),
         _kl(config, known),
         *_reference(config, known),
@@ -68,7 +68,7 @@ def _updates(config: RunConfig) -> str:
     if corrected or (config.exact_rollout and not config.trains_older):
         return f"{head}, {updates}; clipping can bind from the 2nd update; the old log-probs are {old}."
     why = "some groups are of the step before" if config.exact_rollout else "the engine is not exact"
-    why = "completions are by older weights (cluster.lag)" if config.cluster.lag else why
+    why = "completions are by older weights (cluster.lag)" if config.cluster.facts.lag else why
     return (
         f"{head}, {updates}; {why}, so clipping can bind from the 1st update; the old log-probs are "
         f"{old}, and of completions by older weights those that the sampler recorded."

@@ -78,7 +78,7 @@ def check_changes(before: RunConfig, now: RunConfig, changes: Sequence[Change], 
     refused = [f"{change.key}: cannot change in a resume: {why}" for change in changes if (why := _reason(change.key))]
     if before.kl.needs_reference and not now.kl.needs_reference:
         refused.append("kl.coef: cannot become 0 in a resume: the checkpoints hold the reference; choose a small one")
-    if before.cluster.divided != now.cluster.divided and done:
+    if before.cluster.facts.divided != now.cluster.facts.divided and done:
         refused.append(
             'cluster.sharding: cannot become "fsdp", or another than that, in a resume: the checkpoints hold the state '
             "in a file per rank, or whole; export the weights and begin a new run with them"
