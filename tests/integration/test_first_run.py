@@ -139,6 +139,7 @@ def test_a_file_of_rows_is_data_as_a_word_and_for_an_evaluation(command: Command
         for words in (["--data", "data.jsonl"], ["data.jsonl"])
     )
     assert (one.code, one.out) == (0, two.out), one.err
+    assert "prompts of data.jsonl" in one.out
     refused(command("train", "model", "data.jsonl", "reward.py:length"), "--reward reward.py:length")
     refused(
         command("train", "model", "data.jsonl", "other.jsonl", "--reward", "exact"), "a command takes one file of rows"
@@ -169,6 +170,7 @@ def test_a_tenth_of_enough_rows_is_held_out_and_evaluated_unless_a_word_says_oth
     assert held_out(200, "data.template=null", of="gsm8k") == (4, 50)
     said = command("config", "explain", "model", "rows.jsonl", "--reward", "exact")
     assert "Evaluation before step 1 and every 50 steps on" in said.out
+    assert "by default 0.1 of the rows is held out, and evaluated every 50 steps" in said.err
 
 
 WRONG = {

@@ -220,6 +220,15 @@ def test_evaluation_as_json_and_as_metrics() -> None:
     assert metrics["eval/pass@2"] == 1.0
 
 
+def test_one_prompt_gives_no_interval() -> None:
+    one, two = (
+        evaluate(Answers([["a", "b"]] * count), Equals(), prompts(count), sampled=Sampling(group_size=2), ks=(1,))
+        for count in (1, 2)
+    )
+    assert "0.5000   no interval: it is of one prompt" in one.text()
+    assert "no interval" not in two.text()
+
+
 def test_what_is_correct_can_be_said_otherwise() -> None:
     result = evaluate(Answers([["ab"]]), Equals(), prompts(1), greedy=GREEDY, correct=lambda score: score.reward >= 0.5)
     assert result.greedy_correct == (True,)

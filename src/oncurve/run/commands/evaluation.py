@@ -81,7 +81,7 @@ def evaluate_target(
         return configured(source, list(presets) or None, arguments, overrides=words, word="--preset")
 
     if is_run and not (folder / "model").is_dir():
-        return _unfinished(folder, *settings(words), n)
+        return _unfinished(folder, *settings(words), n, data)
     config, base = settings(["model.revision=null", *words, *_model_words(target, is_run, words)])
     check_complete(config)
     prompts_of, held_out = _rows(config, base)
@@ -104,7 +104,7 @@ def evaluate_target(
             engine.follow(LocalWeights(loaded.model, 0))
             with answers_kept(rewards, folder if is_run else None):
                 found = evaluate_policy(engine, rewards, prompts, config, n)
-            return TargetEvaluation(target, replace(found, held_out=held_out))
+            return TargetEvaluation(target, replace(found, held_out=held_out, source=data))
 
 
 def _check_target(target: str, folder: Path, told: bool) -> None:
@@ -179,14 +179,14 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
     return prompts
 
 
-def _unfinished(folder: Path, config: RunConfig, base: Path, n: int) -> TargetEvaluation:
+def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> TargetEvaluation:
     """The evaluation of the newest checkpoint of a run that has not ended."""
     with assemble(config.model_copy(update={"cluster": NoCluster()}), base, resumed=True) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:
             raise RunDirectoryError(f"{folder} has neither a model nor a checkpoint yet; {command('resume', folder)}")
         with answers_kept(run.rewards, folder):
-            return TargetEvaluation(f"{folder}, step {found[0].step}", run.evaluate(n))
+            return TargetEvaluation(f"{folder}, step {found[0].step}", replace(run.evaluate(n), source=data))
 
 
 def _rows(config: RunConfig, base: Path) -> tuple[Any, bool]:
