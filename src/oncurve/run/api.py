@@ -20,9 +20,16 @@ from oncurve.display import Screen, say
 from oncurve.durable import read_log
 from oncurve.forecast import check_memory
 from oncurve.models.loading import loaded_from
-from oncurve.run.arguments import arguments_of, configured, data_arguments, reward_arguments
+from oncurve.run.arguments import (
+    ARGUMENT_OF,
+    OTHER_NAMES,
+    CommonSettings,
+    arguments_of,
+    configured,
+    data_arguments,
+    reward_arguments,
+)
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.common import KEY_OF, CommonSettings
 from oncurve.run.continuing import open_to_resume, restore, resumed_config
 from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.returning import Returns
@@ -32,30 +39,6 @@ from oncurve.run.trained import TrainedRun
 from oncurve.trainer import StepResult
 
 Reward = str | Callable[..., Any] | Mapping[str, Any] | Component
-
-
-ARGUMENT_OF = {
-    "run.steps": "steps",
-    "run.seed": "seed",
-    "model.path": "model",
-    "data.path": "data",
-    "data.rows": "data",
-    "data.template": "template",
-    "rewards.0.path": "reward",
-    **{key: name for name, key in KEY_OF.items()},
-}
-"""The argument of `train` for a setting."""
-
-OTHER_NAMES = {
-    **dict.fromkeys(("dataset", "train_dataset", "prompts", "rows", "train_data", "train_files"), "data"),
-    **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "reward_function", "rewards"), "reward"),
-    **dict.fromkeys(("args", "config", "overrides"), "settings"),
-    **dict.fromkeys(("processing_class", "tok"), "tokenizer"),
-    **dict.fromkeys(("ref_model", "reference_model"), "reference"),
-    **dict.fromkeys(("output_dir", "out_dir", "directory", "save_path", "default_local_dir"), "out"),
-    **dict.fromkeys(("callbacks", "callback", "logger"), "on_step"),
-    **dict.fromkeys(("algorithm", "adv_estimator"), "preset"),
-}
 
 
 @explains_arguments(ARGUMENT_OF, OTHER_NAMES)

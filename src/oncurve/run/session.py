@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from oncurve.base.errors import LostStateError, command
+from oncurve.base.errors import ConfigError, LostStateError, command
 from oncurve.base.imports import trusting
 from oncurve.base.output import visible
 from oncurve.config import IN_MEMORY, RunConfig, brought_by, check_complete, plan, to_tables, to_toml
@@ -66,6 +68,26 @@ def train_or_resume(config: RunConfig, base: Path, out: Path) -> str | None:
     with trusting(known=brought_by(config)):
         before, _, folder = resumed_config(out)
     return go_on(out, before, resolved_as(before, config, (out / ROWS).is_file()), folder)
+
+
+def resume_any(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
+    """Continue a run of `oncurve train` or `oncurve reward-model train`; returns the signal that stopped it, or None.
+
+    `overrides`: settings that change from now on; `changed`: continue although others or data have changed, which is
+    not exact. Raises UserError for what the user can fix.
+    """
+    RunDirectory.check_run(directory)
+    sections: set[str] = set()
+    with suppress(OSError, ValueError, RecursionError):  # `load_config` reports what is wrong with the file
+        sections = set(tomllib.loads((directory / CONFIG).read_text(encoding="utf-8")))
+    if "reward_model" in sections and "rewards" not in sections:
+        from oncurve.run.commands.reward_models import resume_reward_model
+
+        if overrides:
+            key = overrides[0].partition("=")[0]
+            raise ConfigError(f"{key}: the training of a reward model resumes with the settings that it began with")
+        return resume_reward_model(directory, changed)
+    return resume_run(directory, overrides, changed)
 
 
 def resume_run(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
