@@ -30,7 +30,7 @@ from oncurve.run.arguments import (
     reward_arguments,
 )
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.continuing import open_to_resume, restore, resumed_config
+from oncurve.run.continuing import continued, open_to_resume, resumed_config
 from oncurve.run.directory.folder import RunDirectory
 from oncurve.run.returning import Returns
 from oncurve.run.session import call_to_go_on, create_directory, finish
@@ -142,14 +142,8 @@ def resume(
         resumption = open_to_resume(path, before, config, base, changed)
         given = Overrides(loaded, None if reference is None else loaded_from(reference, tokenizer))
         console = Screen()
-        try:
-            say(console, *resumption.taken_up.lines)
-            trained = TrainedRun(assemble(config, base, given, resumed=True))
-        except BaseException:
-            resumption.held.close()
-            raise
+        trained = TrainedRun(continued(resumption, config, base, console, given))
     try:
-        restore(trained.run, resumption, console)
         for line in read_log(path / "metrics.jsonl", damaged=True):
             trained.metrics.append(line) if line.get("step") != 0 else trained.run.before.update(line)
         if not resumption.finished:
@@ -197,7 +191,7 @@ def _finish(
 ) -> None:
     """Train the steps that are left; after a loss of state on from the last checkpoint, unless the run has a module of
     the caller's, which training has changed."""
-    observers = _observers(trained, on_step)
+    observers = [trained.keep, *([on_step] if on_step is not None else [])]
     if path is None or trained.run.given != Overrides():
         trained.stopped_by = finish(trained.run, console, *observers)
         return
@@ -206,25 +200,13 @@ def _finish(
     def made_again() -> Run:
         with trusting(given=True):  # this process has had it
             config, _, base = resumed_config(path, given=functions)
-        resumption = open_to_resume(path, config, config, base)
-        try:
-            run = assemble(config, base)
-        except BaseException:
-            resumption.held.close()
-            raise
-        restore(run, resumption, console)
-        return run
+        return continued(open_to_resume(path, config, config, base), config, base, console)
 
     def again() -> str | None:
         trained.go_back(made_again)
         return finish(trained.run, console, *observers, returns=returns)
 
     trained.stopped_by = returns.over(lambda: finish(trained.run, console, *observers, returns=returns), again)
-
-
-def _observers(trained: TrainedRun, on_step: Callable[[StepResult], None] | None) -> list[Callable[[StepResult], None]]:
-    """The observers of every step of `train` and `resume`."""
-    return [trained.keep, *([on_step] if on_step is not None else [])]
 
 
 def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:

@@ -24,7 +24,7 @@ from oncurve.machine import contention
 from oncurve.models.loading import ADAPTER
 from oncurve.report import write_report
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
+from oncurve.run.continuing import continued, identity_of, open_to_resume, resumed_config
 from oncurve.run.directory.changes import resolved_as, worth_saying
 from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
 from oncurve.run.directory.naming import free_directory, run_name
@@ -130,9 +130,7 @@ def _go_on(
                 again = command("resume", directory, "eval.patience=0")
                 say(console, f"eval.patience = {now.eval.patience} ended it early; to go on: {again}")
             return None
-        say(console, *resumption.taken_up.lines)
-        with assemble(now, base, resumed=True) as run:
-            restore(run, resumption, console)
+        with continued(resumption, now, base, console) as run:
             return finish(run, console, returns=returns)
 
 

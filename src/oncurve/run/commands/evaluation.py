@@ -15,7 +15,7 @@ from oncurve.base.output import urgent
 from oncurve.base.paths import usable_path
 from oncurve.cluster import NoCluster
 from oncurve.config import RunConfig, check_columns, check_complete, try_rewards
-from oncurve.data import Prompts, load_eval_rows, load_rows, open_prompts
+from oncurve.data import Prompts, load_eval_rows, load_rows
 from oncurve.evaluate import Evaluation
 from oncurve.machine.threads import prepare_process
 from oncurve.models import LocalWeights
@@ -26,7 +26,7 @@ from oncurve.run.arguments import configured, data_arguments, reward_arguments
 from oncurve.run.assembly import Run, assemble, build_engine, evaluate_policy
 from oncurve.run.commands.first_run import data_among
 from oncurve.run.directory.folder import EVAL_REPLIES, LOCK, MARK
-from oncurve.run.row_lengths import fix_reach, room_for_prompts
+from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.trainer import Checkpoints
 
 
@@ -92,12 +92,10 @@ def evaluate_target(
             urgent(f"oncurve: {line}")
         give_own_model(rewards, config, folder / "reward_model")
         loaded = config.model.build(lora=config.lora)
-        fits = room_for_prompts(loaded, config)
-        prompts = open_prompts(prompts_of, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+        prompts = opened(prompts_of, config, loaded)
         known = [prompts]
         if is_run and held_out and reach_of(loaded.model.module) is not None:  # rotary positions reach as in the run
-            trained_on = load_rows(config.data, base)
-            known.append(open_prompts(trained_on, config.data, loaded.tokenizer, fits, loaded.vocabulary))
+            known.append(opened(load_rows(config.data, base), config, loaded))
         fix_reach(loaded.model, config, *known)
         prompts = prompts.first(config.eval.limit)
         with closing(build_engine(config, loaded)) as engine:
@@ -171,11 +169,10 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
     settings = run.config.data
     given = {name: getattr(settings, name) for name in type(settings).model_fields}
     settings = type(settings)(**{**given, "eval_rows": rows})
-    held_out, loaded = load_eval_rows(settings), run.loaded
+    held_out = load_eval_rows(settings)
     check_columns(run.rewards, settings, held_out)
-    room = room_for_prompts(loaded, run.config)
-    prompts = open_prompts(held_out, settings, loaded.tokenizer, room, loaded.vocabulary)
-    fix_reach(loaded.model, run.config, run.prompts, run.eval_prompts, prompts)
+    prompts = opened(held_out, run.config.model_copy(update={"data": settings}), run.loaded)
+    fix_reach(run.loaded.model, run.config, run.prompts, run.eval_prompts, prompts)
     return prompts
 
 
