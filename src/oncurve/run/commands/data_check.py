@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +108,8 @@ class DataCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        keys = ("rows", "held_out", "looked_at", "limit", "overlong", "notes", "problems", "warnings")
-        return {
-            **{key: getattr(self, key) for key in keys},
-            "columns": [vars(column) for column in self.columns],
-            "rewards": [vars(reward) for reward in self.rewards],
-            "prompts": [{"place": place, "tokens": tokens, "text": text} for place, tokens, text in self.prompts],
-            "lengths": {name: vars(found) for name, found in self.lengths.items()},
-        }
+        prompts = [{"place": place, "tokens": tokens, "text": text} for place, tokens, text in self.prompts]
+        return asdict(self) | {"prompts": prompts}
 
 
 def _of_reward(reward: Needs) -> str:
