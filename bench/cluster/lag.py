@@ -1,10 +1,9 @@
 """The time that a lag saves: `python -m bench.cluster.lag --repeats 3 --out bench/results/cluster_lag.json`.
 
-Runs of the built-in task with one worker, one thread in each process, on two processors: by turns (no lag), with a lag
-of 1, with steps that train what is finished first (`order = "window"`, a lag of 2, shards of one group), and with
-completions that newer weights continue (`partial`). The ways take turns. By turns a step takes the rollout and the
-update one after the other; with a lag, as long as the longer of both. `limit` is that ratio, of the seconds by turns.
-The rate is so low that all ways sample about the same texts: the mean length of each is in the file.
+Runs of the built-in task with one worker, one thread in each process, on two processors: by turns (no lag), and with a
+lag of 1. The ways take turns. By turns a step takes the rollout and the update one after the other; with a lag, as long
+as the longer of both. `limit` is that ratio, of the seconds by turns. The rate is so low that all ways sample about the
+same texts: the mean length of each is in the file.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "lag 1": {"shard_groups": 2, "lag": 1},
     "by turns, shards of 1": {"shard_groups": 1},
     "lag 1, shards of 1": {"shard_groups": 1, "lag": 1},
-    "window, lag 2": {"shard_groups": 1, "lag": 2, "order": "window"},
-    "partial, lag 2": {"shard_groups": 1, "lag": 2, "order": "window", "partial": True},
 }
 """By their names: `[cluster]`."""
 

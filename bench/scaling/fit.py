@@ -8,7 +8,7 @@ from functools import partial
 
 from bench.scaling import published
 from bench.scaling.published import areal, decoded, mixture, streamed, tools
-from oncurve.forecast.simulation import Lengths, Setup, simulate
+from bench.scaling.simulation import Lengths, Setup, simulate
 
 
 def bisected(step: Callable[[float], float], target: float, low: float, high: float, rounds: int = 10) -> float:

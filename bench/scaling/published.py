@@ -20,10 +20,8 @@ import statistics
 from dataclasses import dataclass, replace
 from functools import cache
 
-from oncurve.forecast import MACHINES, Machine
-from oncurve.forecast.rates import SIGMA, decode_seconds
-from oncurve.forecast.shapes import MODELS, ModelShape
-from oncurve.forecast.simulation import Lengths, Outcome, Setup, simulate
+from bench.scaling.simulation import SIGMA, Lengths, Outcome, Setup, decode_seconds, simulate
+from oncurve.forecast import MACHINES, MODELS, Machine, ModelShape
 
 __all__ = ["ROWS", "TABLES", "Row", "step_of"]
 
@@ -88,14 +86,15 @@ MIXTURE, MIXTURE_ACTIVE, MIXTURE_CACHE = 30.5e9, 3.3e9, 2 * 2 * 48 * 4 * 128
 """Of Qwen3-30B-A3B: parameters, those that a token uses, and bytes of keys and values per token. From its
 configuration: 48 layers, hidden size 2,048, 128 experts of 768, 8 of them per token, 32 and 4 heads of 128."""
 MIXTURE_SLOWNESS = 1.87
-"""Decode seconds over those of the data sheet, to gen of the synchronous row, 348.05 s. verl's script turns CUDA graphs
-off (`enforce_eager=True`)."""
+"""Decode seconds over those by the card's rates, to gen of the synchronous row, 348.05 s. verl's script turns CUDA
+graphs off (`enforce_eager=True`).
+"""
 TOOLS_LIMIT = 16384
 """`max_response_length` of recipe/fully_async_policy/shell/dapo_7b_async_retool.sh."""
 TOOLS_SLOWNESS = 2.3
 """The same with turns and tools, over a 7B model's, to gen of the synchronous row, 228.03 s."""
 AREAL_SLOWNESS = {"1.5B": 4.28, "7B": 2.66, "14B": 3.82, "32B": 2.89}
-"""Decode seconds over those of the data sheet, to GENERATION_SHARE of the synchronous row."""
+"""Decode seconds over those by the card's rates, to GENERATION_SHARE of the synchronous row."""
 
 H20, H800 = MACHINES["h20"], MACHINES["h800"]
 SEVEN = MODELS["qwen2.5-7b"]

@@ -5,8 +5,7 @@
 
 Each run trains the shipped tiny model; only `cluster.lag`, what is done about it and the seed differ. The result is the
 held-out greedy accuracy at the end. Runs that are in the results file are not repeated. Without a lag all are the same
-run; it is made once per seed. With `order = "exact"` the runs have no workers, whose number changes no bit; the others
-have two, and other numbers on another machine.
+run; it is made once per seed. The runs have no workers, whose number changes no bit.
 """
 
 from __future__ import annotations
@@ -19,25 +18,17 @@ from bench.science import study
 __all__ = ["STUDY", "one"]
 
 
-def _lag_of(method: str, runs: list[dict[str, Any]]) -> str:
-    means = [statistics.fmean(run["curves"].get("cluster/lag_mean", [0.0])) for run in runs if run["method"] == method]
+def _mean_lag(runs: list[dict[str, Any]]) -> str:
+    means = [statistics.fmean(run["curves"].get("cluster/lag_mean", [0.0])) for run in runs if run["method"] == "none"]
     return f"{statistics.fmean(means):.2g}" if means else "0"
 
-
-TRUNCATED: study.Settings = {"correction": {"kind": "truncated"}}
-WINDOW: study.Settings = {"cluster": {"rollout_workers": 2, "order": "window"}}
 
 STUDY = study.Study(
     name="lag",
     sizes=(0.0, 1.0, 2.0, 4.0, 8.0),
     symbol="lag",
     axis="cluster.lag",
-    methods={
-        "none": {},
-        "truncated": TRUNCATED,
-        "window": study.merged(TRUNCATED, WINDOW),
-        "partial": study.merged(TRUNCATED, WINDOW, {"cluster": {"partial": True}}),
-    },
+    methods={"none": {}, "truncated": {"correction": {"kind": "truncated"}}},
     of_size=lambda lag: {"cluster": {"kind": "host", "lag": int(lag), "shard_groups": 2}},
     kept=(
         "reward/mean",
@@ -48,8 +39,7 @@ STUDY = study.Study(
         "correction/effective_sample_size",
         "eval/accuracy",
     ),
-    columns={f"mean lag, {method}": lambda runs, method=method: _lag_of(method, runs) for method in ("none", "window")},
-    legend="correction, order",
+    columns={"mean lag": _mean_lag},
 )
 
 

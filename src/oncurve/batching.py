@@ -26,7 +26,7 @@ Batch = TypeVar("Batch", bound=TrainBatch)
 
 
 def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncated: bool = False) -> TrainBatch:
-    """Scored groups as one batch; rows of a group are adjacent, in order; group i of the sequence has id i.
+    """Return scored groups as one batch; rows of a group are adjacent, in order; group i of the sequence has id i.
 
     T is the longest completion (`pad_length`, where it is given). `loss_mask` is on for every token that the policy
     wrote (`Completion.trained`), except in completions without a valid score and, with `mask_truncated`, in those that
@@ -76,7 +76,7 @@ def collate(groups: Sequence[Group], pad_length: int | None = None, mask_truncat
 
 
 def _components(scores: Sequence[Score]) -> dict[str, Tensor]:
-    """The single rewards and their weights, `(B, K)` float64 each; none where parts have no weights.
+    """Return the single rewards and their weights, `(B, K)` float64 each; none where parts have no weights.
 
     The reward of a score without parts is its only one, of weight 1.
     """
@@ -92,7 +92,7 @@ def _components(scores: Sequence[Score]) -> dict[str, Tensor]:
 
 
 def _teacher_prompts(groups: Sequence[Group]) -> tuple[Tensor, ...] | None:
-    """The prompts as a teacher reads them; None where it reads all of them as the policy does."""
+    """Return the prompts as a teacher reads them; None where it reads all of them as the policy does."""
     if all(group.prompt.teacher_ids is None for group in groups):
         return None
     read = [group.prompt.ids if group.prompt.teacher_ids is None else group.prompt.teacher_ids for group in groups]
@@ -141,7 +141,7 @@ def _check(group: Group) -> None:
 
 
 def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """Rows of different lengths as one tensor `(B, width)`, 0 on the right."""
+    """Return rows of different lengths as one tensor `(B, width)`, 0 on the right."""
     lengths = torch.tensor([len(row) for row in rows])
     positions = torch.arange(int(lengths.max()) if width is None else width)
     padded = torch.zeros(len(rows), len(positions), dtype=dtype)
@@ -150,7 +150,7 @@ def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype, width: int | None 
 
 
 def select_groups(batch: Batch, groups: Sequence[int]) -> Batch:
-    """The batch of the given groups, in the given order, renumbered from 0; padding cut to the longest row.
+    """Return the batch of the given groups, in the given order, renumbered from 0; padding cut to the longest row.
 
     Raises ValueError: no groups, one that is not in the batch, or the same one twice.
     """
@@ -162,7 +162,7 @@ def select_groups(batch: Batch, groups: Sequence[int]) -> Batch:
 
 
 def select_rows(batch: Batch, rows: Int[Tensor, "k"]) -> Batch:
-    """The batch of the given rows `(k,)` int64, in the given order; padding cut to the longest of them.
+    """Return the batch of the given rows `(k,)` int64, in the given order; padding cut to the longest of them.
 
     Groups are renumbered from 0 in the order in which they appear; one without a row left is not in the result. Rows
     of a group must stay adjacent. Raises ValueError: no rows.
@@ -173,14 +173,16 @@ def select_rows(batch: Batch, rows: Int[Tensor, "k"]) -> Batch:
 
 
 def _numbering(batch: TrainBatch, groups: Sequence[int]) -> Tensor:
-    """Old group id to its place in `groups`, -1 where it is not among them: `(len(batch.prompts),)`."""
+    """Return old group id to its place in `groups`, -1 where it is not among them: `(len(batch.prompts),)`."""
     number = torch.full((len(batch.prompts),), -1, dtype=torch.int64, device=batch.group_ids.device)
     number[torch.tensor(list(groups), device=number.device)] = torch.arange(len(groups), device=number.device)
     return number
 
 
 def _take(batch: Batch, rows: Tensor, groups: Sequence[int]) -> Batch:
-    """The batch of `rows` (k,), whose groups are `groups`, each row's group renumbered by its place in `groups`."""
+    """Return the batch of `rows` (k,), whose groups are `groups`, each row's group renumbered by its place in
+    `groups`.
+    """
     width = int(batch.lengths[rows].max())
     taken: dict[str, Any] = {}
     for name, axes in axes_of(batch).items():
@@ -198,7 +200,7 @@ def _take(batch: Batch, rows: Tensor, groups: Sequence[int]) -> Batch:
 
 
 def _flat_rows(lengths: Tensor, rows: Tensor) -> Tensor:
-    """The positions of the tokens of `rows` in the concatenation of all rows' tokens: `(Σ lengths[rows],)`."""
+    """Return the positions of the tokens of `rows` in the concatenation of all rows' tokens: `(Σ lengths[rows],)`."""
     starts = lengths.cumsum(0) - lengths
     counts = lengths[rows]
     shifts = starts[rows] - (counts.cumsum(0) - counts)  # from a token's place in the result to that among all tokens
@@ -206,7 +208,7 @@ def _flat_rows(lengths: Tensor, rows: Tensor) -> Tensor:
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """The batches one after another, group ids shifted, padded to the longest.
+    """Return the batches one after another, group ids shifted, padded to the longest.
 
     Raises ValueError: no batches, ones of different kinds, or a field that only some of them have.
     """
@@ -236,7 +238,8 @@ def concat(batches: Sequence[Batch]) -> Batch:
 
 
 def minibatches(batch: Batch, count: int, seed: int, step: int, pass_index: int) -> list[Batch]:
-    """The batch in `count` minibatches of whole groups, one optimizer update each; as many as groups if they are fewer.
+    """Return the batch in `count` minibatches of whole groups, one optimizer update each; as many as groups if they are
+    fewer.
 
     The division is a function of `(seed, step, pass_index)`, so a resumed run needs no state for it. Sizes differ by
     one group at most, and the groups of a minibatch keep the batch's order.
@@ -255,7 +258,7 @@ def minibatches(batch: Batch, count: int, seed: int, step: int, pass_index: int)
 
 
 def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[Batch]:
-    """The batch in pieces that fit one forward pass; every row in exactly one, in the batch's order.
+    """Return the batch in pieces that fit one forward pass; every row in exactly one, in the batch's order.
 
     A piece costs `Σ_groups (P_g + Σ_rows |o_i|)`: a prompt is computed once for its rows in the piece. A group that
     fits in a piece of its own is not split; a larger one is, and its prompt repeated. A single row above the budget is
@@ -271,7 +274,7 @@ def micro_batches(batch: Batch, tokens_per_micro_batch: int) -> Iterator[Batch]:
 
 
 def shards(batch: Batch, count: int) -> list[Batch | None]:
-    """The rows in `count` runs of about the same cost, in the batch's order; None for a run without rows.
+    """Return the rows in `count` runs of about the same cost, in the batch's order; None for a run without rows.
 
     A row costs its tokens and its share of the prompt, P_g / (rows of g) + |o_i|. A row belongs to the run in which its
     middle lies, where the whole cost is divided evenly: a run is off by half of its first and its last row at most.
@@ -291,7 +294,7 @@ def shards(batch: Batch, count: int) -> list[Batch | None]:
 
 
 def _plan(lengths: list[int], group_of: list[int], prompt_lengths: list[int], budget: int) -> Iterator[list[int]]:
-    """Row numbers of each piece: greedy, in order; a group that fits whole only into a new piece starts one."""
+    """Return row numbers of each piece: greedy, in order; a group that fits whole only into a new piece starts one."""
     whole = list(prompt_lengths)
     for length, group in zip(lengths, group_of, strict=True):
         whole[group] += length

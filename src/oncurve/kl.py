@@ -38,22 +38,24 @@ KL_NEEDS = frozenset({"full_kl"})
 
 
 def k1(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`d`: unbiased, may be negative. Its gradient, 1, has expectation 0: as a loss it has no effect on-policy."""
+    """Return `d`: unbiased, may be negative. Its gradient, 1, has expectation 0: as a loss it has no effect
+    on-policy.
+    """
     return logprobs - ref_logprobs
 
 
 def absolute(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`|d|`, gradient `sign d` (0 at d = 0)."""
+    """Return `|d|`, gradient `sign d` (0 at d = 0)."""
     return (logprobs - ref_logprobs).abs()
 
 
 def k2(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`d²/2`, gradient `d`: a biased value, but in expectation the exact gradient of KL(π_θ||π_ref)."""
+    """Return `d²/2`, gradient `d`: a biased value, but in expectation the exact gradient of KL(π_θ||π_ref)."""
     return (logprobs - ref_logprobs).square() / 2
 
 
 def k3(logprobs: Float[Tensor, "*shape"], ref_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`e⁻ᵈ + d - 1` >= 0, gradient `1 - e⁻ᵈ`: unbiased value of little variance.
+    """Return `e⁻ᵈ + d - 1` >= 0, gradient `1 - e⁻ᵈ`: unbiased value of little variance.
 
     Below d = -20, where `e⁻ᵈ` would overflow, the function continues along its tangent: finite, with the sign and the
     slope that it has there. If the value were clamped, a token far off would have gradient 0; if only the exponent
@@ -69,7 +71,7 @@ def ratio_k3(
     ref_logprobs: Float[Tensor, "*shape"],
     old_logprobs: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """`ρ·k3`, `ρ = π_θ/π_old`, with the gradient through both factors: `ρ·(k3 + 1 - e⁻ᵈ) = ρ·d`.
+    """Return `ρ·k3`, `ρ = π_θ/π_old`, with the gradient through both factors: `ρ·(k3 + 1 - e⁻ᵈ) = ρ·d`.
 
     Value and gradient are unbiased for KL(π_θ||π_ref) where tokens come from π_old. `old_logprobs` None means that
     they come from π_θ itself: ρ is 1 and has a gradient. The gradient is taken as `ρ·d`, not as the sum of its two
@@ -83,14 +85,15 @@ def ratio_k3(
 
 
 def straight_through(value: Float[Tensor, "*shape"], gradient_of: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """A tensor with the value of `value` and the gradient of `gradient_of`."""
+    """Return a tensor with the value of `value` and the gradient of `gradient_of`."""
     return value.detach() + (gradient_of - gradient_of.detach())
 
 
 def full_kl_from_logits(
     logits: Float[Tensor, "*shape V"], ref_logits: Float[Tensor, "*shape V"], temperature: float = 1.0
 ) -> Float[Tensor, "*shape"]:
-    """`KL(π_θ||π_ref) = Σ_v π_θ(v) (log π_θ(v) - log π_ref(v))` over the vocabulary, both tempered by `temperature`.
+    """Return `KL(π_θ||π_ref) = Σ_v π_θ(v) (log π_θ(v) - log π_ref(v))` over the vocabulary, both tempered by
+    `temperature`.
 
     logits, ref_logits (..., V)   returns (...), float32 at least; the gradient through `logits` is exact.
     A token that the policy rules out (logit -inf) contributes 0; one that only the reference rules out makes it +inf.
@@ -111,7 +114,7 @@ Sampled = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Estimator:
-    """How an estimator is computed, what it needs, and how `config explain` writes it.
+    """An estimator: its computation, what it needs, and its equation for `config explain`.
 
     from_samples   `(logprobs, ref_logprobs, old_logprobs)` to the value; None for the exact sum over the vocabulary,
                    which comes as a token statistic (`needs` says so)
@@ -126,7 +129,7 @@ class Estimator:
     note: str | None = None
 
     def describe(self) -> Equation:
-        """The estimator's equation and its letters; of one without an equation, that it has none."""
+        """Return the estimator's equation and its letters; of one without an equation, that it has none."""
         if self.equation is None:
             return Equation("described nowhere: the estimator has no equation")
         letters = {"d": "log π_θ - log π_ref of token t", "ρ": "π_θ/π_old of token t"}
@@ -168,7 +171,9 @@ KL_KINDS: dict[str, Estimator] = {
 
 
 def estimator_named(name: str) -> Estimator:
-    """The estimator of `KL_KINDS`, or the one that a path such as `"my_kl.py:chi2"` names. Raises ConfigError."""
+    """Return the estimator of `KL_KINDS`, or the one that a path such as `"my_kl.py:chi2"` names. Raises
+    ConfigError.
+    """
     if looking() and ":" in name:
         return Estimator(_on_samples(k3), f"{name}, not imported")
     found: object = locate(name) if ":" in name else KL_KINDS.get(name)
@@ -181,7 +186,7 @@ def estimator_named(name: str) -> Estimator:
 
 
 def check_estimator(name: str) -> str | None:
-    """What is wrong with the estimator that `name` names, or with what it states of itself; None: nothing."""
+    """Return what is wrong with the estimator that `name` names, or with what it states of itself, or None."""
     try:
         estimator = estimator_named(name)
     except ConfigError as error:
@@ -199,7 +204,8 @@ def kl_value(
     old_logprobs: Float[Tensor, "*shape"] | None = None,
     full_kl: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """KL per token by the named estimator; its autograd gradient with respect to `logprobs` is that of the table above.
+    """Return kL per token by the named estimator; its autograd gradient with respect to `logprobs` is that of the table
+    above.
 
     logprobs, ref_logprobs, old_logprobs, full_kl   all of one shape, `(B, T)` in a batch; so is the result
     old_logprobs   for `ratio_k3` only; None: the tokens are the policy's own

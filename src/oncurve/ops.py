@@ -18,12 +18,12 @@ EXPONENT_LIMIT = 20.0
 
 
 def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`x` in float32, or as it is where it is float64."""
+    """Return `x` in float32, or as it is where it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def scaled_log_softmax(logits: Float[Tensor, "*shape V"], temperature: float = 1.0) -> Float[Tensor, "*shape V"]:
-    """Log-probabilities of the tempered distribution, `log softmax(z / τ)`. Shapes `(..., V)` to `(..., V)`.
+    """Return log-probabilities of the tempered distribution, `log softmax(z / τ)`. Shapes `(..., V)` to `(..., V)`.
 
     The sampler draws from this distribution, so the log-probs of sampler and learner are equal by construction.
     Raises ValueError where `temperature` is not positive (greedy decoding has no density to train on).
@@ -37,7 +37,7 @@ def scaled_log_softmax(logits: Float[Tensor, "*shape V"], temperature: float = 1
 def token_logprobs(
     logits: Float[Tensor, "*shape V"], ids: Int[Tensor, "*shape"], temperature: float = 1.0
 ) -> Float[Tensor, "*shape"]:
-    """Log-probability of each given token, `log π(id) = z_id/τ - log Σ_v exp(z_v/τ)`.
+    """Return log-probability of each given token, `log π(id) = z_id/τ - log Σ_v exp(z_v/τ)`.
 
     logits (..., V)   ids (...) int64   returns (...)
 
@@ -72,7 +72,8 @@ class _TokenLogprobs(torch.autograd.Function):
 def token_logprobs_and_table(
     logits: Float[Tensor, "N V"], ids: Int[Tensor, "N"], temperature: float = 1.0
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N V"]]:
-    """`token_logprobs` of `(n, V)` logits, and the log-probabilities `(n, V)` of all tokens, which have no gradient.
+    """Return `token_logprobs` of `(n, V)` logits, and the log-probabilities `(n, V)` of all tokens, which have no
+    gradient.
 
     Values are the same bits as those of `token_logprobs`; the gradient is equal to rounding and needs a third of the
     memory. It can be taken once (no second derivatives). The table is for statistics, without another pass.
@@ -91,7 +92,7 @@ def _check_ids(logits: Tensor, ids: Tensor) -> None:
 
 
 def entropy(logits: Float[Tensor, "*shape V"], temperature: float = 1.0) -> Float[Tensor, "*shape"]:
-    """Entropy in nats of the tempered distribution, `H = -Σ_v π(v) log π(v)`. Shapes `(..., V)` to `(...)`.
+    """Return entropy in nats of the tempered distribution, `H = -Σ_v π(v) log π(v)`. Shapes `(..., V)` to `(...)`.
 
     A token ruled out by a logit of -inf contributes 0 (the limit of p log p), in value and in gradient.
     """
@@ -99,7 +100,7 @@ def entropy(logits: Float[Tensor, "*shape V"], temperature: float = 1.0) -> Floa
 
 
 def entropy_of_logprobs(logprobs: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape"]:
-    """`entropy` from the log-probabilities `(..., V)` of all tokens, where they are known already."""
+    """Return `entropy` from the log-probabilities `(..., V)` of all tokens, where they are known already."""
     finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)  # 0 · -inf would be NaN
     return -(logprobs.exp() * finite).sum(-1)
 
@@ -118,7 +119,7 @@ def masked_mean(
 def masked_var(
     x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None, ddof: int = 1
 ) -> Float[Tensor, "..."]:
-    """Variance of the elements where `mask`, `Σ m·(x - mean)² / (Σ m - ddof)`; two passes, never E[x²] - E[x]².
+    """Return variance of the elements where `mask`, `Σ m·(x - mean)² / (Σ m - ddof)`; two passes, never E[x²] - E[x]².
 
     Shapes as in `masked_mean`. Fewer than `ddof + 1` elements have variance 0 here.
     """
@@ -129,7 +130,7 @@ def masked_var(
 
 
 def clamped_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Probability ratio `ρ = exp(clamp(log ρ, ±20))`, whose gradient is `ρ` on both sides of the clamp.
+    """Return probability ratio `ρ = exp(clamp(log ρ, ±20))`, whose gradient is `ρ` on both sides of the clamp.
 
     Only the *value* is clamped. A plain clamp has gradient 0 beyond its bounds, so nothing would pull back a ratio that
     has grown to e²¹ under a negative advantage.
@@ -144,7 +145,7 @@ def segment_sum(values: Num[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: i
 
 
 def segment_count(mask: Bool[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Int[Tensor, "{groups}"]:
-    """How many rows of each group are True in `mask` `(B,)`: `(groups,)` int64."""
+    """Return how many rows of each group are True in `mask` `(B,)`: `(groups,)` int64."""
     return segment_sum(mask.to(torch.int64), group_ids, groups)
 
 
@@ -158,10 +159,10 @@ def segment_mean(
 
 
 def segment_max(values: Float[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Float[Tensor, "{groups}"]:
-    """Largest of each group's `(B,)` values, `(groups,)`; -inf for no rows. Floating point only."""
+    """Return largest of each group's `(B,)` values, `(groups,)`; -inf for no rows. Floating point only."""
     return values.new_full((groups,), -torch.inf).scatter_reduce(0, group_ids, values, "amax")
 
 
 def segment_min(values: Float[Tensor, "B"], group_ids: Int[Tensor, "B"], groups: int) -> Float[Tensor, "{groups}"]:
-    """Smallest of each group's `(B,)` values, `(groups,)`; +inf for no rows. Floating point only."""
+    """Return smallest of each group's `(B,)` values, `(groups,)`; +inf for no rows. Floating point only."""
     return values.new_full((groups,), torch.inf).scatter_reduce(0, group_ids, values, "amin")

@@ -49,13 +49,13 @@ class LostRankError(Exception):
 
 
 class Meeting(Protocol):
-    """Where the ranks of one world find each other: a value that each of them gets. A meeting is used once."""
+    """The place where the ranks of one world find each other: a value that each of them gets. It is used once."""
 
     def store(self, size: int, seconds: float) -> Any:
         """torch.distributed's store of the `size` ranks. Its waits end after so many `seconds`."""
 
     def address(self) -> str:
-        """The address at which the other ranks can connect to this process."""
+        """Return the address at which the other ranks can connect to this process."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class FileMeeting:
     path: Path
 
     def store(self, size: int, seconds: float) -> Any:
-        """A store in the file."""
+        """Return a store in the file."""
         from torch import distributed  # here: a process that is alone does without it
 
         library: Any = distributed
         return _limited(library.FileStore(str(self.path), size), seconds)
 
     def address(self) -> str:
-        """The loopback device's: no other machine can connect."""
+        """Return the loopback device's: no other machine can connect."""
         return "127.0.0.1"
 
 
@@ -89,7 +89,7 @@ class NetworkMeeting:
     number: int
 
     def store(self, size: int, seconds: float) -> Any:
-        """A connection to the server."""
+        """Return a connection to the server."""
         from torch import distributed
 
         library: Any = distributed
@@ -98,7 +98,7 @@ class NetworkMeeting:
         return library.PrefixStore(f"meeting {self.number}", store)
 
     def address(self) -> str:
-        """The address from which this machine reaches the server."""
+        """Return the address from which this machine reaches the server."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
             end.settimeout(_ADDRESS_SECONDS)
             end.connect((self.host, self.port))  # a datagram socket sends nothing by this
@@ -106,7 +106,7 @@ class NetworkMeeting:
 
 
 def serve_meetings(host: str) -> Any:
-    """A server for `NetworkMeeting`s at the address `host` of this machine and at no other; `.port` is its port.
+    """Return a server for `NetworkMeeting`s at the address `host` of this machine and at no other; `.port` is its port.
 
     It ends when it is garbage-collected. Raises OSError: `host` is no address of this machine.
     """
@@ -149,7 +149,7 @@ class World:
         start_seconds: float = 30.0,
         backend: Backend = "gloo",
     ) -> World:
-        """The world in which this process is `rank`, as soon as all others have joined it.
+        """Return the world in which this process is `rank`, as soon as all others have joined it.
 
         meeting        the same for the ranks of this world, and for no others; None: `size` is 1
         seconds        the limit of every later wait
@@ -175,7 +175,7 @@ class World:
         self._group = None
 
     def agree(self, flag: bool) -> bool:
-        """Whether all ranks say True. Raises LostRankError."""
+        """Return whether all ranks say True. Raises LostRankError."""
         if self.size == 1:
             return flag
         from torch.distributed import AllreduceOptions, ReduceOp
@@ -201,7 +201,9 @@ class World:
         self._sum(leaf, 0, shards, 0, self.size)
 
     def _sum(self, leaf: Leaf, low: int, high: int, first: int, ranks: int) -> Sequence[Tensor]:
-        """The sum of shards `low` to `high` by `ranks` ranks from `first` on, of which this is one; `first` has it."""
+        """Return the sum of shards `low` to `high` by `ranks` ranks from `first` on, of which this is one; `first` has
+        it.
+        """
         if ranks == 1:
             return _local_sum(leaf, low, high)
         middle, right = (low + high) // 2, first + (ranks + 1) // 2
@@ -247,13 +249,13 @@ class World:
                 _spread(joined, bucket, Tensor.copy_)
 
     def _message(self, joined: Tensor) -> Tensor:
-        """A bucket where the connections take it from: gloo from pinned memory, if it is on a GPU."""
+        """Return a bucket where the connections take it from: gloo from pinned memory, if it is on a GPU."""
         if joined.device == self._device:
             return joined
         return torch.empty(joined.shape, dtype=joined.dtype, device=self._device, pin_memory=True).copy_(joined)
 
     def _room(self, bucket: Sequence[Tensor]) -> Tensor:
-        """Memory for a bucket where the connections put it."""
+        """Return memory for a bucket where the connections put it."""
         first = bucket[0]
         pinned = first.device != self._device
         count = sum(map(Tensor.numel, bucket))
@@ -273,7 +275,7 @@ class World:
 
 
 def _gloo(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
-    """The processes at `meeting`, connected by sockets."""
+    """Return the processes at `meeting`, connected by sockets."""
     from torch import distributed  # here: a process that is alone does without it
 
     library: Any = distributed
@@ -285,7 +287,7 @@ def _gloo(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
 
 
 def _nccl(rank: int, size: int, meeting: Meeting, seconds: float) -> Any:
-    """The processes at `meeting`, connected by NCCL."""
+    """Return the processes at `meeting`, connected by NCCL."""
     from torch import distributed
 
     nccl_raises()
@@ -315,7 +317,7 @@ def check_shards(shards: int, ranks: int) -> None:
 
 
 def shards_of(rank: int, ranks: int, shards: int) -> range:
-    """The shards that a rank computes: a subtree of the tree of `tree_sum`.
+    """Return the shards that a rank computes: a subtree of the tree of `tree_sum`.
 
     Example: of 8 shards and 3 ranks, rank 0 has 0 and 1, rank 1 has 2 and 3, rank 2 has 4 to 7.
     """
@@ -342,7 +344,7 @@ def _local_sum(leaf: Leaf, low: int, high: int) -> Sequence[Tensor]:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Flat views of all elements in order, in lists of one dtype and at most `BUCKET_BYTES`."""
+    """Return flat views of all elements in order, in lists of one dtype and at most `BUCKET_BYTES`."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -358,7 +360,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """Bytes of every dtype are taken."""
+    """Return bytes of every dtype are taken."""
     return tensor.view(torch.uint8)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same 64 bits as `value`: torch has no unsigned arithmetic, and its int64 wraps."""
+    """Return the int64 with the same 64 bits as `value`: torch has no unsigned arithmetic, and its int64 wraps."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -35,7 +35,7 @@ _WEIGHTS = 4
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """The logical shift: torch's `>>` copies the sign bit in from the left, the mask takes it out again."""
+    """Return the logical shift: torch's `>>` copies the sign bit in from the left, the mask takes it out again."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -47,12 +47,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _absorb(state: Tensor, value: Tensor | int) -> Tensor:
-    """The state after one more coordinate, `mix(state ⊕ value·γ)`; shapes broadcast."""
+    """Return the state after one more coordinate, `mix(state ⊕ value·γ)`; shapes broadcast."""
     return _mix(state ^ (value * _GAMMA if isinstance(value, Tensor) else _signed(value * _GAMMA)))
 
 
 def _start(family: int, *coordinates: int) -> Tensor:
-    """The state () after the coordinates that are the same for every row."""
+    """Return the state () after the coordinates that are the same for every row."""
     state = _mix(torch.tensor(family))
     for coordinate in coordinates:
         state = _absorb(state, coordinate)
@@ -60,20 +60,15 @@ def _start(family: int, *coordinates: int) -> Tensor:
 
 
 def row_keys(seed: int, draw: int, prompt_ids: Tensor, sample_index: Tensor) -> Tensor:
-    """The keys `(n,)` int64 of completions, from which `uniform_at` computes the number of each position.
+    """Return the keys `(n,)` int64 of completions, from which `uniform_at` computes the number of each position.
 
     `seed` and `draw` are any integers (taken modulo 2⁶⁴); `prompt_ids` and `sample_index` are `(n,)` int64.
     """
     return _absorb(_absorb(_start(_TOKENS, seed, draw), prompt_ids), sample_index)
 
 
-def continued_keys(keys: Tensor, written: Tensor) -> Tensor:
-    """The keys of completions that go on after `written` tokens, both `(n,)` int64: of other numbers than `keys`."""
-    return _absorb(keys, -1 - written)
-
-
 def uniform_at(keys: Tensor, position: Tensor | int) -> Tensor:
-    """The uniforms of completions `keys` at token `position`, float64, strictly inside (0, 1); shapes broadcast.
+    """Return the uniforms of completions `keys` at token `position`, float64, strictly inside (0, 1); shapes broadcast.
 
     The value is `(2k + 1) / 2⁵³` with `k` the upper 52 bits of the hash: all 53 bits of a float64 are used, the value
     is exact, symmetric about 1/2, and neither 0 nor 1 can come out (rounding `(k + ½) / 2⁵³` would reach 1).
@@ -83,7 +78,8 @@ def uniform_at(keys: Tensor, position: Tensor | int) -> Tensor:
 
 
 def uniform(seed: int, draw: int, prompt_ids: Tensor, sample_index: Tensor, position: Tensor | int) -> Tensor:
-    """The uniform `(n,)` float64 in (0, 1) of a token: a pure function of its five coordinates, CPU and CUDA alike.
+    """Return the uniform `(n,)` float64 in (0, 1) of a token: a pure function of its five coordinates, CPU and CUDA
+    alike.
 
     prompt_ids, sample_index   (n,) int64
     position                   (n,) int64 or one int: the token's index t in its completion
@@ -92,7 +88,8 @@ def uniform(seed: int, draw: int, prompt_ids: Tensor, sample_index: Tensor, posi
 
 
 def permutation(seed: int, epoch: int, n: int) -> Tensor:
-    """The order `(n,)` int64 in which epoch `epoch` visits `n` rows: row indices sorted by their hash, ties by index.
+    """Return the order `(n,)` int64 in which epoch `epoch` visits `n` rows: row indices sorted by their hash, ties by
+    index.
 
     Raises ValueError where `n` is negative.
     """
@@ -102,16 +99,18 @@ def permutation(seed: int, epoch: int, n: int) -> Tensor:
 
 
 def rounding_table(n: int, device: torch.device) -> Tensor:
-    """Hashes `(n,)` int32 of 0 to n - 1, so that neighbours round differently."""
+    """Return hashes `(n,)` int32 of 0 to n - 1, so that neighbours round differently."""
     hashed = _absorb(_start(_ROUNDINGS), torch.arange(n))
     return (hashed >> 32).to(torch.int32).to(device)
 
 
 def rounding_key(step: int, index: int) -> int:
-    """A 64-bit hash >= 0 of an update and of a slice of its parameters, so that each rounds differently."""
+    """Return a 64-bit hash >= 0 of an update and of a slice of its parameters, so that each rounds differently."""
     return int(_start(_ROUNDINGS, step, index)) % 2**64
 
 
 def weight_uniforms(seed: int, index: int, n: int) -> Tensor:
-    """The uniforms `(n,)` float64 in (0, 1) from which the tensor number `index` of a new part of a model is made."""
+    """Return the uniforms `(n,)` float64 in (0, 1) from which the tensor number `index` of a new part of a model is
+    made.
+    """
     return uniform_at(_start(_WEIGHTS, seed, index), torch.arange(n))

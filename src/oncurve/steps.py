@@ -25,17 +25,17 @@ Splitter = Callable[[str], list[int]]
 
 
 def lines(text: str) -> list[int]:
-    """One step per line. Example: `"7*8=56\\n\\n56+31=87"` ends its steps at 8 and 16."""
+    """Return one step per line. Example: `"7*8=56\\n\\n56+31=87"` ends its steps at 8 and 16."""
     return _ends(text, [start + len(line) for start, line in _with_starts(text.splitlines(keepends=True))])
 
 
 def pieces(text: str, ends: Sequence[int]) -> list[str]:
-    """The texts of the steps that end at `ends`, in order."""
+    """Return the texts of the steps that end at `ends`, in order."""
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def splitter_of(split: str, base: Path | None = None) -> Splitter:
-    r"""The splitter that a setting names.
+    r"""Return the splitter that a setting names.
 
     "newline"         one step per line
     "/pattern/"       a step ends after each match of a pattern of Python's `re`: "/\n\n+/", "/(?<=[.!?])\s/"
@@ -73,7 +73,7 @@ def _with_starts(parts: Iterable[str]) -> Iterable[tuple[int, str]]:
 
 
 def _ends(text: str, candidates: Iterable[int]) -> list[int]:
-    """The candidates, and the end of the text, that end a step with more than white space in it.
+    """Return the candidates, and the end of the text, that end a step with more than white space in it.
 
     White space after a step, up to the next candidate, belongs to the step.
     """
@@ -89,7 +89,7 @@ def _ends(text: str, candidates: Iterable[int]) -> list[int]:
 
 
 def _ends_of(text: str, returned: Any) -> list[int]:
-    """The result of a user's function, as offsets. Raises ValueError where it is invalid."""
+    """Return the result of a user's function, as offsets. Raises ValueError where it is invalid."""
     given = list(returned)
     if all(isinstance(step, str) for step in given):
         ends, place = [], 0
@@ -110,7 +110,7 @@ def _ends_of(text: str, returned: Any) -> list[int]:
 def token_ends(
     ends: Sequence[int], text: str, ids: Sequence[int], text_of: Callable[[Sequence[int]], str]
 ) -> tuple[int, ...]:
-    """The index of the token that writes the last character of each step.
+    """Return the index of the token that writes the last character of each step.
 
     ends      offsets just after the steps, ascending, in `text`
     text      of the completion, without EOS or stop string
@@ -150,7 +150,7 @@ class _Prefixes:
         self._first = self._passed = 0
 
     def length(self, token: int) -> int:
-        """The number of characters of `ids[: token + 1]`."""
+        """Return the number of characters of `ids[: token + 1]`."""
         if token not in self._known:
             window = self._text_of(self._ids[self._first : token + 1])
             if window.startswith(self._before):

@@ -78,7 +78,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completion:
-    """What follows a prompt: `ids` include the ending EOS or stop tokens, `text` does not.
+    """The text that follows a prompt: `ids` include the ending EOS or stop tokens, `text` does not.
 
     `logprobs[t]` is the log-probability of `ids[t]` under the distribution it was sampled from (temperature applied).
     The sampler records `ended`, so it is never guessed: `"length"` is a truncated completion.
@@ -155,7 +155,9 @@ class TokenLoss:
         return TokenLoss(self.loss + other.loss, {**self.stats, **other.stats}, kl)
 
     def weighted(self, batch: TrainBatch) -> Float[Tensor, ""]:
-        """`Σ_it token_weights_it · loss_it + Σ_it kl_weights_it · kl_it`, `()`. Raises ValueError without weights."""
+        """Return `Σ_it token_weights_it · loss_it + Σ_it kl_weights_it · kl_it`, `()`. Raises ValueError without
+        weights.
+        """
         if batch.token_weights is None:
             raise ValueError("a loss needs the batch's token_weights: batch.with_weights(aggregation(batch)) first")
         total = (self.loss * batch.token_weights).sum()
@@ -269,34 +271,36 @@ class TrainBatch:
         return int(self.loss_mask.sum())
 
     def having(self, **fields: Any) -> Self:
-        """This batch with the named fields replaced."""
+        """Return this batch with the named fields replaced."""
         return replace(self, **fields)
 
     def with_advantages(self, advantages: Float[Tensor, "B T"] | AdvantagesAndReturns) -> Self:
-        """This batch with `advantages` `(B, T)`, and with `returns` where they come with them."""
+        """Return this batch with `advantages` `(B, T)`, and with `returns` where they come with them."""
         if isinstance(advantages, AdvantagesAndReturns):
             return replace(self, advantages=advantages.advantages, returns=advantages.returns)
         return replace(self, advantages=advantages)
 
     def with_weights(self, weights: Float[Tensor, "B T"] | TokenWeights) -> Self:
-        """This batch with `token_weights` `(B, T)`, which hold the global denominators, and `kl_weights` if given."""
+        """Return this batch with `token_weights` `(B, T)`, which hold the global denominators, and `kl_weights` if
+        given.
+        """
         if isinstance(weights, TokenWeights):
             return replace(self, token_weights=weights.policy, kl_weights=weights.kl)
         return replace(self, token_weights=weights)
 
     def to(self, device: torch.device) -> Self:
-        """This batch with its tensors on `device`, except ragged ones (the prompts), which models move."""
+        """Return this batch with its tensors on `device`, except ragged ones (the prompts), which models move."""
         tensors = {name: getattr(self, name) for name, axes in axes_of(self).items() if axes != "G"}
         return replace(self, **{name: value.to(device) for name, value in tensors.items() if value is not None})
 
     def existing(self) -> Bool[Tensor, "B T"]:
-        """`(B, T)` bool: this token exists (trained or not)."""
+        """Return `(B, T)` bool: this token exists (trained or not)."""
         positions = torch.arange(self.completion_ids.shape[1], device=self.lengths.device)
         return positions[None, :] < self.lengths[:, None]
 
 
 def axes_of(batch: TrainBatch) -> dict[str, Axes]:
-    """The axes of every field of a batch, also of the fields that a subclass adds, in their order.
+    """Return the axes of every field of a batch, also of the fields that a subclass adds, in their order.
 
     Raises TypeError: a field states no axes, or unknown ones.
     """

@@ -7,7 +7,6 @@ wait until `released(orders)` is there.
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,29 +57,3 @@ def released(orders: Path) -> Path:
 def order(orders: Path, action: str, count: int = 1) -> None:
     for number in range(count):
         (orders / f"{action}-{number}").touch()
-
-
-class SlowEngine(DeadlyEngine):
-    """Every token takes a while in workers, so that new weights come while completions are sampled."""
-
-    def generate(self, *arguments: Any) -> list[Group]:
-        self.slow_down()
-        return super().generate(*arguments)
-
-    def continued(self, *arguments: Any) -> list[Group]:
-        self.slow_down()
-        return super().continued(*arguments)
-
-    def slow_down(self) -> None:
-        asked = self.interrupted
-        if os.getpid() != self.driver and asked is not None and not isinstance(asked, _Slowly):
-            self.interrupted = _Slowly(asked)
-
-
-class _Slowly:
-    def __init__(self, asked: Callable[[], bool]) -> None:
-        self.asked = asked
-
-    def __call__(self) -> bool:
-        time.sleep(0.02)
-        return self.asked()

@@ -1,13 +1,11 @@
 """`[cluster]` from the command line: the bits of one process, resumes with other ranks, and what is refused."""
 
-import gzip
 import json
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -19,7 +17,6 @@ from fakes.tolerance import about
 from oncurve import durable
 
 VLLM = ["cluster.kind=host", "cluster.engine=vllm", "cluster.rollout_workers=1"]
-WINDOW = ["cluster.kind=host", "cluster.order=window", "cluster.lag=1", "cluster.rollout_workers=2"]
 HOST = ["cluster.kind=host", "kl.coef=0.05", "learner.minibatches=2", "checkpoint.every=1", "checkpoint.keep=100"]
 
 
@@ -75,10 +72,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cluster.kind=host", 'cluster.vllm_arguments=["-x"]'], ["cluster.vllm_arguments", "leave them out"]),
         (["cluster.kind=host", "cluster.lag=-1"], ["cluster.lag"]),
         (["cluster.kind=none", "cluster.lag=1"], ["cluster.lag", "unknown key"]),
-        (["cluster.kind=host", "cluster.order=window", "cluster.lag=1"], ["cluster.order", "rollout_workers to 1"]),
-        ([*WINDOW, "filter.dynamic_sampling=true"], ["filter.dynamic_sampling", "cluster.order"]),
-        (["cluster.kind=host", "cluster.partial=true"], ["cluster.partial", 'cluster.order = "window"']),
-        ([*WINDOW, "cluster.partial=true", 'rollout.stop=["x"]'], ["rollout.stop", "cluster.partial to false"]),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_by_name(project, monkeypatch, capfd, settings, words) -> None:
@@ -276,22 +269,3 @@ def test_a_run_with_a_lag_has_the_same_bits_after_stops_with_other_processes_and
     said = finish("resume", "two", "run.steps=8", "cluster.rollout_workers=0")
     assert "not exact" not in said
     compare(project / "one", out, 8)
-
-
-@pytest.mark.slow
-def test_a_run_in_the_order_of_finishing_says_that_it_is_not_exact_and_trains_each_prompt_once(project: Path) -> None:
-    settings = [*WORKERS, *WINDOW, "cluster.shard_groups=1", "correction.kind=truncated"]
-    said = finish("train", "recipe.toml", *settings, "run.steps=4", "--out", "out")
-    assert "Steps train groups in the order in which they are finished" in said
-    assert "that is not exact" in said
-    said = finish("resume", "out", "run.steps=6")
-    assert 'not exact: the run goes on, but not to the same bits, because cluster.order = "window"' in said
-    found = [
-        [json.loads(line)["prompt"]["id"] for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
-        for path in sorted((project / "out" / "rollouts").iterdir())
-    ]
-    assert [len(step) for step in found] == [6] * 6
-    lines = [json.loads(line) for line in (project / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert max(line["cluster/lag_max"] for line in lines) <= 2  # a step makes two updates
-    counts = Counter(number for step in found for number in step)
-    assert max(counts.values()) - min(counts.values()) <= 1  # the data is gone through in passes

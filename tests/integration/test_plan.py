@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import oncurve.forecast.command as forecasting
-from oncurve import cli
 from oncurve.base.errors import UserError
+from oncurve.cli.app import app
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
-from oncurve.forecast import AvailableMemory
+from oncurve.forecast.machines import AvailableMemory
 from oncurve.forecast.outlook import NEUTRAL
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ CARD = [
 
 def plan(*words: str | Path) -> tuple[int, str, dict[str, Any]]:
     """Exit code, what was printed, and the JSON of it."""
-    done = CliRunner().invoke(cli.app, ["plan", *map(str, words), "--json"])
+    done = CliRunner().invoke(app, ["plan", *map(str, words), "--json"])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.stdout, json.loads(done.stdout.splitlines()[-1])
@@ -94,7 +94,7 @@ def test_a_size_that_does_not_fit_says_what_would() -> None:
     assert together["settings"] in printed
 
 
-@pytest.mark.parametrize("machine", ["t4", "rtx4090", "a100", "4xl4"])
+@pytest.mark.parametrize("machine", ["t4", "rtx4090", "a100"])
 @pytest.mark.parametrize("size", ["1.5B", "7B", "14B"])
 @pytest.mark.parametrize(
     "settings",
@@ -108,16 +108,15 @@ def test_a_size_that_does_not_fit_says_what_would() -> None:
 def test_settings_that_are_said_to_fit_do_fit_when_they_are_applied(
     machine: str, size: str, settings: list[str]
 ) -> None:
-    option = "--machines" if "x" in machine[:2] else "--machine"
-    words = [*settings, "--parameters", size, option, machine]
+    words = [*settings, "--parameters", size, "--machine", machine]
     code, printed, found = plan(*words)
     assert (code == 0) == found["fits"]
     said = [each for each in found["suggestions"] if each["peak_bytes"] <= found["available_bytes"]]
     assert found["fits"] or said or "smaller model" in printed
     for each in said:
         code, _, applied = plan(*words, *shlex.split(each["settings"]))
-        assert code == 0  # several GPUs are then split for speed, so the peak may be another
-        assert "x" in machine[:2] or applied["peak_bytes"] <= each["peak_bytes"] * 1.001
+        assert code == 0
+        assert applied["peak_bytes"] <= each["peak_bytes"] * 1.001
 
 
 def test_settings_that_change_no_result_are_enough_where_each_alone_lowers_another_phase() -> None:
@@ -136,6 +135,14 @@ def test_a_setting_that_changes_a_result_is_left_out_where_the_others_are_enough
     assert together - {*NEUTRAL} == {"lora.rank"}
 
 
+def test_kl_is_not_switched_off_next_to_other_settings_of_it() -> None:
+    words = ["grpo", "--parameters", "7B", "--machine", "t4"]
+    assert "kl.coef=0" in {each["settings"] for each in plan(*words)[2]["suggestions"]}
+    _, printed, found = plan(*words, "kl.estimator=k2")
+    assert "kl.coef=0" not in printed
+    plan(*words, "kl.estimator=k2", *shlex.split(found["suggestions"][-1]["settings"]))
+
+
 def test_a_machine_by_numbers_alone() -> None:
     card = ["--memory", "80GiB", "--tflops", "500", "--bandwidth", "2TB/s"]
     _, _, found = plan("--model", "qwen2.5-1.5b", *card)
@@ -144,7 +151,7 @@ def test_a_machine_by_numbers_alone() -> None:
 
 
 def test_a_models_folder_is_enough() -> None:
-    _, _, found = plan("--model", ROOT / "src/oncurve/models/tiny", "--machine", "rtx4090")
+    _, _, found = plan("--model", ROOT / "src/oncurve/models/tiny", "--machine", "rtx4090", *SMALL_STEP)
     assert found["parameters"] == 361_088
 
 
@@ -165,18 +172,18 @@ def test_no_recipe_and_no_machine_is_this_one() -> None:
         (["--model", "qwen2.5-7b", "--memory", "80GiB"], "--tflops"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--memory", "lots"], "like 80GiB"),
         (["--parameters", "12"], "between 1M and 10T"),
-        (["--model", "qwen2.5-7b", "--machine", "h200", "--prompts", "0"], "--prompts 0: must be 1 at least"),
-        (["--model", "qwen2.5-7b", "--machine", "h200", "--completion-tokens", "-5"], "--completion-tokens"),
+        (["--model", "qwen2.5-7b", "--machine", "h200", "--prompts", "0"], "data.prompts_per_step"),
+        (["--model", "qwen2.5-7b", "--machine", "h200", "--completion-tokens", "-5"], "rollout.max_new_tokens"),
         (
             ["--model", "qwen2.5-7b", "--machine", "h200", "--group-size", "1"],
             "rollout.group_size: an advantage is relative to its group",
         ),
-        (["--model", "./nowhere"], "cannot be read"),
+        (["--model", "./nowhere"], "neither a directory here"),
         (["--parameters", "seven"], "like 7B, 494M or 7e9"),
         (["--parameters", "-7B"], "like 7B, 494M or 7e9"),
         (["--parameters", "nan"], "like 7B, 494M or 7e9"),
-        (["--parameters", "9e999"], "between 1M and 10T"),
-        (["--parameters", "7B", "--machine", "h200", "--prompts", "999999999"], "--prompts 999999999: must be 1 at"),
+        (["--parameters", "9e999"], "like 7B, 494M or 7e9"),
+        (["--parameters", "7B", "--machine", "h200", "--prompts", "999999999"], "data.prompts_per_step"),
         (["--parameters", "7B", "--machine", "h200", "--memory", "1e99GiB"], "like 80GiB"),
         (["--parameters", "7B", "--machine", "h200", "--tflops", "1e300"], "--tflops"),
         (["--model", "qwen2.5-7b", "--machine", "h200", "--completion-tokens", "40000"], "made for 32,768 positions"),
@@ -223,7 +230,7 @@ def test_where_all_fixes_together_are_too_few_the_plan_says_it() -> None:
 
 
 def with_room(available: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecasting, "memory_here", lambda: AvailableMemory(available, available, "a test"))
+    monkeypatch.setattr(forecasting, "memory_here", lambda: AvailableMemory(available, "a test"))
 
 
 def test_training_is_refused_where_it_clearly_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,62 +302,3 @@ def test_training_where_memory_is_tight_begins_with_a_warning(monkeypatch: pytes
     with_room(0.95 * needed, monkeypatch)
     (line,) = forecasting.check_memory(config)
     assert line.startswith("warning: ")
-
-
-def test_gpus_are_split_into_ranks_and_workers() -> None:
-    sizes = ("--prompts", "16", "--group-size", "4", "--completion-tokens", "256")
-    code, text, found = plan("--model", "qwen2.5-1.5b", "--machines", "8xh200", *sizes)
-    assert code == 0
-    assert found["learner_ranks"] + found["rollout_workers"] == found["gpus"] == 8
-    assert set(found["steps"]) == {"0", "1", "2"}
-    assert found["settings"] in text
-    assert "It fits" in text
-    config, _ = load_config(None, found["settings"].split())
-    assert (config.cluster.processes, config.cluster.workers) == (found["learner_ranks"], found["rollout_workers"])
-
-
-def test_groups_in_the_order_of_finishing_are_planned_so() -> None:
-    lagging = ("cluster.lag=1", "cluster.rollout_workers=1")
-    sizes = ("--prompts", "16", "--group-size", "4", "--completion-tokens", "256")
-    words = ("--model", "qwen2.5-1.5b", "--machines", "8xh200", *sizes, *lagging)
-    exact, window = (plan(*words, f"cluster.order={order}")[2] for order in ("exact", "window"))
-    assert "order" not in exact["settings"]
-    assert "cluster.order=window" in window["settings"]
-    load_config(None, window["settings"].split())
-    assert window["steps"]["1"]["seconds"] != exact["steps"]["1"]["seconds"]
-
-
-def test_a_run_that_cannot_have_ranks_is_refused() -> None:
-    with pytest.raises(UserError, match="a critic is not trained on several ranks"):
-        plan("ppo", "--model", "qwen2.5-1.5b", "--machines", "8xh200")
-    code, text, _ = plan("ppo", "--model", "qwen2.5-72b", "--machines", "1xt4")
-    assert code == 1
-    assert "No setting makes it small enough" in text
-    assert "GPUs are enough" not in text
-
-
-def test_the_reason_why_ranks_cannot_divide_a_model_is_said() -> None:
-    words = ("--model", "qwen2.5-72b", "--machines", "8xh200", "learner.masters=split")
-    _, text, _ = plan(*words)
-    assert "the ranks cannot divide the model: learner.masters" in text
-
-
-def test_gpus_that_are_too_small_are_said_with_what_makes_it_fit() -> None:
-    sizes = ("--prompts", "16", "--group-size", "4", "--completion-tokens", "256")
-    code, text, found = plan("--model", "qwen2.5-7b", "--machines", "8xh100", *sizes)
-    assert code == 1
-    assert "It does not fit" in text
-    assert found["suggestions"]
-    assert all(each["peak_bytes"] <= found["available_bytes"] for each in found["suggestions"])
-
-
-def test_processes_of_this_machine_are_planned_together() -> None:
-    code, text, found = plan(TASK, "--machines", "2xcpu", *SMALL_STEP)
-    assert code == 0
-    assert "all processes" in text
-    assert found["peak_bytes"] > max(role["peak"] for role in found["memory"].values())
-
-
-def test_machines_and_a_machine_are_not_given_together() -> None:
-    with pytest.raises(UserError, match="leave out --machine"):
-        plan("--model", "qwen2.5-7b", "--machines", "8xh100", "--machine", "h100")

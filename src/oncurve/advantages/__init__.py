@@ -67,25 +67,25 @@ class TeacherSettings:
 
 
 def teacher_of(advantage: object) -> TeacherSettings | None:
-    """The teacher that an advantage states; None where it needs none."""
+    """Return the teacher that an advantage states; None where it needs none."""
     if "teacher" not in needs_of(advantage):
         return None
     return TeacherSettings(getattr(advantage, "teacher", None), getattr(advantage, "template", None))
 
 
 def reads_rewards(advantage: object) -> bool:
-    """Whether an advantage reads rewards; True where it states nothing."""
+    """Return whether an advantage reads rewards; True where it states nothing."""
     return bool(stated(advantage, "reads_rewards", True))
 
 
 def needs_of(advantage: object) -> frozenset[str]:
-    """An advantage's `needs`; empty where it states none."""
+    """Return an advantage's `needs`; empty where it states none."""
     found: frozenset[str] = getattr(advantage, "needs", frozenset())
     return found
 
 
 def check_advantage(advantage: object) -> str | None:
-    """What is wrong with an advantage, or with what it states of itself; None: nothing."""
+    """Return what is wrong with an advantage, or with what it states of itself, or None."""
     lacks = lacking(advantage, ("__call__", "min_valid_completions"), "advantage")
     if lacks is not None:
         return lacks

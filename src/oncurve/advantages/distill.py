@@ -68,16 +68,16 @@ class Distill(Component):
 
     @property
     def min_valid_completions(self) -> int:
-        """What `base` needs of a group; 1 without it."""
+        """Return what `base` needs of a group; 1 without it."""
         return getattr(self.base, "min_valid_completions", 1)
 
     @property
     def reads_rewards(self) -> bool:
-        """Whether there is a `base` that reads them."""
+        """Return whether there is a `base` that reads them."""
         return self.base is not None and bool(stated(self.base, "reads_rewards", True))
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"] | AdvantagesAndReturns:
-        """The advantages `(B, T)` float64, with the returns of `base` where it gives them.
+        """Return the advantages `(B, T)` float64, with the returns of `base` where it gives them.
 
         π_old is the policy that sampled: `old_logprobs`, or where the ratio to them is 1 the sampler's own record.
 
@@ -96,7 +96,7 @@ class Distill(Component):
         return own + found
 
     def describe(self) -> Equation:
-        """The log-ratio of teacher to policy, and the advantage that is added to it."""
+        """Return the log-ratio of teacher to policy, and the advantage that is added to it."""
         weight = f"{self.weight:g} " if self.weight != 1 else ""
         whose = self.teacher or "the policy itself"
         reads = f", which reads {self.template!r}" if self.template is not None else ""

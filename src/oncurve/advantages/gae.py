@@ -29,7 +29,7 @@ def gae(
     lam: float = 0.95,
     beyond: Float[Tensor, "B"] | None = None,
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Advantages and returns, `(B, T)` float64 each, 0 where `mask` is False.
+    """Return advantages and returns, `(B, T)` float64 each, 0 where `mask` is False.
 
     rewards (B, T)   of each token; one at a skipped token counts at the trained token before it
     values  (B, T)   V_t, before whose token it is read
@@ -57,7 +57,7 @@ def gae(
 
 
 def whiten(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`(x - μ) / sqrt(σ² + 1e-8)` over the places of `mask`, σ² with Bessel's correction; 0 elsewhere.
+    """Return `(x - μ) / sqrt(σ² + 1e-8)` over the places of `mask`, σ² with Bessel's correction; 0 elsewhere.
 
     Fewer than two places: 0. All of one value: exactly 0.
     """
@@ -92,7 +92,9 @@ class GAEAdvantage(Component):
     """A completion needs no siblings."""
 
     def __call__(self, batch: TrainBatch) -> AdvantagesAndReturns:
-        """Advantages and returns `(B, T)`. Raises ValueError where the batch has no values or no token rewards."""
+        """Return advantages and returns `(B, T)`. Raises ValueError where the batch has no values or no token
+        rewards.
+        """
         if batch.values is None or batch.token_rewards is None:
             raise ValueError("generalised advantages need a reward and a critic's value of every token")
         beyond = None
@@ -106,7 +108,7 @@ class GAEAdvantage(Component):
         return AdvantagesAndReturns(whiten(raw, batch.loss_mask) if self.scale == "batch" else raw, returns)
 
     def describe(self) -> Equation:
-        """The discounted sum of temporal differences."""
+        """Return the discounted sum of temporal differences."""
         whitened = ", whitened over the batch" if self.scale == "batch" else ""
         end = "the critic's value after a completion that was cut off" if self.bootstrap else "0 after the last token"
         return Equation(

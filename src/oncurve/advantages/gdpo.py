@@ -34,7 +34,7 @@ def decoupled_sums(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Float[Tensor, "B"]:
-    """`s_i = Σ_k w_k (r_ik - mean_group r_k) / (std_group r_k + eps)`, `(B,)` float64.
+    """Return `s_i = Σ_k w_k (r_ik - mean_group r_k) / (std_group r_k + eps)`, `(B,)` float64.
 
     components (B, K)      the values of each reward; NaN: it does not apply to the completion, and adds 0
     weights    (B, K)      w_k
@@ -67,7 +67,7 @@ class GDPOAdvantage(OutcomeAdvantage):
     """Other completions of the same prompt, and the values of the single rewards."""
 
     def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
-        """The advantages `(B,)` float64, which scaling and shifting a reward do not change, up to `eps`.
+        """Return the advantages `(B,)` float64, which scaling and shifting a reward do not change, up to `eps`.
 
         Raises ValueError: the batch does not have the single rewards.
         """
@@ -82,7 +82,7 @@ class GDPOAdvantage(OutcomeAdvantage):
         return sums / torch.where(sums != 0, std + self.eps, 1.0)
 
     def describe(self) -> Equation:
-        """The weighted sum of normalised rewards."""
+        """Return the weighted sum of normalised rewards."""
         by = f"std + {self.eps:g}" if self.eps else "std"
         z = f"(r_ik - mean r_k) / ({by}), mean and std of the values r_ik of reward k in its group (ddof {self.ddof})"
         sums = "Σ_k w_k z_ik over the rewards k, w_k their weights; std s is over the batch"

@@ -34,7 +34,7 @@ def group_advantages(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Float[Tensor, "B"]:
-    """Advantage of each completion among the valid completions of its group, in float64.
+    """Return advantage of each completion among the valid completions of its group, in float64.
 
     rewards (B,)   valid (B,) bool   group_ids (B,) int64, groups may be of any sizes   returns (B,) float64
 
@@ -76,7 +76,8 @@ def group_advantages(
 
 
 def _of_huge_rewards(rewards: Tensor, valid: Tensor, group_ids: Tensor, scale: Scale, ddof: int, eps: float) -> Tensor:
-    """The advantages `(B,)` where squares would overflow: a group's do not change when a power of two divides it.
+    """Return the advantages `(B,)` where squares would overflow: a group's do not change when a power of two divides
+    it.
 
     Relative to a deviation of that size `eps` is negligible; groups whose rewards can be squared are unchanged.
     """
@@ -90,7 +91,9 @@ def _of_huge_rewards(rewards: Tensor, valid: Tensor, group_ids: Tensor, scale: S
 
 
 def _std(r: Tensor, valid: Tensor, segments: Tensor, ddof: int) -> Tensor:
-    """Standard deviation `(B,)` of the valid rewards in each row's segment, in two passes; 0 for too few of them."""
+    """Return standard deviation `(B,)` of the valid rewards in each row's segment, in two passes; 0 for too few of
+    them.
+    """
     count = int(segments.max()) + 1
     deviation = torch.where(valid, r - segment_mean(r, segments, count, valid)[segments], 0.0)
     squares = segment_sum(deviation.square(), segments, count)
@@ -100,7 +103,7 @@ def _std(r: Tensor, valid: Tensor, segments: Tensor, ddof: int) -> Tensor:
 def constant_groups(
     rewards: Float[Tensor, "B"], valid: Bool[Tensor, "B"], group_ids: Int[Tensor, "B"]
 ) -> Bool[Tensor, "G"]:
-    """Which groups have no two different valid rewards, `(groups,)` bool: they teach nothing. Shapes as above.
+    """Return which groups have no two different valid rewards, `(groups,)` bool: they teach nothing. Shapes as above.
 
     A group without any valid reward is constant too.
     """
@@ -121,11 +124,11 @@ class OutcomeAdvantage(Component):
     """Valid completions that a group needs; the trainer drops and counts smaller ones."""
 
     def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
-        """The advantage of each completion, `(B,)` float64."""
+        """Return the advantage of each completion, `(B,)` float64."""
         raise TypeError(f"{type(self).__name__} must define per_completion(batch)")
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """The completion's advantage at each of its tokens, 0 beyond: `(B, T)` float64."""
+        """Return the completion's advantage at each of its tokens, 0 beyond: `(B, T)` float64."""
         return self.per_completion(batch)[:, None] * batch.existing()
 
 
@@ -151,11 +154,11 @@ class GroupAdvantage(OutcomeAdvantage):
     )
 
     def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
-        """`group_advantages` of the batch's rewards, `(B,)` float64."""
+        """Return `group_advantages` of the batch's rewards, `(B,)` float64."""
         return group_advantages(batch.rewards, batch.valid, batch.group_ids, self.scale, self.ddof, self.eps)
 
     def describe(self) -> Equation:
-        """The completion's reward relative to its group."""
+        """Return the completion's reward relative to its group."""
         if self.scale == "none":
             return Equation("r_i - mean r, the mean of its group of G")
         of = (

@@ -28,7 +28,7 @@ from oncurve.types import TrainBatch
 def maxrl_advantages(
     rewards: Float[Tensor, "B"], valid: Bool[Tensor, "B"], group_ids: Int[Tensor, "B"], eps: float = 1e-6
 ) -> Float[Tensor, "B"]:
-    """`(r - mean) / (mean + eps)` over the valid completions of a group, `(B,)` float64.
+    """Return `(r - mean) / (mean + eps)` over the valid completions of a group, `(B,)` float64.
 
     rewards (B,) >= 0 where valid   valid (B,) bool   group_ids (B,) int64
 
@@ -62,9 +62,9 @@ class MaxRLAdvantage(OutcomeAdvantage):
     """Other completions of the same prompt, and rewards of 0 or more."""
 
     def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
-        """`maxrl_advantages` of the batch's rewards, `(B,)` float64."""
+        """Return `maxrl_advantages` of the batch's rewards, `(B,)` float64."""
         return maxrl_advantages(batch.rewards, batch.valid, batch.group_ids, self.eps)
 
     def describe(self) -> Equation:
-        """The reward relative to the mean."""
+        """Return the reward relative to the mean."""
         return Equation(f"(r_i - mean r) / (mean r + {self.eps:g}), the mean of its group of G")

@@ -26,7 +26,7 @@ def opo_advantages(
     group_ids: Int[Tensor, "B"],
     lengths: Int[Tensor, "B"],
 ) -> Float[Tensor, "B"]:
-    """`r_i - Σ_j L_j r_j / Σ_j L_j` over the valid completions of a group, `(B,)` float64.
+    """Return `r_i - Σ_j L_j r_j / Σ_j L_j` over the valid completions of a group, `(B,)` float64.
 
     rewards (B,)   valid (B,) bool   group_ids (B,) int64
     lengths (B,) int64               L, the trained tokens of each completion
@@ -50,9 +50,9 @@ class OPOAdvantage(OutcomeAdvantage):
     """OPO (`kind = "opo"`): the reward minus the mean reward of its group weighted by length."""
 
     def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
-        """`opo_advantages` of the batch's rewards and trained tokens, `(B,)` float64."""
+        """Return `opo_advantages` of the batch's rewards and trained tokens, `(B,)` float64."""
         return opo_advantages(batch.rewards, batch.valid, batch.group_ids, batch.loss_mask.sum(1))
 
     def describe(self) -> Equation:
-        """The reward relative to the optimal baseline."""
+        """Return the reward relative to the optimal baseline."""
         return Equation("r_i - Σ_j |o_j| r_j / Σ_j |o_j|, over the completions j of its group of G")

@@ -51,11 +51,11 @@ class PassKAdvantage(GroupAdvantage):
     advantage."""
 
     def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
-        """`passk_advantages` of the batch's rewards, `(B,)` float64."""
+        """Return `passk_advantages` of the batch's rewards, `(B,)` float64."""
         return passk_advantages(batch.rewards, batch.valid, batch.group_ids, self.scale, self.ddof, self.eps)
 
     def describe(self) -> Equation:
-        """The distance of the best from the second best."""
+        """Return the distance of the best from the second best."""
         of = "the best and the second best reward of its group of G; 0 for the others"
         if self.scale == "none":
             return Equation("r_1 - r_2 for the best completion", {"r_1, r_2": of})

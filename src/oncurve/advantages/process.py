@@ -31,7 +31,7 @@ def process_advantages(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Float[Tensor, "B {length}"]:
-    """The advantage of each token, `(B, T)` float64.
+    """Return the advantage of each token, `(B, T)` float64.
 
     step_rewards (B, S)         of each step; beyond `step_counts` nothing is read
     step_ends    (B, S) int64   the index of each step's last token, in 0..T-1; equal ones are allowed, any order
@@ -76,7 +76,7 @@ class ProcessAdvantage(GroupAdvantage):
     """Other completions of the same prompt, and rewards of their steps."""
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Each token's advantage, 0 after the last step: `(B, T)` float64."""
+        """Return each token's advantage, 0 after the last step: `(B, T)` float64."""
         ends, rewards, counts = batch.lengths[:, None] - 1, batch.rewards[:, None], torch.ones_like(batch.lengths)
         if batch.step_ends is not None and batch.step_rewards is not None and batch.step_counts is not None:
             scored = batch.step_counts > 0
@@ -90,7 +90,7 @@ class ProcessAdvantage(GroupAdvantage):
         )
 
     def describe(self) -> Equation:
-        """The step rewards relative to those of the group, summed from each token on."""
+        """Return the step rewards relative to those of the group, summed from each token on."""
         normalised = "r_ij - mean R, R the rewards of all steps in its group of G"
         if self.scale != "none":
             over = ", the std over the batch's steps" if self.scale == "batch" else ""

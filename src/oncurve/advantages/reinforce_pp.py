@@ -34,7 +34,8 @@ class ReinforcePPAdvantage(Component):
     """A completion needs no siblings."""
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Advantages `(B, T)` float64, 0 at untrained tokens, which are skipped. Raises ValueError: no token rewards.
+        """Return advantages `(B, T)` float64, 0 at untrained tokens, which are skipped. Raises ValueError: no token
+        rewards.
 
         Generalised advantages of λ = 1 without a critic are the rewards to go. All rewards of one value at γ = 1 give
         exactly 0; scaling and shifting them changes nothing at γ = 1, up to the 1e-8.
@@ -46,7 +47,7 @@ class ReinforcePPAdvantage(Component):
         return whiten(to_go, batch.loss_mask)
 
     def describe(self) -> Equation:
-        """The reward to go."""
+        """Return the reward to go."""
         factor = "" if self.gamma == 1 else f"{self.gamma:g}^(l-t) "
         return Equation(
             f"Σ_l>=t {factor}r_il, whitened over the batch's trained tokens",
@@ -59,10 +60,12 @@ class ReinforcePPBaselineAdvantage(OutcomeAdvantage):
     the batch."""
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Advantages `(B, T)` float64, 0 at untrained tokens. Scaling and shifting all rewards changes nothing."""
+        """Return advantages `(B, T)` float64, 0 at untrained tokens. Scaling and shifting all rewards changes
+        nothing.
+        """
         centred = group_advantages(batch.rewards, batch.valid, batch.group_ids, "none")
         return whiten(centred[:, None].expand(batch.loss_mask.shape), batch.loss_mask)
 
     def describe(self) -> Equation:
-        """The reward relative to its group, on the scale of the batch."""
+        """Return the reward relative to its group, on the scale of the batch."""
         return Equation("r_i - mean r, the mean of its group of G, whitened over the batch's trained tokens")

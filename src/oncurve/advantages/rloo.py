@@ -20,7 +20,7 @@ from oncurve.types import TrainBatch
 def rloo_advantages(
     rewards: Float[Tensor, "B"], valid: Bool[Tensor, "B"], group_ids: Int[Tensor, "B"]
 ) -> Float[Tensor, "B"]:
-    """Each completion's reward minus the mean of the other valid ones of its group, `(B,)` float64.
+    """Return each completion's reward minus the mean of the other valid ones of its group, `(B,)` float64.
 
     rewards (B,)   valid (B,) bool   group_ids (B,) int64
 
@@ -36,9 +36,9 @@ class RLOOAdvantage(OutcomeAdvantage):
     """REINFORCE leave-one-out (`kind = "rloo"`): the reward minus the mean reward of the other completions."""
 
     def per_completion(self, batch: TrainBatch) -> Float[Tensor, "B"]:
-        """`rloo_advantages` of the batch's rewards, `(B,)` float64."""
+        """Return `rloo_advantages` of the batch's rewards, `(B,)` float64."""
         return rloo_advantages(batch.rewards, batch.valid, batch.group_ids)
 
     def describe(self) -> Equation:
-        """The reward relative to the others."""
+        """Return the reward relative to the others."""
         return Equation("r_i - the mean of the other G - 1 rewards of its group")

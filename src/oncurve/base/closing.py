@@ -26,7 +26,7 @@ class Closing(ABC):
 
 
 def reap(child: subprocess.Popen[Any], seconds: float) -> int | None:
-    """The exit code of a child that is ending; None where it has not ended within so many `seconds`.
+    """Return the exit code of a child that is ending; None where it has not ended within so many `seconds`.
 
     Then a thread waits for it. A killed process ends when the kernel comes to it, which may take long on a busy
     machine, and until it is waited for it stays in the table of processes.

@@ -88,13 +88,13 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def without_frames(error: Raised) -> Raised:
-    """`error`, of which a notebook's cell shows the message alone, as of an `OncurveError`."""
+    """Return `error`, of which a notebook's cell shows the message alone, as of an `OncurveError`."""
     vars(error)["_render_traceback_"] = lambda: [f"{type(error).__name__}: {error}", *notes_of(error)]
     return error
 
 
 def command(*words: object) -> str:
-    """The command line `oncurve` with these words, quoted for a shell: for messages that suggest a command.
+    """Return the command line `oncurve` with these words, quoted for a shell: for messages that suggest a command.
 
     Example: `command("eval", "my run")` is `oncurve eval 'my run'`.
     """
@@ -102,7 +102,9 @@ def command(*words: object) -> str:
 
 
 def shown(value: object) -> str:
-    """`repr(value)`, shortened where it is long or unprintable; a value too large for `repr` is named by its type."""
+    """Return `repr(value)`, shortened where it is long or unprintable; a value too large for `repr` is named by its
+    type.
+    """
     try:
         text = repr(value[:200] if isinstance(value, str) else value)
     except (ValueError, RecursionError):
@@ -111,7 +113,7 @@ def shown(value: object) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option most like `word`, if one is similar enough."""
+    """Return the option most like `word`, if one is similar enough."""
     names = list(options)
     word = word[:100]
     close = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1, cutoff=0.6)
@@ -119,6 +121,6 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
 
 
 def suggest(word: str, options: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the option most like `word`, or `""`."""
+    """Return `"; did you mean 'x'?"` for the option most like `word`, or `""`."""
     near = nearest(word, options)
     return f"; did you mean {near!r}?" if near is not None else ""

@@ -25,7 +25,7 @@ FILE_MODULE = "oncurve_file_"
 
 @dataclass
 class Trust:
-    """How this process treats what a configuration brings.
+    """The way in which this process treats what a configuration brings.
 
     given   all is trusted
     asks    a command: it asks on a terminal, and names what the user's own recipes bring
@@ -75,7 +75,7 @@ def looking() -> bool:
 
 @contextmanager
 def only_looking() -> Iterator[None]:
-    """A context in which no code is imported by its path."""
+    """Return a context in which no code is imported by its path."""
     token = _LOOKING.set(True)
     try:
         yield
@@ -84,7 +84,7 @@ def only_looking() -> Iterator[None]:
 
 
 def locate(path: str, base: Path | None = None) -> Any:
-    """The object at `"package.module:Name"` or `"file.py:name"`. A relative file is found in `base` (else here).
+    """Return the object at `"package.module:Name"` or `"file.py:name"`. A relative file is found in `base` (else here).
 
     A file is imported once in a process, whatever the spelling of its path; its folder is importable while it
     loads. Raises ConfigError: no such module, file or attribute (with the nearest name), or the import failed.
@@ -117,13 +117,15 @@ def _import_module(name: str) -> types.ModuleType:
 
 
 def imported_files() -> list[str]:
-    """The files that `import_file` has imported, in order: another process that imports them finds the same names."""
+    """Return the files that `import_file` has imported, in order: another process that imports them finds the same
+    names.
+    """
     found = [module for name, module in sys.modules.items() if name.startswith(FILE_MODULE)]
     return [str(module.__file__) for module in found]
 
 
 def import_file(source: str, base: Path | None = None) -> types.ModuleType:
-    """The module of a file, relative to `base`. Raises ConfigError: there is none, or the import failed."""
+    """Return the module of a file, relative to `base`. Raises ConfigError: there is none, or the import failed."""
     file = ((base or working_directory()) / usable_path(source, "a path to code", base)).resolve()
     name = f"{FILE_MODULE}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
     if name in sys.modules:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def lazily(package: str) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package whose `if TYPE_CHECKING:` block imports all that it gives.
+    """Return `__getattr__` and `__all__` of a package whose `if TYPE_CHECKING:` block imports all that it gives.
 
         if TYPE_CHECKING:
             from package.module import name as name

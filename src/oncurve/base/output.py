@@ -31,7 +31,8 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 def visible(text: str) -> str:
-    r"""`text` with control characters (C0, C1), marks of direction and lone surrogates as escapes; newline, tab stay.
+    r"""Return `text` with control characters (C0, C1), marks of direction and lone surrogates as escapes; newline, tab
+    stay.
 
     Example: `visible("\x1b[2J")` is `"\\x1b[2J"`, with a backslash. Visible text is unchanged.
     """
@@ -59,7 +60,7 @@ def warn(text: str) -> None:
 
 
 def make_visible(record: logging.LogRecord) -> bool:
-    """A filter for loggers: the record's message made visible. Always True."""
+    """Return a filter for loggers: the record's message made visible. Always True."""
     record.msg, record.args = visible(record.getMessage()), ()
     return True
 
@@ -69,7 +70,7 @@ def _line(stream: Any, text: str) -> None:
 
 
 def _target(stream: Any) -> Any:
-    """The stream below our wrappers, and below the proxy of a live display."""
+    """Return the stream below our wrappers, and below the proxy of a live display."""
     while True:
         below = stream.below if isinstance(stream, _Forgiving) else getattr(stream, "rich_proxied_file", None)
         if below is None:
@@ -111,18 +112,18 @@ class _Forgiving(io.TextIOBase):
             _silence(below)
 
     def writable(self) -> bool:
-        """True."""
+        """Return true."""
         return True
 
     def isatty(self) -> bool:
-        """Whether the stream below is a terminal."""
+        """Return whether the stream below is a terminal."""
         try:
             return bool(self.below is not None and self.below.isatty())
         except (OSError, ValueError):
             return False
 
     def fileno(self) -> int:
-        """The descriptor of the stream below. Raises OSError where it has none."""
+        """Return the descriptor of the stream below. Raises OSError where it has none."""
         if self.below is None:
             raise OSError("the process was started without this stream")
         return int(self.below.fileno())
@@ -175,7 +176,7 @@ class Plain(_Forgiving):
         return len(text)
 
     def isatty(self) -> bool:
-        """False."""
+        """Return false."""
         return False
 
     def __getattr__(self, name: str) -> Any:
@@ -193,7 +194,7 @@ def _silence(stream: Any) -> None:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """A context in which `sys.stdout` and `sys.stderr` are `Plain`. For the command, which owns its process.
+    """Return a context in which `sys.stdout` and `sys.stderr` are `Plain`. For the command, which owns its process.
 
     Missing descriptors 0 to 2 are opened on the null device first. Else the next file, such as a log or a checkpoint,
     would take the number and receive the output.
@@ -221,7 +222,8 @@ _own = False
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """A context in which the command owns this process and may end it. Python code that calls oncurve keeps its own.
+    """Return a context in which the command owns this process and may end it. Python code that calls oncurve keeps its
+    own.
 
     A missing reader is from now on an error of a write, not the end of the process.
     """
@@ -237,7 +239,7 @@ def own_process() -> Iterator[None]:
 
 
 def process_is_own() -> bool:
-    """Whether this process is the command's own."""
+    """Return whether this process is the command's own."""
     return _own
 
 
@@ -246,7 +248,7 @@ _asked = False
 
 @contextmanager
 def checkpoint_may_be_asked() -> Iterator[None]:
-    """A context in which SIGUSR1, which asks a run for a checkpoint, is noted while nothing is trained yet.
+    """Return a context in which SIGUSR1, which asks a run for a checkpoint, is noted while nothing is trained yet.
 
     The handler of the training takes its place, and begins with what was noted (`checkpoint_was_asked`). A process that
     handles or ignores SIGUSR1 itself is left alone, and so is one outside the main thread.
@@ -271,7 +273,7 @@ def _note(number: int, frame: object) -> None:
 
 
 def checkpoint_was_asked() -> bool:
-    """Whether SIGUSR1 came before the training, since the last call."""
+    """Return whether SIGUSR1 came before the training, since the last call."""
     global _asked
     asked, _asked = _asked, False
     return asked
@@ -282,7 +284,7 @@ _displays: list[Callable[[str], None]] = []
 
 @contextmanager
 def live(show: Callable[[str], None]) -> Iterator[None]:
-    """A context in which urgent lines go to `show`, because a live display would overwrite other output."""
+    """Return a context in which urgent lines go to `show`, because a live display would overwrite other output."""
     _displays.append(show)
     try:
         yield
@@ -314,7 +316,8 @@ _relay: int | None = None
 
 
 def worker_stderr() -> int:
-    """The descriptor for the standard error of worker processes, whose output goes to standard error as `Plain` text.
+    """Return the descriptor for the standard error of worker processes, whose output goes to standard error as `Plain`
+    text.
 
     All workers share one pipe, which a thread reads: a worker's print can neither fail nor steer the terminal.
     """

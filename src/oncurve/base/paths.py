@@ -21,7 +21,7 @@ _FILE_OF_ROWS = re.compile(r".*\.(jsonl?|parquet|csv|tsv|txt|gz|zst|zip|xlsx|arr
 
 
 def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
-    """`path` with `~` expanded. `where` names its option or setting; it is relative to `base`, or to the working
+    """Return `path` with `~` expanded. `where` names its option or setting; it is relative to `base`, or to the working
     directory.
 
     Raises ConfigError for an invalid path (NUL, too long, an unknown `~user`), and for one that this user may not read.
@@ -59,7 +59,9 @@ def usable_path(path: str | Path, where: str, base: Path | None = None) -> Path:
 
 @contextmanager
 def permitted() -> Iterator[None]:
-    """A context in which a file or folder that this user may not read or write is a ConfigError with its path."""
+    """Return a context in which a file or folder that this user may not read or write is a ConfigError with its
+    path.
+    """
     try:
         yield
     except PermissionError as error:
@@ -70,7 +72,7 @@ def permitted() -> Iterator[None]:
 
 
 def _closed(path: Path) -> bool:
-    """Whether permissions prevent access to `path`, or to the entries of that folder."""
+    """Return whether permissions prevent access to `path`, or to the entries of that folder."""
     try:
         return stat.S_ISDIR(path.stat().st_mode) and not os.access(path, os.R_OK | os.X_OK)
     except PermissionError:
@@ -80,7 +82,7 @@ def _closed(path: Path) -> bool:
 
 
 def working_directory() -> Path:
-    """The working directory. Raises ConfigError where it was deleted."""
+    """Return the working directory. Raises ConfigError where it was deleted."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -103,7 +105,7 @@ def not_a_file(path: Path) -> str | None:
 
 
 def path_component(name: str) -> str:
-    """`name`, if it can be the name of a file or a folder. Raises ValueError with what is wrong."""
+    """Return `name`, if it can be the name of a file or a folder. Raises ValueError with what is wrong."""
     if any(character in "/\\" or not character.isprintable() for character in name):
         raise ValueError("a name has no slash, backslash or unprintable character: it may become the name of a folder")
     if not name.strip() or name != name.strip() or name.startswith("."):
@@ -114,10 +116,12 @@ def path_component(name: str) -> str:
 
 
 def names_rows(name: str) -> bool:
-    """Whether a file is called like one of rows: `train.jsonl`, `rows.parquet`."""
+    """Return whether a file is called like one of rows: `train.jsonl`, `rows.parquet`."""
     return _FILE_OF_ROWS.fullmatch(name) is not None
 
 
 def is_data_set_id(path: str) -> bool:
-    """Whether a path that does not exist may be a data set's id on the hub: `owner/name`, without a file's suffix."""
+    """Return whether a path that does not exist may be a data set's id on the hub: `owner/name`, without a file's
+    suffix.
+    """
     return _HUB_ID.fullmatch(path) is not None and not names_rows(path)

@@ -10,6 +10,6 @@ SUFFIXES = (".toml", ".yaml", ".yml")
 
 
 def shipped(folder: Path) -> dict[str, Path]:
-    """The recipes in `PRESETS` or `RECIPES` by name, which is the path in the folder without the suffix."""
+    """Return the recipes in `PRESETS` or `RECIPES` by name, which is the path in the folder without the suffix."""
     files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}

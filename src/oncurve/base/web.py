@@ -119,12 +119,12 @@ async def _exchange(
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """The certificates that this system trusts; reading them takes 20 ms."""
+    """Return the certificates that this system trusts; reading them takes 20 ms."""
     return ssl.create_default_context()
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy that the environment names for `url`, or None."""
+    """Return the proxy that the environment names for `url`, or None."""
     address = urlsplit(url)
     if proxy_bypass(address.hostname or ""):
         return None

@@ -292,34 +292,29 @@ def plan_command(
     memory: Annotated[str | None, typer.Option("--memory", help="Memory of the machine: 80GiB.")] = None,
     tflops: Annotated[float | None, typer.Option("--tflops", help="Its bf16 TFLOP/s in matrix products: 790.")] = None,
     bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Its memory bandwidth: 4300GB/s.")] = None,
-    machines: Annotated[
-        str | None, typer.Option("--machines", help="GPUs to split a run among: 8xh200, 2x8xh100, or 2xcpu.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict a run's memory and the time of a step.
 
     The model is not loaded. Exit code 1: the run does not fit into memory.
     """
-    from oncurve.forecast import Sizes, forecast_command, plan_machines
+    from oncurve.forecast import forecast_command
     from oncurve.run import command_config
 
     words = list(overrides or [])
     if recipe is not None and "=" in recipe and not os.path.exists(recipe):  # a setting: there is no recipe
         words, recipe = [recipe, *words], None
+    sizes = {
+        "data.prompts_per_step": prompts,
+        "rollout.group_size": group_size,
+        "rollout.max_new_tokens": completion_tokens,
+    }
+    words += [f"{key}={value}" for key, value in sizes.items() if value is not None]
     with only_looking():
         config, base, _ = command_config(recipe, words, data, reward or [], preset or [], "plan")
         config = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": False})})
-        sizes = Sizes(prompts, group_size, prompt_tokens, completion_tokens)
-        named = (machine, memory, tflops, bandwidth)
-        title = recipe or "no recipe"
-        if machines is not None:
-            if any(value is not None for value in named):
-                raise ConfigError("--machines names the GPUs: leave out --machine, --memory, --tflops and --bandwidth")
-            found: Any = plan_machines(config, base, title, model, parameters, sizes, machines)
-        else:
-            known = (model, parameters, sizes, named)
-            found = forecast_command(config, base, title, *known, lambda line: complain(f"{line} ..."))
+        known = (model, parameters, prompt_tokens, (machine, memory, tflops, bandwidth), words)
+        found = forecast_command(config, base, recipe or "no recipe", *known, lambda line: complain(f"{line} ..."))
     show(found, as_json)
     if not found.fits:
         raise typer.Exit(1)

@@ -38,15 +38,6 @@ class ProcessSettings(Component):
     """GPUs of each worker, where the model is on a GPU; 0: all workers share the GPU of this process. It does not
     change any result. More than 1 are for vLLM servers, which divide the model among them (tensor parallelism)."""
 
-    order: Literal["exact", "window"] = "exact"
-    """"exact": steps train the prompts in their order. "window": a step trains the groups that are finished first, of
-    prompts of up to `lag` steps ahead, each begun by weights at most `lag` steps older than the step's. That is not
-    exact: which groups meet in a step depends on how fast they were sampled. Part of the result."""
-
-    partial: bool = False
-    """With order = "window": completions that are being sampled when there are new weights are continued by these. Each
-    token keeps the log-prob of the weights that sampled it. That is not exact. Part of the result."""
-
     weights: Literal["object", "disk", "gloo", "nccl"] = "object"
     """"object": the weights are copied once per machine, into memory that its workers read; "disk": they are written as
     safetensors into `weights_folder`; "gloo": this process broadcasts them over the network, from processors' memory;
@@ -105,16 +96,6 @@ class ProcessSettings(Component):
             lambda cluster: cluster.sharding == "replicate" and cluster.learner_ranks > cluster.gradient_shards,
             "cluster.learner_ranks: a rank without a shard would have nothing to do; lower it, or raise "
             "cluster.gradient_shards, which is part of the result",
-        ),
-        Impossible(
-            lambda cluster: cluster.order == "window" and not (cluster.lag and cluster.rollout_workers),
-            'cluster.order: "window" chooses among groups that other processes sample for later steps; set cluster.lag '
-            'and cluster.rollout_workers to 1 or more, or cluster.order to "exact"',
-        ),
-        Impossible(
-            lambda cluster: cluster.partial and (cluster.order != "window" or cluster.engine != "own"),
-            'cluster.partial: completions are continued by newer weights only with cluster.order = "window" and '
-            'cluster.engine = "own"; set these, or cluster.partial to false',
         ),
         Impossible(
             lambda cluster: cluster.offload and cluster.sharding != "fsdp",
@@ -193,13 +174,8 @@ class ProcessSettings(Component):
 
     def idle_workers(self, groups: int) -> int:
         """How many workers get no shard of a rollout of so many groups."""
-        shards = -(-groups // self.shard_groups) * (1 + self.lag * self.windowed)
+        shards = -(-groups // self.shard_groups)
         return max(0, self.rollout_workers - shards)
-
-    @property
-    def windowed(self) -> bool:
-        """Whether steps train groups in the order in which they are finished."""
-        return self.order == "window"
 
     @property
     def on_this_machine(self) -> bool:

@@ -21,7 +21,7 @@ from oncurve.cluster.workers import BUCKET_SECONDS, Broadcast, Carrier, FleetEng
 from oncurve.learner import Learner, LocalLearner
 from oncurve.models import CausalModel, module_device
 from oncurve.processes.fleets import CPU, Fleet, Gpus, Placement, check_settings, gpus_of, placed
-from oncurve.rollout import InProcessEngine, RolloutEngine, Sampling, Tokenizer
+from oncurve.rollout import RolloutEngine, Sampling, Tokenizer
 
 if TYPE_CHECKING:
     from oncurve.cluster.sharding import ShardedLearner
@@ -145,11 +145,6 @@ class ProcessCluster(ProcessSettings):
 
         workers = make_fleet if self.rollout_workers else None
         shards, threads, wait = self.shard_groups, self.worker_threads, self.wait_seconds
-        if self.partial and not isinstance(local, InProcessEngine):
-            raise ConfigError(
-                f"cluster.partial: {type(local).__name__} cannot continue a completion; set it to false, or "
-                'engine.kind to "local"'
-            )
         carrier, count = self._carrier(), self.rollout_workers
         return FleetEngine(
             local,
@@ -161,7 +156,6 @@ class ProcessCluster(ProcessSettings):
             carrier,
             exact=self.exact,
             workers=count,
-            partial=self.partial,
         )
 
     def _carrier(self) -> Carrier:

@@ -23,7 +23,7 @@ def sentences_of(cluster: ProcessSettings) -> list[str]:
         "torch or other kernels they are not exact, and the learner computes the old log-probs."
         if not cluster.exact
         else f"Rollouts are decoded by {workers} with {own} each, {together} "
-        f"together{'' if cluster.windowed else ': the number of processes, and losses of them, change no bit'}."
+        "together: the number of processes, and losses of them, change no bit."
         if cluster.rollout_workers
         else f"Rollouts are decoded by this process with {own}, {together} together.",
         *_lag(cluster),
@@ -40,13 +40,6 @@ def _lag(cluster: ProcessSettings) -> list[str]:
     if not cluster.lag:
         return []
     ahead = f"{cluster.lag} step{'s' * (cluster.lag > 1)}"
-    if cluster.windowed:
-        return [
-            f"Steps train groups in the order in which they are finished, out of prompts of up to {ahead} ahead, "
-            f"begun by weights at most {ahead} older than the step's"
-            f"{', and continued by newer ones' * cluster.partial}: that is not exact, and a second run or a resume "
-            "has other numbers."
-        ]
     when = (
         f"those of up to {ahead} ahead are sampled while a step trains"
         if cluster.rollout_workers

@@ -59,16 +59,6 @@ class Cluster(Protocol):
         """Step n trains what the weights after step n - 1 - lag wrote."""
         ...
 
-    @property
-    def windowed(self) -> bool:
-        """Whether steps train groups in the order in which they are finished; its engine is a `StreamingEngine`."""
-        ...
-
-    @property
-    def partial(self) -> bool:
-        """Whether completions are continued by newer weights than those that began them."""
-        ...
-
     def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
         """The run's learner, from `make(tokenizer=...)`, which builds the local one."""
         ...
@@ -125,8 +115,6 @@ class NoCluster(Component):
     processes: ClassVar[int] = 1
     workers: ClassVar[int] = 0
     lag: ClassVar[int] = 0
-    windowed: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
 
     def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
         """The learner that `make()` builds."""
@@ -198,8 +186,6 @@ check_cluster = check_of(
         "workers",
         "idle_workers",
         "lag",
-        "windowed",
-        "partial",
         "sentences",
     ),
     ("alone",),

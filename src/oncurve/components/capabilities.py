@@ -1,4 +1,4 @@
-"""What a component states of itself, and the default where it states nothing.
+"""Statements of a component about itself, and the default where it states nothing.
 
 No room asks for the class of another room's component: it reads one of the component's statements, and a component from
 elsewhere makes them as a built-in one does. Each room documents the statements of its components in its `__init__`, and
@@ -37,7 +37,7 @@ class Equation:
     legend: Mapping[str, str] = field(default_factory=dict)
 
     def mentions(self, letter: str) -> bool:
-        """Whether `letter` stands in the term or in what another letter stands for."""
+        """Return whether `letter` stands in the term or in what another letter stands for."""
         pattern = re.compile(rf"(?<![A-Za-zΑ-ω_]){re.escape(letter)}(?![A-Za-zΑ-ω_])")
         return any(pattern.search(text) for text in (self.term, *self.legend.values()))
 
@@ -61,7 +61,7 @@ class Inert:
 
 
 def stated(component: object, name: str, default: Any) -> Any:
-    """A component's statement about its formula; `default` where there is none.
+    """Return a component's statement about its formula; `default` where there is none.
 
     A statement belongs to the `__call__` next to which it is written: a class that redefines `__call__` does not
     inherit it, and has to make it again.
@@ -75,7 +75,7 @@ def stated(component: object, name: str, default: Any) -> Any:
 
 
 def described(component: object) -> Equation:
-    """The component's `describe()`; of one without, its name and settings, and a line that says so."""
+    """Return the component's `describe()`; of one without, its name and settings, and a line that says so."""
     describe = stated(component, "describe", None)
     if describe is not None:
         equation: Equation = describe()
@@ -86,12 +86,14 @@ def described(component: object) -> Equation:
 
 
 def rules_of(component: object, name: str) -> tuple[Any, ...]:
-    """The component's own rules, "impossible" or "inert", whose `holds` takes the component; none where it has none."""
+    """Return the component's own rules, "impossible" or "inert", whose `holds` takes the component; none where it has
+    none.
+    """
     return tuple(getattr(component, name, ()))
 
 
 def lacking(component: object, names: Iterable[str], what: str) -> str | None:
-    """The sentence that a component lacks some of `names` and so is no `what`; None: it has them all.
+    """Return the sentence that a component lacks some of `names` and so is no `what`; None: it has them all.
 
     No property is computed for that: one may start a process.
     """
@@ -101,7 +103,7 @@ def lacking(component: object, names: Iterable[str], what: str) -> str | None:
 
 
 def unflagged(component: object, flags: Iterable[str]) -> str | None:
-    """What is wrong with a component's `describe()` and the statements that must be True or False; None: nothing."""
+    """Return what is wrong with a component's `describe()` and the statements that must be True or False, or None."""
     name = type(component).__name__
     for flag in flags:
         value = stated(component, flag, False)
@@ -117,12 +119,12 @@ def unflagged(component: object, flags: Iterable[str]) -> str | None:
 
 
 def check_of(what: str, names: Iterable[str], flags: Iterable[str] = ()) -> Callable[[object], str | None]:
-    """A check of a component: what is wrong with it as a `what`, which has `names` and may state `flags`."""
+    """Return a check of a component: what is wrong with it as a `what`, which has `names` and may state `flags`."""
     return lambda component: lacking(component, names, what) or unflagged(component, flags)
 
 
 def check_per_token(found: object, shape: Iterable[int], setting: str, what: str, hint: str = "") -> Tensor:
-    """What a component returned for `what`, if it is one number per token: a tensor of `shape`, (B, T).
+    """Return what a component returned for `what`, if it is one number per token: a tensor of `shape`, (B, T).
 
     Raises ConfigError with the setting's name, the shape that was returned, and the hint.
     """

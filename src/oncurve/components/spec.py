@@ -56,7 +56,9 @@ class Component(BaseModel):
 
 
 def _leaf_types(annotation: Any) -> set[Any]:
-    """The scalar types an annotation mentions: `tuple[float, ...] | None` -> {float, NoneType}; literals by type."""
+    """Return the scalar types an annotation mentions: `tuple[float, ...] | None` -> {float, NoneType}; literals by
+    type.
+    """
     origin = typing.get_origin(annotation)
     if origin is Literal:
         return {type(choice) for choice in typing.get_args(annotation)}
@@ -74,7 +76,9 @@ LARGEST, SMALLEST = 1e38, 1e-38
 
 
 def _checked(value: Any, allowed: set[Any]) -> Any:
-    """`value` if pydantic would not change the type of a scalar in it. Raises ValueError, which pydantic reports."""
+    """Return `value` if pydantic would not change the type of a scalar in it. Raises ValueError, which pydantic
+    reports.
+    """
     if isinstance(value, (list, tuple)):
         return type(value)(_checked(item, allowed) for item in value) if type(value) in (list, tuple) else value
     if allowed & {int, float, bool, str}:
@@ -108,7 +112,9 @@ def _refuse_extremes(value: Any) -> None:
 
 
 def _number_in_disguise(text: str, allowed: set[Any]) -> float | None:
-    """The number that YAML reads as a string (`1e-6`), or None for `"none"`. Raises ValueError for anything else."""
+    """Return the number that YAML reads as a string (`1e-6`), or None for `"none"`. Raises ValueError for anything
+    else.
+    """
     if text == "none" and type(None) in allowed:
         return None
     try:
@@ -128,7 +134,7 @@ def build(
     default_kind: str | None = None,
     base: Path | None = None,
 ) -> Component:
-    """The component that a table of settings describes; a component is returned as it is.
+    """Return the component that a table of settings describes; a component is returned as it is.
 
     `kind` names a class of `kinds`, or one by path (`module:Name`, `file.py:Name` relative to `base`); without
     it `default_kind` is meant, or the only kind there is. `where` is the table's name in messages.
@@ -189,7 +195,7 @@ def _unread(kind: str, values: Mapping[str, Any], kinds: Mapping[str, type[Compo
 def _of_other_kinds(
     unknown: Iterable[str], kinds: Mapping[str, type[Component]], where: str, kind: Any
 ) -> dict[str, str]:
-    """The error for each of the unknown keys that other kinds have."""
+    """Return the error for each of the unknown keys that other kinds have."""
     found = {}
     for key in sorted(unknown):
         if owners := [name for name, cls in kinds.items() if key in cls.model_fields]:
@@ -199,7 +205,7 @@ def _of_other_kinds(
 
 
 def _key_meant(where: str, value: Any, kinds: Mapping[str, type[Component]]) -> str:
-    """The key of the table for which a value was given in place of the table, as a suggestion; "" for none."""
+    """Return the key of the table for which a value was given in place of the table, as a suggestion; "" for none."""
     if not isinstance(value, str) or not value:
         return ""
     key = "kind" if value in kinds or ":" in value else "path"
@@ -210,14 +216,16 @@ def _key_meant(where: str, value: Any, kinds: Mapping[str, type[Component]]) -> 
 
 
 def nested_in(component: object) -> list[Component]:
-    """The components that a component has under its `nested` keys."""
+    """Return the components that a component has under its `nested` keys."""
     return [part for key in getattr(component, "nested", ()) if (part := getattr(component, key)) is not None]
 
 
 def component_class(
     kind: Any, kinds: Mapping[str, type[Component]], where: str, base: Path | None = None
 ) -> type[Component]:
-    """The class that `kind` names, a name of `kinds` or a path to a class. Raises ConfigError where there is none."""
+    """Return the class that `kind` names, a name of `kinds` or a path to a class. Raises ConfigError where there is
+    none.
+    """
     names = ", ".join(kinds)
     if kind is None:
         raise ConfigError(f"{where}.kind: missing; choose one of: {names}")
@@ -242,7 +250,7 @@ def component_class(
 
 
 def validated(cls: type[Settings], values: Mapping[str, Any], where: str) -> Settings:
-    """`cls(**values)`, with all validation errors as one ConfigError. `where` is "" for a whole file."""
+    """Return `cls(**values)`, with all validation errors as one ConfigError. `where` is "" for a whole file."""
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:
@@ -250,7 +258,9 @@ def validated(cls: type[Settings], values: Mapping[str, Any], where: str) -> Set
 
 
 def kind_of(component: object, kinds: Mapping[str, type[Component]]) -> str:
-    """The `kind` that `build` would need to make this component again: a name of `kinds`, or a path to its class."""
+    """Return the `kind` that `build` would need to make this component again: a name of `kinds`, or a path to its
+    class.
+    """
     cls = type(component)
     if isinstance(component, Component) and component.unread is not None:
         return component.unread
@@ -264,7 +274,7 @@ def kind_of(component: object, kinds: Mapping[str, type[Component]]) -> str:
 
 
 def misstated(what: str, stated: object, known: frozenset[str]) -> str | None:
-    """What is wrong with a component's statement `what`, which must be a set of `known` names; None: nothing."""
+    """Return what is wrong with a component's statement `what`, which must be a set of `known` names, or None."""
     if isinstance(stated, frozenset | set) and all(isinstance(name, str) for name in stated):
         unknown = sorted(stated - known)
         if not unknown:
@@ -276,7 +286,7 @@ def misstated(what: str, stated: object, known: frozenset[str]) -> str | None:
 
 
 def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] | None = None) -> str:
-    """The errors, one line per key: `section.key: error, value`; unknown keys with the nearest name."""
+    """Return the errors, one line per key: `section.key: error, value`; unknown keys with the nearest name."""
     lines: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
         *above, last = detail["loc"] or ("",)
@@ -289,7 +299,7 @@ def explain_validation(error: ValidationError, where: str, cls: type[BaseModel] 
 
 
 def _either(complaints: Sequence[str]) -> str:
-    """The complaints about one value, of each branch of its type: `expected A or a list, got 1`."""
+    """Return the complaints about one value, of each branch of its type: `expected A or a list, got 1`."""
     *others, last = dict.fromkeys(complaints)
     got = last[last.rfind(", got ") :].partition(";")[0] if ", got " in last else ""
     if not others or not got or not all(one.endswith(got) for one in others):
@@ -327,7 +337,9 @@ def _complaint(detail: Any, names: list[str], cls: type[BaseModel] | None, place
 
 
 def _as_list(given: Any, place: str) -> str:
-    """How to write a value as a list: a shell takes the quotes of a list's strings unless all of it is quoted."""
+    """Return how to write a value as a list: a shell takes the quotes of a list's strings unless all of it is
+    quoted.
+    """
     if isinstance(given, str) and given.startswith("["):
         return f'; in a shell write \'{place}=["…", "…"]\', with all of its quotes'
     if not isinstance(given, str | int | float) or len(str(given)) >= 80:
@@ -341,7 +353,9 @@ def _as_list(given: Any, place: str) -> str:
 
 
 def _other_tools_word(place: str, keys: list[str]) -> str:
-    """The setting here for another tool's name at `place`, in the same table if that has such a key; else `""`."""
+    """Return the setting here for another tool's name at `place`, in the same table if that has such a key; else
+    `""`.
+    """
     word = word_for(place)
     if word is None:
         return ""
@@ -352,7 +366,7 @@ def _other_tools_word(place: str, keys: list[str]) -> str:
 
 
 def _keys_at(cls: type[BaseModel] | None, names: list[str]) -> list[str]:
-    """The keys of the table at `names` below `cls`, by its nested models."""
+    """Return the keys of the table at `names` below `cls`, by its nested models."""
     for name in names:
         field = cls.model_fields.get(name) if cls is not None else None
         leaves = _leaf_types(field.annotation) if field is not None else set()

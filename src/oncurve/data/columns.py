@@ -21,7 +21,7 @@ MISSING: Any = object()
 
 
 def value_at(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column, or of a part of one: `reward_model.ground_truth`. `MISSING` where there is none."""
+    """Return the value of a column, or of a part of one: `reward_model.ground_truth`. `MISSING` where there is none."""
     if column in row:
         return row[column]
     first, dot, rest = column.partition(".")
@@ -30,7 +30,8 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
 
 
 def renamed(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> Mapping[str, Any]:
-    """The row with the columns `{name: its column, ...}`; a column that got a new name has the old one no longer.
+    """Return the row with the columns `{name: its column, ...}`; a column that got a new name has the old one no
+    longer.
 
     Raises DataError, beginning with `place`: the row lacks one of them, or has a column of the new name.
     """
@@ -51,13 +52,13 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> M
 
 
 def answer_from(row: Mapping[str, Any]) -> str | None:
-    """The column, or part of one, that is the answer of a row without a column `answer`; None: none is known."""
+    """Return the column, or part of one, that is the answer of a row without a column `answer`; None: none is known."""
     if ANSWER in row:
         return None
     return next((column for column in ANSWERS if isinstance(value_at(row, column), str | int | float)), None)
 
 
 def with_answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row with a column `answer`, where it holds one under the name of another tool."""
+    """Return the row with a column `answer`, where it holds one under the name of another tool."""
     column = answer_from(row)
     return row if column is None else {**row, ANSWER: value_at(row, column)}

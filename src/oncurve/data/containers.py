@@ -33,7 +33,7 @@ EXPECTED = (
 
 
 def as_rows(data: Any, limit: int | None = None) -> tuple[Any, ...]:
-    """The rows of `data`, in order: mappings of columns to plain values, or prompts alone.
+    """Return the rows of `data`, in order: mappings of columns to plain values, or prompts alone.
 
     An iterator is read once: `limit` rows of it, or to its end without a limit.
 
@@ -46,7 +46,7 @@ def as_rows(data: Any, limit: int | None = None) -> tuple[Any, ...]:
 
 
 def _rows(data: Any, limit: int | None) -> Iterable[Any]:
-    """The rows of a container, with unchanged values."""
+    """Return the rows of a container, with unchanged values."""
     if isinstance(data, (str, bytes, bytearray)) or hasattr(data, "read"):
         raise DataError(f"data: {EXPECTED}, got {_kind(data)}; for a file give its path")
     if isinstance(data, (set, frozenset)):
@@ -73,7 +73,7 @@ def _rows(data: Any, limit: int | None) -> Iterable[Any]:
 
 
 def _is_a(package: str, name: str, value: Any) -> bool:
-    """Whether `value` is an instance of a package's class; False where the package is not imported."""
+    """Return whether `value` is an instance of a package's class; False where the package is not imported."""
     module = sys.modules.get(package)
     cls = getattr(module, name, None)
     return isinstance(cls, type) and isinstance(value, cls)
@@ -86,7 +86,9 @@ def _kind(value: Any) -> str:
 
 
 def _up_to(rows: Iterator[Any], limit: int | None, endless: bool) -> list[Any]:
-    """The rows of an iterator; of one without a length, `limit` at most. Raises DataError where it does not end."""
+    """Return the rows of an iterator; of one without a length, `limit` at most. Raises DataError where it does not
+    end.
+    """
     if not endless:
         return list(rows)
     read = list(islice(rows, ITERATOR_LIMIT + 1 if limit is None else limit))
@@ -99,7 +101,7 @@ def _up_to(rows: Iterator[Any], limit: int | None, endless: bool) -> list[Any]:
 
 
 def _rows_of_columns(data: Mapping[Any, Any]) -> Iterable[Mapping[str, Any]]:
-    """The rows of `{"column": [value of each row]}`."""
+    """Return the rows of `{"column": [value of each row]}`."""
     names = list(data)
     if not names:
         return []
@@ -117,7 +119,7 @@ def _rows_of_columns(data: Mapping[Any, Any]) -> Iterable[Mapping[str, Any]]:
 
 
 def _looks_like_splits(data: Mapping[Any, Any]) -> bool:
-    """Whether a mapping holds splits, each a container of rows, instead of columns."""
+    """Return whether a mapping holds splits, each a container of rows, instead of columns."""
     listed = all(
         isinstance(part, (list, tuple)) and len(part) and all(isinstance(row, Mapping) for row in part)
         for part in data.values()
@@ -129,7 +131,7 @@ def _looks_like_splits(data: Mapping[Any, Any]) -> bool:
 
 
 def _column(name: str, values: Any) -> list[Any]:
-    """The cells of a column. Raises DataError for a single value."""
+    """Return the cells of a column. Raises DataError for a single value."""
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
         raise DataError(
             f"data: column {name!r} is {_kind(values)}, not a list of values; a single row is given in a list, "
@@ -141,7 +143,7 @@ def _column(name: str, values: Any) -> list[Any]:
 
 
 def _rows_of_frame(frame: Any) -> Iterable[Mapping[str, Any]]:
-    """The rows of a pandas DataFrame, missing cells as None, without its index."""
+    """Return the rows of a pandas DataFrame, missing cells as None, without its index."""
     names = list(frame.columns)
     _check_names(names, "data: the DataFrame")
     if len(set(names)) < len(names):
@@ -156,7 +158,7 @@ def _rows_of_frame(frame: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def _without_format(data: Any) -> Any:
-    """The Hugging Face data set with Python's values, whatever its format; a user's transform stays."""
+    """Return the Hugging Face data set with Python's values, whatever its format; a user's transform stays."""
     formatted = getattr(data, "format", None)
     kind = formatted.get("type") if isinstance(formatted, Mapping) else None
     return data if kind in (None, "custom", "python") else data.with_format(None)
@@ -184,7 +186,7 @@ def _check_types(rows: Sequence[Any]) -> None:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """`value` with the arrays, tensors and scalars of other packages as Python's lists and numbers.
+    """Return `value` with the arrays, tensors and scalars of other packages as Python's lists and numbers.
 
     Values nested deeper than a row allows are unchanged; the check of the rows refuses them.
     """

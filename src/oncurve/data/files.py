@@ -118,7 +118,7 @@ class Files(DataSettings):
         return self.eval_path is not None or self.eval_split is not None or self.eval_fraction > 0
 
     def missing(self) -> list[str]:
-        """The path."""
+        """Return the path."""
         if self.path:
             return []
         return [
@@ -127,7 +127,9 @@ class Files(DataSettings):
         ]
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
-        """Training rows and held-out rows. Raises DataError: there is no path, or what it names cannot be read."""
+        """Return training rows and held-out rows. Raises DataError: there is no path, or what it names cannot be
+        read.
+        """
         train = self._sources("data.path", base)
         rows = _joined(train, self.weights)
         if self.eval_path is None and self.eval_split is None:
@@ -135,20 +137,20 @@ class Files(DataSettings):
         return rows, _joined(self._sources("data.eval_path", base))
 
     def content(self, base: Path | None) -> Mapping[str, Content]:
-        """Size and hash of every file; of the hub, of the rows. A single file that is missing is left out."""
+        """Return size and hash of every file; of the hub, of the rows. A single file that is missing is left out."""
         keys = ["data.path"] if self.path else []
         keys += ["data.eval_path"] if self.path and (self.eval_path or self.eval_split) else []
         found = {key: self._content(key, base) for key in keys}
         return {key: content for key, content in found.items() if content.parts}
 
     def _chosen(self, key: str) -> tuple[tuple[str, ...], str | None]:
-        """The paths of `key`, and the split of them."""
+        """Return the paths of `key`, and the split of them."""
         if key == "data.path":
             return _listed(self.path), self.split or ("train" if self.eval_split and self.eval_path is None else None)
         return _listed(self.eval_path) or _listed(self.path), self.eval_split
 
     def _sources(self, key: str, base: Path | None) -> list[list[FileRows]]:
-        """The files of each path, read."""
+        """Return the files of each path, read."""
         paths, split = self._chosen(key)
         if not paths:
             raise DataError("data.path: missing; name a file of rows: JSONL, parquet or CSV")
@@ -196,7 +198,8 @@ def _at(path: str, base: Path | None) -> Path:
 
 
 def _files_of(key: str, path: str, split: str | None, base: Path | None) -> list[Path]:
-    """The files that a path names, in the order of their names; one that does not exist is for its reader to report.
+    """Return the files that a path names, in the order of their names; one that does not exist is for its reader to
+    report.
 
     Raises DataError: a folder or a pattern without files of rows, or with several splits of which none is chosen.
     """
@@ -228,13 +231,15 @@ def _files_of(key: str, path: str, split: str | None, base: Path | None) -> list
 
 
 def _is_of(split: str, file: Path, folder: Path) -> bool:
-    """Whether a file is of a split by its name or its folder's: `train.jsonl`, `train-00000-of-00002.parquet`."""
+    """Return whether a file is of a split by its name or its folder's: `train.jsonl`,
+    `train-00000-of-00002.parquet`.
+    """
     *folders, name = file.relative_to(folder).parts
     return split in folders or any(name.startswith(split + mark) for mark in ".-_")
 
 
 def _joined(sources: Sequence[Sequence[FileRows]], weights: Sequence[float] | None = None) -> Rows:
-    """The rows of all files, numbered through; `weights` has one number for each source."""
+    """Return the rows of all files, numbered through; `weights` has one number for each source."""
     files = [file for source in sources for file in source]
     starts = [0, *accumulate(len(file.items) for file in files)]
 

@@ -34,12 +34,12 @@ class FileRows:
     unit: str = "line"
 
     def place(self, index: int) -> str:
-        """Where row `index` stands, in words."""
+        """Return where row `index` stands, in words."""
         return f"{self.name} {self.unit} {self.numbers[index]}"
 
 
 def read_file(file: Path, key: str = "data.path") -> FileRows:
-    """The rows of `file`; `key` is the setting that named it.
+    """Return the rows of `file`; `key` is the setting that named it.
 
     Raises DataError, with the place in the file: it is missing, or no file of its format, or has no rows.
     """
@@ -66,7 +66,7 @@ def _tsv(file: Path, key: str) -> FileRows:
 
 
 def _separated(file: Path, key: str, delimiter: str) -> FileRows:
-    """The rows of a table with a header. Raises DataError: not UTF-8, no header, a row of another length."""
+    """Return the rows of a table with a header. Raises DataError: not UTF-8, no header, a row of another length."""
     try:
         text = content(file, key).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -124,7 +124,7 @@ def _parquet(file: Path, key: str) -> FileRows:
 
 
 def plain_cell(value: Any, column: str, name: Path | str) -> Any:
-    """A cell as JSON could hold it. Raises DataError for bytes that are no text."""
+    """Return a cell as JSON could hold it. Raises DataError for bytes that are no text."""
     if isinstance(value, list | tuple):
         return [plain_cell(item, column, name) for item in value]
     if isinstance(value, Mapping):

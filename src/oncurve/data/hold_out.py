@@ -9,7 +9,9 @@ HOLD_OUT_SEED = 0  # not run.seed: runs that differ in their seed are evaluated 
 
 
 def hold_out(rows: Rows, fraction: float) -> tuple[Rows, Rows]:
-    """`rows` in two parts, the second of `fraction` of them (at least one if it is not 0), each in its old order."""
+    """Return `rows` in two parts, the second of `fraction` of them (at least one if it is not 0), each in its old
+    order.
+    """
     count = min(len(rows), max(1, round(fraction * len(rows)))) if fraction > 0 else 0
     held = set(permutation(HOLD_OUT_SEED, 0, len(rows))[:count].tolist())
     return (

@@ -16,7 +16,7 @@ from oncurve.models.loading import offline, online, quiet
 
 @lru_cache(maxsize=4)  # a run reads training rows, held-out rows and their hash
 def read_hub(name: str, subset: str | None, split: str, revision: str | None, key: str) -> FileRows:
-    """The rows of a split. `key` is the setting with the id.
+    """Return the rows of a split. `key` is the setting with the id.
 
     Raises DataError: the hub cannot be reached and the data set was not downloaded before; there is no such data set,
     subset, split or revision; it may not be read; a column that holds bytes.
@@ -42,14 +42,14 @@ def read_hub(name: str, subset: str | None, split: str, revision: str | None, ke
 
 
 def _commit(name: str, revision: str | None, local: bool) -> str | None:
-    """The commit that a revision means; None: the newest. Without the hub only a commit itself can be told."""
+    """Return the commit that a revision means; None: the newest. Without the hub only a commit itself can be told."""
     from huggingface_hub import HfApi
 
     return revision if revision is None or local else HfApi().dataset_info(name, revision=revision, timeout=30).sha
 
 
 def _explained(error: Exception, name: str, key: str, local: bool) -> str:
-    """What went wrong and what to do, in one line."""
+    """Return what went wrong and what to do, in one line."""
     said = " ".join(str(error).split())
     fix = next((advice for mark, advice in ADVICE.items() if mark in said.lower()), None)
     if fix is None and local:
@@ -74,7 +74,7 @@ ADVICE = {
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """A context without the progress bars and remarks of datasets; what is off already stays off."""
+    """Return a context without the progress bars and remarks of datasets; what is off already stays off."""
     from datasets.utils import disable_progress_bars, enable_progress_bars, is_progress_bar_enabled, logging
 
     shown: Any = is_progress_bar_enabled()

@@ -53,14 +53,16 @@ class PromptOrder:
         return len(self.prompts)
 
     def take(self, cursor: int, count: int) -> tuple[list[Prompt], int]:
-        """The `count` prompts from `cursor` on, and the cursor after them. Raises ValueError: count < 1, cursor < 0."""
+        """Return the `count` prompts from `cursor` on, and the cursor after them. Raises ValueError: count < 1, cursor
+        < 0.
+        """
         if count < 1 or cursor < 0:
             raise ValueError(f"take(cursor={cursor}, count={count}): needs a cursor >= 0 and a count >= 1")
         places = (divmod(cursor + ahead, len(self.prompts)) for ahead in range(count))
         return [self.prompts[self._order(epoch)[place]] for epoch, place in places], cursor + count
 
     def epoch(self, cursor: int) -> float:
-        """The number of epochs up to `cursor`: 1.5 is half-way through the second."""
+        """Return the number of epochs up to `cursor`: 1.5 is half-way through the second."""
         return cursor / len(self.prompts)
 
     def _order_of(self, epoch: int) -> Sequence[int]:
@@ -75,7 +77,7 @@ class PromptOrder:
         return [index for _, index in sorted(drawn, key=lambda one: one[0])]  # spread evenly, each in its order
 
     def _of(self, source: int, epoch: int) -> Iterator[tuple[float, int]]:
-        """What a source gives to an epoch: the position in it, in (0, 1), and the prompt's index."""
+        """Return what a source gives to an epoch: the position in it, in (0, 1), and the prompt's index."""
         indices, count = self._sources[source], self._counts[source]
         for ahead in range(count):
             own, place = divmod(epoch * count + ahead, len(indices))
@@ -86,7 +88,9 @@ class PromptOrder:
 
 
 def _shares(count: int, weights: Sequence[float]) -> list[int]:
-    """`count` in whole parts in the proportion of `weights`: each rounded down, the rest to the largest remainders."""
+    """Return `count` in whole parts in the proportion of `weights`: each rounded down, the rest to the largest
+    remainders.
+    """
     exact = [count * weight / sum(weights) for weight in weights]
     parts = [int(share) for share in exact]
     by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])

@@ -61,7 +61,7 @@ def _check_prompt(prompt: Any, settings: DataSettings, place: str) -> None:
 
 
 def _unwritable(value: Any, depth: int = 0) -> str | None:
-    """Why a column's value cannot be written as JSON in UTF-8, or sent to a worker; None: it can.
+    """Return why a column's value cannot be written as JSON in UTF-8, or sent to a worker, or None if it can.
 
     JSON can hold one half of a surrogate pair, UTF-8 and tokenizers cannot.
     """
@@ -93,8 +93,9 @@ def _is_token_ids(prompt: Any) -> bool:
 
 
 def prompt_columns(row: Mapping[str, Any], settings: DataSettings) -> dict[str, Any]:
-    """The columns of a row that its prompt carries: all except a column "prompt", which rewards receive as text, and
-    except token ids that are the prompt."""
+    """Return the columns of a row that its prompt carries: all except a column "prompt", which rewards receive as text,
+    and except token ids that are the prompt.
+    """
     if settings.template is not None:
         return dict(row)
     own = settings.prompt_column
@@ -103,7 +104,7 @@ def prompt_columns(row: Mapping[str, Any], settings: DataSettings) -> dict[str, 
 
 
 def filled_prompt(row: Mapping[str, Any], settings: DataSettings) -> Any:
-    """The prompt of a row as its column holds it, or as the template makes it."""
+    """Return the prompt of a row as its column holds it, or as the template makes it."""
     return row[settings.prompt_column] if settings.template is None else fill(settings.template, row)
 
 
@@ -136,7 +137,7 @@ class Prompts:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Prompt:
-        """Row `index` as a prompt; its id is the row's number. Raises DataError, with the row's place."""
+        """Return row `index` as a prompt; its id is the row's number. Raises DataError, with the row's place."""
         row, number = self.rows.items[index], self.rows.numbers[index]
         asked = filled_prompt(row, self.settings)
         try:
@@ -150,11 +151,11 @@ class Prompts:
             raise DataError(f"{self.rows.place(number)}: {error}") from error
 
     def columns(self, index: int) -> dict[str, Any]:
-        """The columns of row `index` that its prompt carries, for rewards."""
+        """Return the columns of row `index` that its prompt carries, for rewards."""
         return prompt_columns(self.rows.items[index], self.settings)
 
     def first(self, count: int | None) -> Prompts:
-        """The first `count` prompts; all of them for None."""
+        """Return the first `count` prompts; all of them for None."""
         return self if count is None else replace(self, rows=self.rows.first(count))
 
     @property
@@ -168,13 +169,13 @@ class Prompts:
 
     @property
     def as_chat(self) -> bool:
-        """Whether a prompt that is a string becomes a user's message."""
+        """Return whether a prompt that is a string becomes a user's message."""
         if self.settings.chat == "auto":
             return self.settings.system is not None or has_template(self.tokenizer)
         return self.settings.chat == "always"
 
     def _asked(self, number: int, asked: Any, columns: dict[str, Any]) -> Prompt:
-        """The prompt of a row: a string, messages, or token ids."""
+        """Return the prompt of a row: a string, messages, or token ids."""
         if _is_token_ids(asked):
             ids = tuple(int(item) for item in asked)
             return Prompt(number, "" if self.tokenizer is None else self.tokenizer.decode(ids), ids, columns)
@@ -198,8 +199,8 @@ def open_prompts(
     vocabulary: int | None = None,
     teacher: str | None = None,
 ) -> Prompts:
-    """The prompts of `rows`. Those longer than `data.max_prompt_tokens` (else `fits`, the model's limit) are refused,
-    dropped or found to be cut now, not in the middle of a run.
+    """Return the prompts of `rows`. Those longer than `data.max_prompt_tokens` (else `fits`, the model's limit) are
+    refused, dropped or found to be cut now, not in the middle of a run.
 
     vocabulary   the model's number of tokens; None: not known
     teacher      the template of the prompt as a teacher reads it, which must leave room for a completion too
@@ -258,7 +259,7 @@ def _check_teacher(prompts: Prompts, template: str, fits: int | None) -> None:
 
 
 def _too_long(lengths: Sequence[int], longest: float, room: float) -> str:
-    """The number of prompts with more than `longest` tokens, the lengths of all, and suggestions."""
+    """Return the number of prompts with more than `longest` tokens, the lengths of all, and suggestions."""
     ranked = sorted(lengths)
     most, over = ranked[-1], sum(length > longest for length in ranked)
     at = {f"p{percent}": ranked[math.ceil(percent / 100 * len(ranked)) - 1] for percent in (50, 90, 99)} | {"max": most}

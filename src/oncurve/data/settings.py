@@ -1,4 +1,4 @@
-"""What every data source has in common: how a row becomes a prompt; and the rows themselves."""
+"""The base of every data source: settings that make a prompt of a row; and the rows themselves."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Rows:
         return len(self.items)
 
     def select(self, indices: Sequence[int]) -> Rows:
-        """The rows at these indices, with the numbers they had."""
+        """Return the rows at these indices, with the numbers they had."""
         return replace(self, items=[self.items[i] for i in indices], numbers=[self.numbers[i] for i in indices])
 
     def first(self, count: int | None) -> Rows:
-        """The first `count` rows; all of them for None."""
+        """Return the first `count` rows; all of them for None."""
         return self if count is None or count >= len(self) else self.select(range(count))
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a setting's files hold, for the record of a run: `parts[name]` is the size in bytes and the sha256.
+    """The content of a setting's files, for the record of a run: `parts[name]` is the size in bytes and the sha256.
 
     Example: `Content("/data/train.jsonl", {"": (4166206, "f7ab...")})`.
     """
@@ -109,21 +109,27 @@ class DataSettings(Component):
 
     @property
     def holds_out(self) -> bool:
-        """Whether there may be held-out rows, told from the settings alone. Where it says nothing: `read` tells."""
+        """Return whether there may be held-out rows, told from the settings alone. Where it says nothing: `read`
+        tells.
+        """
         return True
 
     def column_names(self) -> frozenset[str] | None:
-        """The columns that all rows have at the source, told from the settings alone; None: only the rows tell."""
+        """Return the columns that all rows have at the source, told from the settings alone; None: only the rows
+        tell.
+        """
         return None
 
     def unknown_column(self) -> str | None:
-        """The sentence that the source has no column of the prompt's; None: it has them, or only the rows tell."""
+        """Return the sentence that the source has no column of the prompt's; None: it has them, or only the rows
+        tell.
+        """
         if self.template is None:
             return self._without("data.prompt_column", [self.prompt_column])
         return self.wrong_template("data.template", self.template)
 
     def wrong_template(self, key: str, template: str) -> str | None:
-        """What is wrong with the template that is the value of `key`; None: nothing, or only the rows tell."""
+        """Return what is wrong with the template that is the value of `key`, or None, or only the rows tell."""
         try:
             return self._without(key, template_columns(template))
         except ValueError as error:
@@ -140,11 +146,11 @@ class DataSettings(Component):
         return f"{key}: there is no column {lost[0]!r}{near} the columns are: {', '.join(sorted(known))}"
 
     def missing(self) -> list[str]:
-        """A line for each setting that the source cannot do without and that is not given."""
+        """Return a line for each setting that the source cannot do without and that is not given."""
         return []
 
     def content(self, base: Path | None) -> Mapping[str, Content]:
-        """What the files of the data hold, by setting, so that a resume finds out that they have changed.
+        """Return what the files of the data hold, by setting, so that a resume finds out that they have changed.
 
         Settings that are left out are compared as they are written.
         """
@@ -154,19 +160,20 @@ class DataSettings(Component):
         """Raises DataError where a run's directory could not keep the rows; of files it keeps the path alone."""
 
     def kept_as(self, file: Path) -> DataSettings:
-        """The settings by which a resumed run reads the rows again; rows that are in no file are written to `file`.
+        """Return the settings by which a resumed run reads the rows again; rows that are in no file are written to
+        `file`.
 
         The path in them is relative to the file's folder. Raises DataError where the rows cannot be kept.
         """
         return self
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
-        """The source's training rows and its held-out rows, unchecked and unlimited. Each source has its own."""
+        """Return the source's training rows and its held-out rows, unchecked and unlimited. Each source has its own."""
         raise TypeError(f"{type(self).__name__} must define read(base) -> (training rows, held-out rows)")
 
 
 def check_data(data: object) -> str | None:
-    """What is wrong with a data source, or with what it states of itself; None: nothing."""
+    """Return what is wrong with a data source, or with what it states of itself, or None."""
     name = type(data).__name__
     if not isinstance(data, DataSettings):
         return f"{name} is no data source: derive it from oncurve.data.DataSettings"

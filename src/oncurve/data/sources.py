@@ -1,4 +1,4 @@
-"""Where rows come from: files and the hub, a list in memory, the built-in task. The section `[data]`.
+"""Sources of rows: files and the hub, a list in memory, the built-in task. The section `[data]`.
 
 Every row is read and checked before a model is loaded.
 """
@@ -61,11 +61,11 @@ class InMemory(DataSettings):
         return self.eval_fraction > 0 or bool(self.eval_rows)
 
     def missing(self) -> list[str]:
-        """The rows."""
+        """Return the rows."""
         return [] if self.rows else ["data.rows: missing; a list in memory needs rows"]
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
-        """The rows, a bare prompt put under `prompt_column`."""
+        """Return the rows, a bare prompt put under `prompt_column`."""
         train, held_out = hold_out(self._rows(self.rows, "data row"), self.eval_fraction)
         return train, self._rows(self.eval_rows, "held-out row") if self.eval_rows else held_out
 
@@ -93,7 +93,7 @@ class InMemory(DataSettings):
             yield json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n"
 
     def kept_as(self, file: Path) -> Files:
-        """The same rows as a file. Raises DataError where JSON cannot hold a row."""
+        """Return the same rows as a file. Raises DataError where JSON cannot hold a row."""
         durable.write_file(file, "".join(self._lines(self.rows)).encode())
         held_out = file.with_name(f"eval_{file.name}")
         if self.eval_rows:
@@ -137,11 +137,11 @@ class Task(DataSettings):
     )
 
     def column_names(self) -> frozenset[str]:
-        """Those of the task's problems."""
+        """Return the columns of the task's problems."""
         return frozenset(TASKS[self.task](seed=self.seed).rows("train", 1)[0])
 
     def read(self, base: Path | None) -> tuple[Rows, Rows]:
-        """Both splits, each problem made when it is asked for."""
+        """Return both splits, each problem made when it is asked for."""
         made = TASKS[self.task](seed=self.seed)
         return self._rows(made, "train", self.size), self._rows(made, "test", self.eval_size)
 
@@ -172,7 +172,8 @@ class _Generated(Sequence[Mapping[str, Any]]):
 
 
 def load_rows(settings: DataSettings, base: Path | None = None) -> Rows:
-    """The training rows, each checked to make a prompt. `base` is where relative paths start (the working directory).
+    """Return the training rows, each checked to make a prompt. `base` is where relative paths start (the working
+    directory).
 
     Raises DataError with file, line, column and a suggestion; also where there are no rows.
     """
@@ -183,12 +184,14 @@ def load_rows(settings: DataSettings, base: Path | None = None) -> Rows:
 
 
 def load_eval_rows(settings: DataSettings, base: Path | None = None) -> Rows:
-    """The held-out rows, checked like the others; there may be none."""
+    """Return the held-out rows, checked like the others; there may be none."""
     return _checked(read_rows(settings, base)[1], settings)
 
 
 def read_rows(settings: DataSettings, base: Path | None) -> tuple[Rows, Rows]:
-    """The source's training rows and held-out rows. Raises DataError: it gives something else, or a file is missing."""
+    """Return the source's training rows and held-out rows. Raises DataError: it gives something else, or a file is
+    missing.
+    """
     try:
         found: object = settings.read(base)
     except OSError as error:
@@ -201,7 +204,7 @@ def read_rows(settings: DataSettings, base: Path | None) -> tuple[Rows, Rows]:
 
 
 def _with_columns(rows: Rows, settings: DataSettings) -> Rows:
-    """The rows with the columns of `data.columns`, and with the answer in a column of its own."""
+    """Return the rows with the columns of `data.columns`, and with the answer in a column of its own."""
     if rows.generated:
         return rows
     if settings.columns:

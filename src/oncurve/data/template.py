@@ -11,7 +11,7 @@ from typing import Any
 
 
 def template_columns(template: str) -> tuple[str, ...]:
-    """The columns a template names, in order. Raises ValueError: no column, a brace alone, `!r` or `:spec`."""
+    """Return the columns a template names, in order. Raises ValueError: no column, a brace alone, `!r` or `:spec`."""
     columns = tuple(name for _, name in _pieces(template) if name is not None)
     if not columns:
         raise ValueError("a template must name a column in braces, like '{question}'")
@@ -19,7 +19,9 @@ def template_columns(template: str) -> tuple[str, ...]:
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """The template with each `{column}` replaced by `str` of the row's value. Raises KeyError on a missing column."""
+    """Return the template with each `{column}` replaced by `str` of the row's value. Raises KeyError on a missing
+    column.
+    """
     return "".join(literal + ("" if name is None else str(row[name])) for literal, name in _pieces(template))
 
 

@@ -44,7 +44,7 @@ def _length_growth(case: Case) -> str | None:
 
 
 def _length_correlation(case: Case) -> str | None:
-    """The correlation of reward and length within groups, pooled: both less their group's mean."""
+    """Return the correlation of reward and length within groups, pooled: both less their group's mean."""
     rewards: list[float] = []
     lengths: list[float] = []
     for _, scored in case.scored():
@@ -79,7 +79,7 @@ def _one_text(case: Case) -> str | None:
 
 
 def _one_part(case: Case) -> str | None:
-    """One part makes nearly all differences of rewards within groups, while the mean of another has fallen."""
+    """Return one part makes nearly all differences of rewards within groups, while the mean of another has fallen."""
     spread: Counter[str] = Counter()
     for _, scored in case.scored():
         parts = [sample.parts for sample, _ in scored]
@@ -98,7 +98,7 @@ def _one_part(case: Case) -> str | None:
 
 
 def _weights(parts: Mapping[str, float | None], case: Case) -> dict[str, float]:
-    """The weight of each part, from the settings, where these have as many rewards; else 1."""
+    """Return the weight of each part, from the settings, where these have as many rewards; else 1."""
     tables = case.settings.get("rewards", ())
     given = [float(table.get("weight", 1.0)) for table in tables if isinstance(table, Mapping)]
     return dict(zip(parts, given if len(given) == len(parts) else [1.0] * len(parts), strict=True))

@@ -1,4 +1,4 @@
-"""What the rules read: the metrics of a run's last steps and of its first ones, its last groups, its settings."""
+"""The input of the rules: the metrics of a run's last and first steps, its last groups, its settings."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ class SampledGroup:
 
     @classmethod
     def of(cls, group: Group) -> SampledGroup:
-        """The view of a scored group in memory."""
+        """Return the view of a scored group in memory."""
         pairs = zip(group.completions, group.scores, strict=True)
         samples = (Sample(c.text, len(c.ids), s.reward if s.valid else None, s.parts) for c, s in pairs)
         return cls(tuple(samples), group.prompt.columns)
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> SampledGroup:
-        """The view of a group as `oncurve.report.group_record` has written it. Raises KeyError: it is another record.
+        """Return the view of a group as `oncurve.report.group_record` has written it. Raises KeyError: it is another
+        record.
 
         Example: `{"prompt": {"columns": {}}, "completions": [{"text": "4", "ids": [6, 2], "reward": 1.0}]}`.
         """
@@ -96,28 +97,30 @@ class Case:
         return int(self.lines[-1].get("step", len(self.lines))) if self.lines else 0
 
     def setting(self, key: str) -> Any:
-        """The value of a setting such as "data.prompts_per_step"; None where it is not set or not known."""
+        """Return the value of a setting such as "data.prompts_per_step"; None where it is not set or not known."""
         section, _, name = key.partition(".")
         table = self.settings.get(section)
         return table.get(name) if isinstance(table, Mapping) else None
 
     def last(self, key: str, steps: int | None = None) -> list[float]:
-        """The metric in the last `steps` steps (None: `span`); empty where one of them does not have it."""
+        """Return the metric in the last `steps` steps (None: `span`); empty where one of them does not have it."""
         count = steps or self.span
         values = [line[key] for line in list(self.lines)[-count:] if key in line]
         return values if len(values) == count else []
 
     def total(self, key: str) -> float:
-        """The sum of a count over the last `span` steps; a step in which nothing was counted does not have it."""
+        """Return the sum of a count over the last `span` steps; a step in which nothing was counted does not have
+        it.
+        """
         return sum(line.get(key, 0.0) for line in list(self.lines)[-self.span :])
 
     def mean(self, key: str, steps: int | None = None) -> float | None:
-        """The mean of `last`; None where that is empty."""
+        """Return the mean of `last`; None where that is empty."""
         values = self.last(key, steps)
         return statistics.fmean(values) if values else None
 
     def at_first(self, key: str) -> float | None:
-        """The mean over the first steps; None where there are none, or where the last steps are among them."""
+        """Return the mean over the first steps; None where there are none, or where the last steps are among them."""
         values = [line[key] for line in self.opening if key in line]
         apart = len(self.opening) == OPENING and self.step >= OPENING + self.span + self._begun
         return statistics.fmean(values) if values and apart else None
@@ -128,18 +131,20 @@ class Case:
         return int(self.opening[0].get("step", 1)) - 1 if self.opening else 0
 
     def scored(self) -> Iterator[tuple[SampledGroup, list[tuple[Sample, float]]]]:
-        """Each group with its valid samples and their rewards."""
+        """Return each group with its valid samples and their rewards."""
         for group in self.groups:
             yield group, [(sample, sample.reward) for sample in group.samples if sample.reward is not None]
 
     @property
     def bounded(self) -> bool:
-        """Whether all known mean rewards are between 0 and 1, where 1 can be taken for "right"."""
+        """Return whether all known mean rewards are between 0 and 1, where 1 can be taken for "right"."""
         return all(0.0 <= line.get("reward/mean", 0.0) <= 1.0 for line in (*self.opening, *self.lines))
 
     @property
     def solved(self) -> bool:
-        """Whether rewards between 0 and 1 are mostly 1: constant groups and low entropy are then as they should be."""
+        """Return whether rewards between 0 and 1 are mostly 1: constant groups and low entropy are then as they should
+        be.
+        """
         reward = self.mean("reward/mean")
         return self.bounded and reward is not None and reward >= SOLVED
 
@@ -169,7 +174,7 @@ class Case:
 
     @property
     def rising(self) -> bool:
-        """Whether the reward of the last steps is clearly above that of the first ones."""
+        """Return whether the reward of the last steps is clearly above that of the first ones."""
         now, first = self.mean("reward/mean"), self.at_first("reward/mean")
         return now is not None and first is not None and now > first + max(0.05, 0.1 * abs(first))
 

@@ -27,7 +27,8 @@ MOST_CASES = 2000
 
 
 def examine(case: Case) -> tuple[Finding, ...]:
-    """What the rules find in a case, at most one finding per family. A rule whose metrics are missing does not hold.
+    """Return what the rules find in a case, at most one finding per family. A rule whose metrics are missing does not
+    hold.
 
     Before `case.span` steps there is too little to see but for the rules that hold `at_once`.
     """
@@ -41,7 +42,9 @@ def examine(case: Case) -> tuple[Finding, ...]:
 
 
 def memory_of(environment: Mapping[str, Any]) -> float | None:
-    """Bytes of the memory that `memory/peak_bytes` counts, by `environment.json`; None where it is not recorded."""
+    """Return bytes of the memory that `memory/peak_bytes` counts, by `environment.json`; None where it is not
+    recorded.
+    """
     on_cpu = environment.get("device", "cpu") == "cpu"
     found = environment.get("memory_bytes" if on_cpu else "device_memory_bytes")
     return float(found) if isinstance(found, (int, float)) else None
@@ -62,7 +65,9 @@ class Watch:
         self._told: set[str] = set()
 
     def step(self, metrics: Line, groups: Sequence[Group] = ()) -> tuple[Finding, ...]:
-        """The alarms that are new after this step, by its metrics and its scored groups; hints are for `diagnose`."""
+        """Return the alarms that are new after this step, by its metrics and its scored groups; hints are for
+        `diagnose`.
+        """
         if len(self._opening) < OPENING:
             self._opening.append(metrics)
         self._lines.append(metrics)
@@ -85,7 +90,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the rules find in a run on the disk.
+    """The findings of the rules in a run on the disk.
 
     present    what holds at its last step
     past       alarms that held earlier and hold no more, but for those that a present finding explains
@@ -103,11 +108,11 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether no alarm holds at the last step."""
+        """Return whether no alarm holds at the last step."""
         return all(course.finding.level != "alarm" for course in self.present)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"directory": ..., "steps": 40, "healthy": false, "present": [{"rule": "all-wrong", "level": "alarm",
+        """Return `{"directory": ..., "steps": 40, "healthy": false, "present": [{"rule": "all-wrong", "level": "alarm",
         "evidence": ..., "reason": ..., "changes": [...], "first_step": 3, "last_step": 40}], "past": [],
         "damage": [], "early": null}`."""
         return {
@@ -166,7 +171,7 @@ def _since(course: Course, step: int) -> Course:
 
 
 def _last_groups(record: RunRecord) -> tuple[SampledGroup, ...]:
-    """The groups of the last steps, as far as they are kept; without those that cannot be read."""
+    """Return the groups of the last steps, as far as they are kept; without those that cannot be read."""
     found: list[SampledGroup] = []
     last = int(record.metrics[-1].get("step", len(record.metrics)))
     for step in (step for step in record.steps if step > last - LEAST_STEPS):

@@ -23,12 +23,12 @@ class Finding:
     changes: tuple[str, ...]
 
     def text(self) -> str:
-        """Evidence, reason and changes as a few lines for a terminal."""
+        """Return evidence, reason and changes as a few lines for a terminal."""
         changes = "".join(f"\n  {number}. {change}" for number, change in enumerate(self.changes, 1))
         return f"{self.rule} ({self.level}): {self.evidence}. {self.reason} What helps, in this order:{changes}"
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the same as plain values."""
         return {
             "rule": self.rule,
             "level": self.level,
@@ -58,6 +58,6 @@ class Rule:
     at_once: bool = False
 
     def __call__(self, case: Case) -> Finding | None:
-        """What this rule finds; None: it does not hold, or the metrics that it reads are missing."""
+        """Return what this rule finds; None: it does not hold, or the metrics that it reads are missing."""
         evidence = self.evidence(case)
         return Finding(self.name, self.level, evidence, self.reason, self.changes) if evidence is not None else None

@@ -40,14 +40,18 @@ def _truncated(case: Case) -> str | None:
 
 
 def _right_answer(group: SampledGroup, named: str | None) -> str | None:
-    """The right answer of a group's prompt, from the column that has it; None: no column that is known has it."""
+    """Return the right answer of a group's prompt, from the column that has it; None: no column that is known has
+    it.
+    """
     value = answer_of_row(group.columns, named)
     marked = _MARKED.findall(value or "")
     return str(marked[-1]).strip() if marked else value and value.strip()
 
 
 def ends_with(text: str, answer: str) -> bool:
-    """Whether the last line of `text` that is not blank has `answer` as a whole word. Example: `#### 12.` has `12`."""
+    """Return whether the last line of `text` that is not blank has `answer` as a whole word. Example: `#### 12.` has
+    `12`.
+    """
     lines = text.strip().splitlines()
     return bool(lines) and re.search(rf"(?<![\w.,]){re.escape(answer)}(?![\w]|[.,]\d)", lines[-1][-200:]) is not None
 

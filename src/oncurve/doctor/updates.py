@@ -26,12 +26,14 @@ MISMATCH, MISMATCH_FLOAT32 = 0.05, 1e-3
 
 
 def _kl(case: Case) -> str:
-    """The KL that tells how far the policy went: from the reference, or, without one, from the policy that sampled."""
+    """Return the KL that tells how far the policy went: from the reference, or, without one, from the policy that
+    sampled.
+    """
     return "policy/kl" if case.last("policy/kl") else "policy/kl_old"
 
 
 def _rate_too_high(case: Case) -> str | None:
-    """The reward falls while the KL jumps, or half of the best reward is lost at a KL that has run away."""
+    """Return the reward falls while the KL jumps, or half of the best reward is lost at a KL that has run away."""
     reward, kl = case.last("reward/mean"), case.last(_kl(case))
     if not reward or not kl:
         return None
@@ -52,7 +54,7 @@ LEAST_LOSS = 0.05
 
 
 def _jumps(case: Case, before: Sequence[object], now: float, kl: float) -> bool:
-    """Whether the reward is below the range of the eight steps before while the KL is above theirs."""
+    """Return whether the reward is below the range of the eight steps before while the KL is above theirs."""
     lines = list(case.lines)[-case.span - 8 : -case.span]
     rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
     others = [line[_kl(case)] for line in lines if _kl(case) in line]
@@ -71,7 +73,7 @@ def _runaway(case: Case) -> str | None:
 
 
 def _rate_too_low(case: Case) -> str | None:
-    """The KL from a reference that does not move is negligible after the warm-up, though there is a gradient."""
+    """Return the KL from a reference that does not move is negligible after the warm-up, though there is a gradient."""
     kl, coefficient, rate = (case.last(key) for key in ("policy/kl", "policy/kl_coef", "optim/learning_rate"))
     warming = bool(rate) and rate[-1] > rate[0]
     moved = any("reference/moved" in line for line in case.lines)

@@ -10,7 +10,9 @@ WIDTH = 100
 
 
 def in_words(diagnosis: Diagnosis) -> str:
-    """The whole diagnosis: each present finding with evidence, reason and changes, and one line per past alarm."""
+    """Return the whole diagnosis: each present finding with evidence, reason and changes, and one line per past
+    alarm.
+    """
     lines = [*diagnosis.damage]
     count = len(diagnosis.present)
     found = f"{count} finding{'s' if count != 1 else ''}" if count else diagnosis.early or "nothing found"

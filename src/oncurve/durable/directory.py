@@ -70,7 +70,8 @@ def write_directory(path: Path, files: Mapping[str, bytes | Mapping[str, Tensor]
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """A temporary folder next to `path`; when the block ends it becomes `path`, with a manifest of all files in it.
+    """Return a temporary folder next to `path`; when the block ends it becomes `path`, with a manifest of all files in
+    it.
 
     The block writes files into the folder by any means. A directory that is already at `path` is replaced as by
     `write_directory`. If the block raises, nothing is left. Raises StorageError when the disk refuses.
@@ -90,7 +91,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def verify(path: Path, contents: bool = True, only: Collection[str] | None = None) -> list[str]:
-    """The problems of a written directory, one line each; empty: every listed byte is as it was written.
+    """Return the problems of a written directory, one line each; empty: every listed byte is as it was written.
 
     Files that the manifest does not list are ignored. `contents=False` compares sizes only, which is quick but misses
     flipped bytes. `only` names the files to check.
@@ -118,7 +119,7 @@ def verify(path: Path, contents: bool = True, only: Collection[str] | None = Non
 
 
 def numbered(directory: Path, prefix: str = "step-") -> list[tuple[int, Path]]:
-    """The directories `<prefix><number>` in `directory`, lowest number first; empty when it does not exist."""
+    """Return the directories `<prefix><number>` in `directory`, lowest number first; empty when it does not exist."""
     if not directory.is_dir():
         return []
     pattern = re.compile(re.escape(prefix) + r"(\d+)")
@@ -133,7 +134,7 @@ def numbered(directory: Path, prefix: str = "step-") -> list[tuple[int, Path]]:
 def newest_valid(
     directory: Path, prefix: str = "step-", beyond: Callable[[Path], list[str]] = lambda path: []
 ) -> Newest:
-    """The directory `<prefix><number>` with the highest number that verifies, and the higher ones that do not.
+    """Return the directory `<prefix><number>` with the highest number that verifies, and the higher ones that do not.
 
     `beyond` gives the problems of files outside it that a directory needs.
     """

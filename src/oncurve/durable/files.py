@@ -31,12 +31,12 @@ class StorageError(UserError):
     """The disk refused (full, read-only, no permission, I/O error). What was there before is intact."""
 
     def renamed(self, was: str, now: str) -> Self:
-        """The same error with another name for a path in it: users read the one that they gave."""
+        """Return the same error with another name for a path in it: users read the one that they gave."""
         return type(self)(*(part.replace(was, now) for part in self.parts))
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What it is made of."""
+        """Return what it is made of."""
         return self.args
 
 
@@ -53,7 +53,7 @@ class DiskError(StorageError):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What it is made of."""
+        """Return what it is made of."""
         return self.reason, self.advice
 
     def __reduce__(self) -> tuple[type[DiskError], tuple[str, ...]]:
@@ -61,7 +61,7 @@ class DiskError(StorageError):
 
 
 def to_json(value: Any) -> bytes:
-    """`value` as JSON with sorted keys and a final newline: the same value gives the same bytes.
+    """Return `value` as JSON with sorted keys and a final newline: the same value gives the same bytes.
 
     Half a character, a surrogate alone, is JSON's escape for it. Raises ValueError for NaN and inf (non-finite values
     are never stored), TypeError for what JSON cannot hold.
@@ -103,7 +103,7 @@ def sync_files(paths: Collection[Path]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises CheckpointError, naming the file."""
+    """Return the value in a JSON file. Raises CheckpointError, naming the file."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -111,7 +111,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU, by name. Never unpickles. Raises CheckpointError."""
+    """Return the tensors of a safetensors file, on the CPU, by name. Never unpickles. Raises CheckpointError."""
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError, ValueError) as error:
@@ -150,7 +150,7 @@ def store(directory: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def fetch(directory: Path, name: str) -> dict[str, Tensor]:
-    """The tensors that `store` kept under `name`. Raises CheckpointError when the file is missing or damaged."""
+    """Return the tensors that `store` kept under `name`. Raises CheckpointError when the file is missing or damaged."""
     problem = problem_with_stored(directory, name)
     if problem:
         raise CheckpointError(f"{problem}; a checkpoint needs it and it cannot be rebuilt from the others")
@@ -158,13 +158,13 @@ def fetch(directory: Path, name: str) -> dict[str, Tensor]:
 
 
 def problem_with_stored(directory: Path, name: str) -> str | None:
-    """What is wrong with the tensors that `store` kept under `name`; None: nothing."""
+    """Return what is wrong with the tensors that `store` kept under `name`, or None."""
     problem = problem_with(directory / name, None, name.removesuffix(".safetensors"))
     return f"{directory / name} {problem}" if problem else None
 
 
 def stored_names(record: bytes) -> set[str]:
-    """The names of `store` that occur in a record."""
+    """Return the names of `store` that occur in a record."""
     return {name.decode() for name in _STORED.findall(record)}
 
 
@@ -188,14 +188,16 @@ def discard(directory: Path, records: Iterable[bytes]) -> list[Path]:
 
 
 def own_folder(path: Path) -> Path:
-    """`path`, a folder or a free name. Raises StorageError for a link, through which other folders would change."""
+    """Return `path`, a folder or a free name. Raises StorageError for a link, through which other folders would
+    change.
+    """
     if path.is_symlink():
         raise StorageError(f"{path} is a symbolic link; nothing is removed through it. Put the folder itself there.")
     return path
 
 
 def temporary_name(path: Path) -> Path:
-    """A new temporary name in the folder of `path`; `sweep` recognizes it as a leftover."""
+    """Return a new temporary name in the folder of `path`; `sweep` recognizes it as a leftover."""
     return path.parent / f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -218,13 +220,13 @@ def sync_directory(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The sha256 of a file's bytes, in hex. Raises OSError."""
+    """Return the sha256 of a file's bytes, in hex. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def problem_with(path: Path, size: int | None, digest: str | None) -> str | None:
-    """What is wrong with a file that should have this size and sha256 (None: not checked); None: nothing."""
+    """Return what is wrong with a file that should have this size and sha256 (None: not checked), or None."""
     try:
         actual = path.stat().st_size
         if size is not None and actual != size:
@@ -239,7 +241,7 @@ def problem_with(path: Path, size: int | None, digest: str | None) -> str | None
 
 
 def size_in_bytes(content: bytes | Mapping[str, Tensor]) -> int:
-    """The bytes of the content on the disk, without headers."""
+    """Return the bytes of the content on the disk, without headers."""
     if isinstance(content, bytes):
         return len(content)
     return sum(tensor.numel() * tensor.element_size() for tensor in content.values())
@@ -253,7 +255,7 @@ def require_space(directory: Path, needed: int) -> None:
 
 @contextmanager
 def storage_errors(path: Path, needed: int) -> Iterator[None]:
-    """Turns OSError, also inside an error of safetensors or tokenizers, into a StorageError with the path and the space
+    """Turn OSError, also inside an error of safetensors or tokenizers, into a StorageError with the path and the space
     needed.
 
     Of a disk that is full, over quota, or has an I/O error it is a DiskError.

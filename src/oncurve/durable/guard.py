@@ -51,7 +51,7 @@ def hold(path: Path, mark: bytes) -> int:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock file `path`; it stays as it is. False for a missing one.
+    """Return whether a process holds the lock file `path`; it stays as it is. False for a missing one.
 
     A process that takes the lock within the microseconds of this call is refused.
     """
@@ -83,7 +83,7 @@ def _no_lock(path: Path) -> str:
 
 
 def kind_of_entry(path: Path) -> str:
-    """The kind of entry at a path, links not followed, in words."""
+    """Return the kind of entry at a path, links not followed, in words."""
     mode = path.lstat().st_mode
     for is_kind, name in (
         (stat.S_ISLNK, "a symbolic link"),
@@ -98,7 +98,7 @@ def kind_of_entry(path: Path) -> str:
 
 
 def foreign(folder: Path, files: Iterable[str], folders: Iterable[str]) -> list[str]:
-    """A line for each entry of `folder`, or of one of its `folders`, of a wrong kind.
+    """Return a line for each entry of `folder`, or of one of its `folders`, of a wrong kind.
 
     `files` must be regular files and `folders` real folders, where they exist; other entries may be anything but a
     symbolic link. So no write or removal by these names happens in another place.

@@ -57,7 +57,7 @@ class AppendLog(Closing):
 
     @classmethod
     def reopened(cls, path: Path, offset: int) -> tuple[AppendLog, list[str]]:
-        """The log truncated to `offset`, and warnings; where it has lost lines, only these are lost."""
+        """Return the log truncated to `offset`, and warnings; where it has lost lines, only these are lost."""
         try:
             return cls(path, offset), []
         except CheckpointError as error:
@@ -146,7 +146,7 @@ class AppendLog(Closing):
 
 
 def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
-    """The records of an append log, or of a file of such lines that gzip has compressed (`.gz`).
+    """Return the records of an append log, or of a file of such lines that gzip has compressed (`.gz`).
 
     A torn last line is left out. Raises CheckpointError, naming file and line; with `damaged` such a line is left out.
     """
@@ -172,7 +172,7 @@ def read_log(path: Path, damaged: bool = False) -> list[dict[str, Any]]:
 
 
 def _decompressed(path: Path, content: bytes, damaged: bool) -> bytes:
-    """What gzip has compressed; of a `damaged` file as much as can be had. Raises CheckpointError."""
+    """Return what gzip has compressed; of a `damaged` file as much as can be had. Raises CheckpointError."""
     try:
         return gzip.decompress(content)
     except (EOFError, OSError, zlib.error) as error:
@@ -186,7 +186,7 @@ def _decompressed(path: Path, content: bytes, damaged: bool) -> bytes:
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int:
-    """The offset after the last newline, searched from the end: logs of rollouts are long."""
+    """Return the offset after the last newline, searched from the end: logs of rollouts are long."""
     end = size
     while end > 0:
         start = max(0, end - _CHUNK_BYTES)

@@ -80,7 +80,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], mode: int) -> None:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """The sha256, in hex, of the tensors' names, types, shapes and bytes. Nothing is written; one is read at a time."""
+    """Return the sha256, in hex, of the tensors' names, types, shapes and bytes. Nothing is written; one is read at a
+    time.
+    """
     found = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -90,5 +92,5 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """A tensor's numbers, row by row."""
+    """Return a tensor's numbers, row by row."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""What a policy can do: greedy accuracy, mean reward, pass@k and maj@k, each with a 95 % interval.
+"""Measures of a policy: greedy accuracy, mean reward, pass@k and maj@k, each with a 95 % interval.
 
 A completion is *correct* where its score is valid and the one reward that checks answers gives it 1, whatever the
 rewards weigh (`part_is_1`); where there is no such reward, accuracy, pass@k and maj@k are not given. A completion that

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 
 
 def pass_at_k(completions: int, correct: int, k: int) -> float:
-    """The probability that k of n completions, drawn without replacement, hold a correct one; unbiased.
+    """Return the probability that k of n completions, drawn without replacement, hold a correct one; unbiased.
 
         pass@k = 1 - C(n-c, k) / C(n, k)          Chen et al., arXiv:2107.03374, eq. 1
 
@@ -20,7 +20,8 @@ def pass_at_k(completions: int, correct: int, k: int) -> float:
 
 
 def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
-    """The probability that the majority of k of the n completions, drawn without replacement, is right; ties uniform.
+    """Return the probability that the majority of k of the n completions, drawn without replacement, is right; ties
+    uniform.
 
     `answers[i]` is what completion i votes for, None for no vote (no answer in it); without any vote the majority is
     wrong. An answer is as right as the share of its completions that are correct. Example: A A B B C with A right,
@@ -45,7 +46,8 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
 
 
 def _won_with(classes: Sequence[tuple[int, float]], silent: int, k: int, most: int) -> float:
-    """Subsets of k in which the winners have exactly `most` votes, each counted as right as its winners on average.
+    """Return subsets of k in which the winners have exactly `most` votes, each counted as right as its winners on
+    average.
 
     `ways[used][tied]` counts the choices so far; `right[used][tied]` the same, weighted by Σ rightness of the tied.
     """
@@ -67,5 +69,5 @@ def _won_with(classes: Sequence[tuple[int, float]], silent: int, k: int, most: i
 
 
 def powers_of_two(n: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to n: the k that are looked at where none are named."""
+    """Return 1, 2, 4, ... up to n: the k that are looked at where none are named."""
     return tuple(1 << power for power in range(n.bit_length()))

@@ -58,7 +58,7 @@ class Evaluation:
     source: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
+        """Return plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
         single = {"greedy_accuracy": self.greedy_accuracy, "greedy_reward": self.greedy_reward}
         return {
             "prompts": self.prompts,
@@ -76,7 +76,7 @@ class Evaluation:
         }
 
     def text(self) -> str:
-        """The estimates as lines to read, with their intervals; what a notebook's cell shows."""
+        """Return the estimates as lines to read, with their intervals; what a notebook's cell shows."""
         kind = "held-out prompts" if self.held_out else "prompts of the training data (the recipe holds none out)"
         kind = kind if self.source is None else f"prompts of {self.source}"
         lines = [f"{self.prompts} {kind}, {self.completions} sample{'s' * (self.completions != 1)} each"]
@@ -116,7 +116,7 @@ class Evaluation:
         printer.text(self.text())
 
     def to_metrics(self) -> dict[str, float]:
-        """The estimates under the declared keys `eval/<name>`: accuracy, reward, length, pass@k, maj@k.
+        """Return the estimates under the declared keys `eval/<name>`: accuracy, reward, length, pass@k, maj@k.
 
         `eval/reward` is that of the sampled completions, of the greedy ones where there are none.
         """
@@ -130,7 +130,7 @@ class Evaluation:
 
 
 def vote_of(text: str) -> str | None:
-    """A completion's vote without a better one: its marked final answer, else all its text.
+    """Return a completion's vote without a better one: its marked final answer, else all its text.
 
     Stripped of spaces around it; None, no vote, where nothing is left.
     """
@@ -229,7 +229,7 @@ def _verdicts(
 
 
 def _reward(groups: Sequence[Group], seed: int) -> Interval | None:
-    """The mean over prompts of the mean reward of their valid completions; None where no completion is valid."""
+    """Return the mean over prompts of the mean reward of their valid completions; None where no completion is valid."""
     rewards = [[score.reward for score in group.scores if score.valid] for group in groups]
     means = [math.fsum(valid) / len(valid) for valid in rewards if valid]
     shares = all(reward in (0.0, 1.0) for valid in rewards for reward in valid)  # a share of right ones: its interval

@@ -11,12 +11,12 @@ from oncurve.types import LabelledSteps
 
 
 def first_wrong(labels: Sequence[float | None]) -> int | None:
-    """The index of the first step whose label is below one half; None: there is none."""
+    """Return the index of the first step whose label is below one half; None: there is none."""
     return next((index for index, label in enumerate(labels) if label is not None and label < 0.5), None)
 
 
 def find_first_wrong(right: Sequence[float]) -> int | None:
-    """The likeliest first wrong step, given how likely each is right; None: likeliest is that all are.
+    """Return the likeliest first wrong step, given how likely each is right; None: likeliest is that all are.
 
         P(first wrong = j) = (1 - p_j) Π_{i<j} p_i,      P(none) = Π_i p_i
 
@@ -32,7 +32,7 @@ def find_first_wrong(right: Sequence[float]) -> int | None:
 
 @dataclass(frozen=True)
 class FirstWrong:
-    """How many first wrong steps were found, and how many by the most frequent position in the training data.
+    """The counts of first wrong steps found, by the model and by the most frequent position in the training data.
 
     found, majority   shares of `count` completions, with 95 % intervals
     gain              how much larger `found` is, with the interval of a paired comparison
@@ -56,7 +56,8 @@ class FirstWrong:
 def score_first_wrong(
     trained: Sequence[LabelledSteps], held_out: Sequence[LabelledSteps], right: Sequence[Sequence[float]]
 ) -> FirstWrong:
-    """A process model's answers on held-out completions, compared with the most frequent one in its training data.
+    """Return a process model's answers on held-out completions, compared with the most frequent one in its training
+    data.
 
     `right[i]` are the likelihoods that the steps of `held_out[i]` are right, for all of its steps. Raises ValueError:
     no completions to score.

@@ -25,12 +25,13 @@ class Interval:
     high: float
 
     def to_list(self) -> list[float]:
-        """`[value, low, high]`, as it is written to JSON."""
+        """Return `[value, low, high]`, as it is written to JSON."""
         return [self.value, self.low, self.high]
 
 
 def wilson(successes: int, total: int) -> Interval:
-    """A share and its 95 % Wilson score interval (Wilson 1927), which never leaves [0, 1] nor collapses at its ends.
+    """Return a share and its 95 % Wilson score interval (Wilson 1927), which never leaves [0, 1] nor collapses at its
+    ends.
 
         centre = (p + z²/2n) / (1 + z²/n),   half = z √(p(1-p)/n + z²/4n²) / (1 + z²/n),   z = 1.96
 
@@ -45,7 +46,7 @@ def wilson(successes: int, total: int) -> Interval:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
-    """The mean of one value a prompt, and its 95 % percentile bootstrap interval (Efron 1979) over prompts.
+    """Return the mean of one value a prompt, and its 95 % percentile bootstrap interval (Efron 1979) over prompts.
 
     2,000 resamples whose indices are a function of (seed, resample, index): the same values give the same interval.
     Where all values agree there is no spread to resample and the interval is the value. Raises ValueError: no values.
@@ -67,7 +68,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
 
 
 def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Interval:
-    """How much larger the share of True is after than before, on the same prompts, with a 95 % interval.
+    """Return how much larger the share of True is after than before, on the same prompts, with a 95 % interval.
 
         (c - b) / n;   interval: the same of (c + ½, b + ½, n + 2), ± z √((b + c) - (c - b)²/n) / n
 

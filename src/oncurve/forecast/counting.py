@@ -18,53 +18,43 @@ These are limits, not measurements: no program reaches them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from oncurve.forecast.machines import Machine
-from oncurve.forecast.memory import Footprint
+from oncurve.forecast.memory import Variant
 from oncurve.forecast.shapes import ModelShape, Work
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """Sums over the groups of a step, for all formulas."""
-
-    prompt: float
-    completion: float
-    attended: float
-    """Σ P²/2 + G·(P·C + C²/2): pairs of tokens that attend."""
-
-
-def _tokens(work: Work) -> _Tokens:
-    completion, group = work.completion_tokens, work.group_size
-    scale = work.prompts / len(work.prompt_tokens)
+def _tokens(work: Work) -> tuple[float, float, float]:
+    """Return the tokens of prompts and of completions, and the pairs of tokens that attend, of all groups of a step:
+    Σ P²/2 + G·(P·C + C²/2)."""
+    completion, group, scale = work.completion_tokens, work.group_size, work.prompts / len(work.prompt_tokens)
     attended = sum(p * p / 2 + group * (p * completion + completion**2 / 2) for p in work.prompt_tokens)
-    return _Tokens(scale * sum(work.prompt_tokens), float(work.completions * completion), scale * attended)
+    return scale * sum(work.prompt_tokens), float(work.completions * completion), scale * attended
 
 
 def prefill_flops(shape: ModelShape, work: Work) -> float:
     """FLOPs of the prompts, each once, and of one distribution after each."""
     squares = work.prompts / len(work.prompt_tokens) * sum(p * p / 2 for p in work.prompt_tokens)
     body = shape.body + shape.adapter
-    return 2 * body * _tokens(work).prompt + shape.attention_flops * squares + 2 * shape.head * work.prompts
+    return 2 * body * _tokens(work)[0] + shape.attention_flops * squares + 2 * shape.head * work.prompts
 
 
-def _products(shape: ModelShape, tokens: _Tokens, frozen: int, adapter: int) -> float:
-    """FLOPs of the products: `frozen` or `adapter` of them per parameter and token, the head on completions only."""
-    every = tokens.prompt + tokens.completion
-    return frozen * (shape.body * every + shape.head * tokens.completion) + adapter * shape.adapter * every
+def _flops(shape: ModelShape, work: Work, frozen: int, adapter: int, attention: float) -> float:
+    """Return FLOPs: `frozen` or `adapter` of them per parameter and token in products, the head on completions only,
+    and `attention` of `attention_flops` per pair."""
+    prompt, completion, attended = _tokens(work)
+    every = prompt + completion
+    products = frozen * (shape.body * every + shape.head * completion) + adapter * shape.adapter * every
+    return products + attention * shape.attention_flops * attended
 
 
 def scoring_flops(shape: ModelShape, work: Work) -> float:
-    """FLOPs of one forward pass over all tokens, the head on completion tokens only."""
-    tokens = _tokens(work)
-    return _products(shape, tokens, 2, 2) + shape.attention_flops * tokens.attended
+    """Return the FLOPs of one forward pass over all tokens, the head on completion tokens only."""
+    return _flops(shape, work, 2, 2, 1)
 
 
 def training_flops(shape: ModelShape, work: Work) -> float:
-    """FLOPs of one pass of training over all tokens: forward and backward, nothing computed twice."""
-    tokens = _tokens(work)
-    return _products(shape, tokens, 4 if shape.adapter else 6, 6) + 3.5 * shape.attention_flops * tokens.attended
+    """Return the FLOPs of one pass of training over all tokens: forward and backward, nothing computed twice."""
+    return _flops(shape, work, 4 if shape.adapter else 6, 6, 3.5)
 
 
 def decode_step_floor(shape: ModelShape, work: Work, machine: Machine, step: float, width: int = 2) -> float:
@@ -75,19 +65,17 @@ def decode_step_floor(shape: ModelShape, work: Work, machine: Machine, step: flo
     return max(traffic / machine.bandwidth, flops / machine.flops)
 
 
-def floors(
-    shape: ModelShape, work: Work, machine: Machine, footprint: Footprint, reference: bool = False
-) -> dict[str, float]:
-    """The least seconds of each phase of a step; `decode_step` is one step of `decode`."""
-    width = footprint.weight
-    decode = sum(decode_step_floor(shape, work, machine, step, width) for step in range(work.completion_tokens))
-    state = footprint.weight + footprint.master + footprint.moments
+def floors(variant: Variant, machine: Machine) -> dict[str, float]:
+    """Return the least seconds of each phase of a step; `decode_step` is one step of `decode`."""
+    shape, work, per = variant.shape, variant.work, variant.footprint
+    decode = sum(decode_step_floor(shape, work, machine, step, per.weight) for step in range(work.completion_tokens))
+    scoring, state = scoring_flops(shape, work) / machine.flops, per.weight + per.master + per.moments
     found = {
         "prefill": prefill_flops(shape, work) / machine.flops,
         "decode": decode,
-        "reference": scoring_flops(shape, work) / machine.flops if reference else 0.0,
-        "old": scoring_flops(shape, work) / machine.flops if work.old_pass else 0.0,
+        "reference": scoring if variant.reference else 0.0,
+        "old": scoring if work.old_pass else 0.0,
         "train": work.ppo_epochs * training_flops(shape, work) / machine.flops,
-        "optimizer": work.updates * shape.trained * (2 * state + footprint.gradient) / machine.bandwidth,
+        "optimizer": work.updates * shape.trained * (2 * state + per.gradient) / machine.bandwidth,
     }
     return {**found, "step": sum(found.values()), "decode_step": decode / work.completion_tokens}

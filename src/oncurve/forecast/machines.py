@@ -1,13 +1,14 @@
-"""The machine: its rates by data sheet or by measurement, and its memory.
+"""The machine: its rates by name or by measurement, and its memory.
 
-The limits of `counting` need three numbers of a machine. On this machine they are measured (`rehearsal`), and its
-memory is the smallest of all limits.
+The limits of `counting` need three numbers of a machine. On this machine they are measured (`meter`), and its memory is
+the smallest of all limits.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,7 @@ class Machine:
     memory: float
     flops: float
     bandwidth: float
-    source: str = "data sheet"
+    source: str = "written down from memory"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
 
@@ -50,20 +51,25 @@ MACHINES: dict[str, Machine] = {
     "rtx4090": Machine("rtx4090", 23.6 * GIB, 165e12, 1.01e12),
     "rtx3090": Machine("rtx3090", 23.6 * GIB, 71e12, 0.936e12),
 }
-"""Cards by name. No card reaches the rates of its data sheet, so limits by data sheet are lower than by measurement."""
+"""Cards by name. Those that are not measured have the rates that their makers advertise, as far as we remember them; no
+card reaches these, so such limits are lower than by measurement."""
 
 ALIASES = {"a100": "a100-80", "v100": "v100-16", "5090": "rtx5090", "4090": "rtx4090", "3090": "rtx3090"}
 
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_QUANTITY = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?)\s*([kmbgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
 
 
-def parse_bytes(text: str, option: str) -> float:
-    """`"80GiB"`, `"4300GB/s"`, `"24e9"` -> bytes. Raises ConfigError, naming the option, for anything else."""
+def parse_quantity(text: str, option: str, like: str) -> float:
+    """Return the number that `"80GiB"`, `"4300GB/s"`, `"24e9"`, `"7B"` or `"7_000_000"` says.
+
+    Raises ConfigError, naming the option and what it is `like`, for anything else.
+    """
     found = _QUANTITY.fullmatch(text.strip())
-    value = 0.0 if found is None else float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()]
-    if found is None or not 0 < value < MOST:
-        raise ConfigError(f"{option} {shown(text)}: expected an amount above 0 with a unit, like 80GiB or 4300GB/s")
+    factor = 1.0 if found is None else (1024.0 if found[3] else 1000.0) ** _POWERS[found[2].lower()]
+    value = 0.0 if found is None else factor * float(found[1].replace("_", "").replace(",", ""))
+    if not 0 < value < MOST:
+        raise ConfigError(f"{option} {shown(text)}: expected a number above 0, like {like}")
     return value
 
 
@@ -79,28 +85,26 @@ def machine(name: str | None, memory: str | None, tflops: float | None, bandwidt
         )
     if tflops is not None and not 0 < tflops * 1e12 < MOST:
         raise ConfigError(f"--tflops {tflops:g}: give the card's dense bf16 rate, above 0")
-    known = MACHINES[full] if full is not None else None
-    if known is None and (memory is None or tflops is None or bandwidth is None):
+    if full is None and (memory is None or tflops is None or bandwidth is None):
         raise ConfigError(
             f"a machine is missing: name one with --machine ({', '.join(MACHINES)}), or give --memory 80GiB, "
             "--tflops 790 and --bandwidth 4300GB/s"
         )
-    return Machine(
-        "given" if known is None else known.name,
-        known.memory if known is not None and memory is None else parse_bytes(memory or "", "--memory"),
-        known.flops if known is not None and tflops is None else (tflops or 0.0) * 1e12,
-        known.bandwidth if known is not None and bandwidth is None else parse_bytes(bandwidth or "", "--bandwidth"),
-        "command line" if known is None or memory or tflops or bandwidth else known.source,
-        "bfloat16" if known is None else known.dtype,
-    )
+    found = Machine("given", 0.0, 0.0, 0.0) if full is None else MACHINES[full]
+    if memory is not None:
+        found = replace(found, memory=parse_quantity(memory, "--memory", "80GiB"), source="command line")
+    if tflops is not None:
+        found = replace(found, flops=tflops * 1e12, source="command line")
+    if bandwidth is not None:
+        found = replace(found, bandwidth=parse_quantity(bandwidth, "--bandwidth", "4300GB/s"), source="command line")
+    return found
 
 
 @dataclass(frozen=True)
 class AvailableMemory:
-    """The memory available to this process, in bytes, and the limit that decides it. `total`: the limit as a whole."""
+    """The memory available to this process, in bytes, and the limit that decides it."""
 
     available: float
-    total: float
     limit: str
 
 
@@ -114,59 +118,48 @@ def memory_here(root: Path = Path("/")) -> AvailableMemory:
 
     own = psutil.Process().memory_info().rss
     memory = psutil.virtual_memory()
-    limits = [AvailableMemory(memory.available + own, memory.total, "the machine's free memory")]
-    for name, limit, used in _groups(root):
-        if limit < memory.total:
-            limits.append(AvailableMemory(max(limit - used, 0.0) + own, limit, name))
+    limits = [AvailableMemory(memory.available + own, "the machine's free memory")]
+    limits += [
+        AvailableMemory(max(limit - used, 0.0) + own, name)
+        for name, limit, used in _groups(root)
+        if limit < memory.total
+    ]
     return min(limits, key=lambda limit: limit.available)
 
 
-def _groups(root: Path) -> list[tuple[str, float, float]]:
-    """Limit and use of this process's control groups and of all above them, version 2 and 1, if limited."""
-    found = []
-    for version, folder in _group_folders(root):
-        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        top = root / ("sys/fs/cgroup" if version == 2 else "sys/fs/cgroup/memory")
+def _groups(root: Path) -> Iterator[tuple[str, float, float]]:
+    """Yield limit and use of this process's memory groups and of all above them, version 2 and 1, where limited."""
+    try:
+        lines = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return
+    for controllers, path in lines:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        version, top = (1, root / "sys/fs/cgroup/memory") if controllers else (2, root / "sys/fs/cgroup")
+        limited, used, cache = _GROUP_FILES[version]
+        folder = top / path.strip("/")
         for place in (folder, *folder.parents):
-            limit, used = _number(place / names[0]), _number(place / names[1])
+            limit = number_in(place / limited)
             if limit is not None:
-                cached = _cache(place / "memory.stat", "inactive_file" if version == 2 else "total_inactive_file")
                 where = "/" + place.relative_to(top).as_posix().removeprefix(".")
-                found.append((f"cgroup v{version} {names[0]} of {where}", limit, (used or 0.0) - cached))
+                reclaimable = number_in(place / "memory.stat", cache) or 0.0
+                yield f"cgroup v{version} {limited} of {where}", limit, (number_in(place / used) or 0.0) - reclaimable
             if place == top:
                 break
-    return found
 
 
-def _group_folders(root: Path) -> list[tuple[int, Path]]:
-    """The folders of this process's memory groups, as (version, folder); none where there are no control groups."""
+_GROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+"""By version: the files of limit and use, and the key of the inactive file cache in `memory.stat`."""
+
+
+def number_in(path: Path, key: str = "") -> float | None:
+    """Return the number in a file, or on its line that begins with `key`; None: there is no file, or "max" in it."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            folders.append((2, root / "sys/fs/cgroup" / path.strip("/")))
-        elif "memory" in controllers.split(","):
-            folders.append((1, root / "sys/fs/cgroup/memory" / path.strip("/")))
-    return folders
-
-
-def _number(path: Path) -> float | None:
-    """The number in a file; None where there is no file, or "max" in it."""
-    try:
-        return float(path.read_text())
-    except (OSError, ValueError):
+        words = path.read_text().split()
+        return float(words[words.index(key) + 1 if key else 0])
+    except (OSError, ValueError, IndexError):
         return None
-
-
-def _cache(path: Path, key: str) -> float:
-    """The inactive file cache in a group's memory, in bytes."""
-    try:
-        pairs = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return 0.0
-    return next((float(value) for name, value in pairs if name == key), 0.0)

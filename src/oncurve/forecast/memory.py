@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from oncurve.forecast.shapes import ModelShape, Work
 from oncurve.models.head import ACCELERATOR_WORKSPACE_BYTES, FROZEN_KEPT_BYTES, KEPT_BYTES, WORKSPACE_BYTES
+from oncurve.models.layers import prepacked_bytes
 
 HEAD_BLOCKS = 2
 """Blocks of logits that the head holds at the same time: the logits or their gradient, and a temporary."""
@@ -38,63 +39,24 @@ of 32 bits (double quantisation)."""
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes per parameter of the policy, by use. `gradient`: on a GPU from backward to update only.
+    """Bytes per trained parameter, by use; a frozen one has its weight alone.
 
-    `critic`: weights, masters and moments of the critic. `quantized`: the layers' frozen matrices take `NF4_BYTES` in
-    the place of `weight`. Example: bfloat16 with everything else in float32 and a
+    A float32 weight is its own master; a split master adds 16 bits to bfloat16. `gradient`: on a GPU from backward to
+    update only. `critic`: its weights, masters and moments. Example: bfloat16 with everything else in float32 and a
     reference is `Footprint(2, 4, 8, 4, 2)`, 20 bytes.
     """
 
-    weight: int = 2
-    master: int = 4
-    moments: int = 8
+    weight: int
+    master: int
+    moments: int
     gradient: int = 4
     reference: int = 0
     critic: int = 0
-    quantized: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        dtype: str = "bfloat16",
-        moments: str = "float32",
-        masters: str = "float32",
-        reference: bool = False,
-        critic: bool = False,
-        averaged: bool = False,
-        quantized: bool = False,
-    ) -> Footprint:
-        """The bytes for these settings. A float32 weight is its own master; a split one adds 16 bits to bfloat16.
-
-        `averaged`: the reference is a moving average, which in bfloat16 has a float32 copy too.
-        """
-        half = dtype != "float32"
-        weight = 2 if half else 4
-        master = (2 if masters == "split" else 4) if half else 0
-        averages = 4 if moments == "bfloat16" else 8
-        other = weight + master + averages if critic else 0
-        frozen = weight + (4 if averaged and half else 0)
-        return cls(weight, master, averages, 4, frozen if reference else 0, other, quantized)
-
-    @property
-    def lasting(self) -> int:
-        """The sum without the gradient."""
-        return self.weight + self.master + self.moments + self.reference + self.critic
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.lasting + self.gradient
-
-    def weights(self, shape: ModelShape) -> float:
-        """Return the bytes of all weights of a model as it computes with them, its adapter included."""
-        packed = shape.body if self.quantized else 0
-        return self.weight * (shape.parameters + shape.adapter - packed) + NF4_BYTES * packed
-
-    def unpacked(self, shape: ModelShape) -> float:
-        """Return the bytes of the largest matrix that a product unpacks: none where the weights are not quantised."""
-        widest = max(shape.intermediate, shape.heads * shape.head_dim)
-        return float(self.weight * shape.hidden * widest) if self.quantized else 0.0
+        return self.weight + self.master + self.moments + self.gradient + self.reference + self.critic
 
 
 @dataclass(frozen=True)
@@ -111,37 +73,6 @@ class Activations:
     inside: float
     fixed: float
     heap: float = HEAP
-
-
-def activations_of(
-    shape: ModelShape, work: Work, width: int, checkpointing: bool = False, on_cpu: bool = True
-) -> Activations:
-    """By formula, for a gated layer in numbers of `width` bytes, h hidden, i intermediate, q = heads·head_dim:
-
-    token    w·(4h + 3q + 2·kv·(P + C)/C + 4i): two norms with their outputs, queries, output twice, keys and values
-             with the prefix, gate, up, silu and their product; w·h with checkpointing
-    inside   w·(2i + 4h); with checkpointing also the bytes that `token` has without it
-    """
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    spread = (work.mean_prompt + work.completion_tokens) / work.completion_tokens
-    spread = min(spread, 1.0 + work.mean_prompt)
-    kept = width * (4 * shape.hidden + 3 * query + 2 * key * spread + 4 * shape.intermediate)
-    inside = width * (2 * shape.intermediate + 4 * shape.hidden)
-    block = WORKSPACE_BYTES if on_cpu else ACCELERATOR_WORKSPACE_BYTES
-    logits = 4.0 * shape.vocabulary * work.largest_micro[1]
-    most = FROZEN_KEPT_BYTES if shape.adapter else KEPT_BYTES
-    fixed = HEAD_BLOCKS * min(float(block), logits) + min(float(most), logits)
-    heap = HEAP if on_cpu else 1.0
-    if checkpointing:
-        return Activations(width * shape.hidden, inside + kept, fixed, heap)
-    return Activations(kept, inside, fixed, heap)
-
-
-def cache_bytes(shape: ModelShape, work: Work, width: int) -> float:
-    """The largest size of keys and values: every group's prompt once, each concurrent completion at full length."""
-    rows = min(work.completions, max(work.rows, work.group_size))
-    prompts = rows / work.group_size
-    return shape.cache_bytes(width) * (prompts * work.mean_prompt + rows * work.completion_tokens)
 
 
 @dataclass(frozen=True)
@@ -163,55 +94,129 @@ class Memory:
         return self.phases[self.when]
 
 
-def memory_of(
-    shape: ModelShape,
-    work: Work,
-    footprint: Footprint,
-    activations: Activations,
-    process: float = 0.0,
-    training: float | None = None,
-    packed: float = 0.0,
-    reward_models: float = 0.0,
-    teacher: float = 0.0,
-    gradients_stay: bool = False,
-) -> Memory:
-    """The whole forecast.
+@dataclass(frozen=True)
+class Variant:
+    """The settings of a run that determine its peak, some of which a suggestion may change.
 
-    training    measured bytes of a training pass above the state, where they are known
-    packed      bytes of weights that are packed for decoding
-    reward_models    of reward models
-    teacher          of a distillation's teacher
-    gradients_stay   whether gradients are kept from update to update, as on a CPU
+    process        bytes before the model is loaded
+    averaged       whether the reference is a moving average, which in bfloat16 has a float32 copy too
+    held           whether the reference has weights of its own, and is not the model with its adapter off
+    reward_models, teacher   their bytes
+    exact_kl       whether the KL is taken over the whole vocabulary, which needs the reference's head in an update
+    keeps_kl       whether `kl.coef=0` would be refused next to the run's other settings
+    quantized      whether the layers' frozen matrices are stored in 4 bits
+    whole_weights  whether `[cluster]` allows neither split masters nor quantised weights
     """
-    trained, width, weights = shape.trained, footprint.weight, footprint.weights(shape)
-    micro_tokens, _ = work.largest_micro
-    kept = activations.heap * shape.layers * activations.token * micro_tokens
-    around = activations.heap * (activations.inside * micro_tokens + activations.fixed) + footprint.unpacked(shape)
-    gradients = float(footprint.gradient * trained)
-    outside = 0.0 if shape.adapter else float(footprint.gradient * shape.outside_layers)
-    first = gradients if gradients_stay or work.micro_batches > 1 else outside
-    passing = max(first + kept + around, gradients + kept / shape.layers + around)
-    cache = cache_bytes(shape, work, width)
-    rows = min(work.completions, max(work.rows, work.group_size))
-    sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * rows) + footprint.unpacked(shape)
-    state = process + weights + trained * (footprint.lasting - width) + reward_models + teacher
-    staying = gradients if gradients_stay else 0.0
-    parts = {
-        "process": process,
-        "parameters": float(weights + trained * footprint.master),
-        "optimizer": float(trained * footprint.moments),
-        "gradients": gradients,
-        "reference": float(trained * footprint.reference),
-        "critic": float(trained * footprint.critic),
-        "reward_models": reward_models,
-        "teacher": teacher,
-        "keys_and_values": cache,
-        "activations": kept,
-        "head_and_workspace": around,
-    }
-    phases = {
-        "rollout": state + staying + packed + 1.25 * cache + sampler,
-        "training": state + (training if training is not None else passing),
-        "export": state + staying + 4.0 * shape.head,
-    }
-    return Memory(parts, phases)
+
+    shape: ModelShape
+    work: Work
+    dtype: str = "bfloat16"
+    moments: str = "float32"
+    masters: str = "float32"
+    reference: bool = False
+    checkpointing: bool = False
+    on_cpu: bool = True
+    process: float = 0.0
+    critic: bool = False
+    averaged: bool = False
+    held: bool = True
+    reward_models: float = 0.0
+    teacher: float = 0.0
+    exact_kl: bool = False
+    keeps_kl: bool = False
+    quantized: bool = False
+    whole_weights: bool = False
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that the model computes with."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def footprint(self) -> Footprint:
+        """Bytes per trained parameter."""
+        half = self.width == 2
+        master = (2 if self.masters == "split" else 4) if half else 0
+        moments = 4 if self.moments == "bfloat16" else 8
+        reference = self.width + (4 if self.averaged and half else 0) if self.reference and self.held else 0
+        critic = self.width + master + moments if self.critic else 0
+        return Footprint(self.width, master, moments, 4, reference, critic)
+
+    @property
+    def weights(self) -> float:
+        """Bytes of all weights as the model computes with them, its adapter included."""
+        packed = self.shape.body if self.quantized else 0
+        return self.width * (self.shape.parameters + self.shape.adapter - packed) + NF4_BYTES * packed
+
+    @property
+    def rows(self) -> int:
+        """Completions that are sampled at the same time: whole groups."""
+        return min(self.work.completions, max(self.work.rows, self.work.group_size))
+
+    @property
+    def cache(self) -> float:
+        """Bytes of keys and values: every group's prompt once, each completion in flight at full length."""
+        tokens = self.rows / self.work.group_size * self.work.mean_prompt + self.rows * self.work.completion_tokens
+        return self.shape.cache_bytes(self.width) * tokens
+
+    def activations(self) -> Activations:
+        """Return them by formula, for a gated layer of h hidden, i intermediate, q = heads·head_dim, w bytes a number:
+
+        token    w·(4h + 3q + 2·kv·(P + C)/C + 4i): two norms with their outputs, queries, output twice, keys and values
+                 with the prefix, gate, up, silu and their product; w·h with checkpointing
+        inside   w·(2i + 4h); with checkpointing also the bytes that `token` has without it
+        """
+        shape, work, width = self.shape, self.work, self.width
+        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        spread = min((work.mean_prompt + work.completion_tokens) / work.completion_tokens, 1.0 + work.mean_prompt)
+        kept = width * (4 * shape.hidden + 3 * query + 2 * key * spread + 4 * shape.intermediate)
+        inside = width * (2 * shape.intermediate + 4 * shape.hidden)
+        block = WORKSPACE_BYTES if self.on_cpu else ACCELERATOR_WORKSPACE_BYTES
+        logits = 4.0 * shape.vocabulary * work.largest_micro[1]
+        most = FROZEN_KEPT_BYTES if shape.adapter else KEPT_BYTES
+        fixed = HEAD_BLOCKS * min(float(block), logits) + min(float(most), logits)
+        heap = HEAP if self.on_cpu else 1.0
+        if self.checkpointing:
+            return Activations(width * shape.hidden, inside + kept, fixed, heap)
+        return Activations(kept, inside, fixed, heap)
+
+    def memory(self, activations: Activations | None = None, training: float | None = None) -> Memory:
+        """Return the forecast.
+
+        activations  measured ones; None: by formula
+        training     the measured bytes of a training pass above the state; None: by formula
+        """
+        shape, work, per, found = self.shape, self.work, self.footprint, activations or self.activations()
+        trained, tokens = shape.trained, work.largest_micro[0]
+        widest = max(shape.intermediate, shape.heads * shape.head_dim)
+        unpacked = float(self.width * shape.hidden * widest) if self.quantized else 0.0  # one matrix at a time
+        kept = found.heap * shape.layers * found.token * tokens
+        around = found.heap * (found.inside * tokens + found.fixed) + unpacked
+        gradients = float(per.gradient * trained)
+        outside = 0.0 if shape.adapter else float(per.gradient * shape.outside_layers)
+        first = gradients if self.on_cpu or work.micro_batches > 1 else outside
+        passing = max(first + kept + around, gradients + kept / shape.layers + around)
+        sampler = 3 * min(float(SAMPLED_LOGITS), 4.0 * shape.vocabulary * self.rows) + unpacked
+        state = self.process + self.weights + trained * (per.total - per.weight - per.gradient)
+        state += self.reward_models + self.teacher
+        staying = gradients if self.on_cpu else 0.0
+        packed = prepacked_bytes(self.width * (shape.body + shape.head), self.width == 2) if self.on_cpu else 0
+        parts = {
+            "process": self.process,
+            "parameters": float(self.weights + trained * per.master),
+            "optimizer": float(trained * per.moments),
+            "gradients": gradients,
+            "reference": float(trained * per.reference),
+            "critic": float(trained * per.critic),
+            "reward_models": self.reward_models,
+            "teacher": self.teacher,
+            "keys_and_values": self.cache,
+            "activations": kept,
+            "head_and_workspace": around,
+        }
+        phases = {
+            "rollout": state + staying + packed + 1.25 * self.cache + sampler,
+            "training": state + (training if training is not None else passing),
+            "export": state + staying + 4.0 * shape.head,
+        }
+        return Memory(parts, phases)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from oncurve.forecast.machines import Machine
+from oncurve.forecast.machines import Machine, number_in
 from oncurve.forecast.shapes import ModelShape
 
 
@@ -59,10 +59,7 @@ class MemoryMeter:
 
     @staticmethod
     def _status(key: str) -> int:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1]) * 1024
-        raise OSError(f"/proc/self/status has no {key}")
+        return 1024 * int(number_in(Path("/proc/self/status"), f"{key}:") or 0)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
@@ -77,11 +74,11 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 
 
 def measure_machine(shape: ModelShape, dtype: torch.dtype, device: torch.device, memory: float) -> Machine:
-    """This machine's measured rates: of a layer's products (forward and both of the backward pass, 512 rows), and of
-    reading memory. Takes about 0.3 s."""
-    rows, wide = 512, min(shape.intermediate, 8192)
-    x = torch.ones(rows, shape.hidden, dtype=dtype, device=device)
-    weight = torch.full((wide, shape.hidden), 0.01, dtype=dtype, device=device)
+    """Measure this machine's rates: of a layer's products (forward and both of the backward pass, 512 rows), and of
+    reading memory. It takes about 0.3 s."""
+    rows, wide, hidden = 512, min(shape.intermediate, 8192), min(shape.hidden, 8192)
+    x = torch.ones(rows, hidden, dtype=dtype, device=device)
+    weight = torch.full((wide, hidden), 0.01, dtype=dtype, device=device)
     y = x @ weight.T
 
     def products() -> None:
@@ -89,7 +86,7 @@ def measure_machine(shape: ModelShape, dtype: torch.dtype, device: torch.device,
         y @ weight
         y.T @ x
 
-    flops = 6.0 * rows * shape.hidden * wide / _fastest(products, device, 0.15)
+    flops = 6.0 * rows * hidden * wide / _fastest(products, device, 0.15)
     much = torch.ones(1 << (26 if device.type == "cuda" else 24), device=device)
     bandwidth = 4.0 * much.numel() / _fastest(lambda: much.sum(), device, 0.1)
     return Machine(f"this machine ({device.type})", memory, flops, bandwidth, "measured now")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oncurve.forecast.machines import AvailableMemory, Machine
-from oncurve.forecast.memory import Activations, Footprint, Memory, activations_of, memory_of
-from oncurve.forecast.shapes import ModelShape, Work
-from oncurve.models.layers import prepacked_bytes
-
-USUAL_RANK = 16
-"""The rank of an adapter that is suggested where a model does not fit: that of the preset `lora`."""
+from oncurve.forecast.memory import Memory, Variant
+from oncurve.forecast.shapes import USUAL_RANK
 
 NEUTRAL = ("learner.tokens_per_micro_batch", "rollout.max_concurrent", "learner.gradient_checkpointing")
 """Settings that change memory and time, and no result."""
@@ -38,30 +34,27 @@ class Suggestion:
 
     settings: str
     peak: float
-    seconds: str = ""
 
 
 @dataclass(frozen=True)
 class Forecast:
     """The result of `oncurve plan`.
 
-    title     its subject                    seconds   by phase, with "decode_step" and "step"
-    budget    the available memory           measured  whether seconds are scaled measurements (limits otherwise)
-    notes     other remarks for the reader     processes the run's own and those of `[cluster]` on this machine
-    together  bytes of all of them; None: there is the run's own alone, or the others are not counted
+    title      its subject                     seconds    by phase, with "decode_step" and "step"
+    budget     the available memory            measured   whether seconds are scaled measurements (limits otherwise)
+    notes      other remarks for the reader    processes  the run's own and those of `[cluster]` on this machine
+    together   bytes of all of them; None: there is the run's own alone, or the others are not counted
     """
 
     title: str
-    shape: ModelShape
-    work: Work
-    footprint: Footprint
+    variant: Variant
     memory: Memory
     budget: AvailableMemory
     seconds: Mapping[str, float]
     measured: bool
     machine: Machine
     suggestions: Sequence[Suggestion] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
     processes: int = 1
     together: float | None = None
 
@@ -77,19 +70,20 @@ class Forecast:
 
     def to_json(self) -> dict[str, object]:
         """All numbers, in bytes and seconds."""
+        work = self.variant.work
         return {
             "title": self.title,
-            "parameters": self.shape.parameters,
-            "trained_parameters": self.shape.trained,
-            "bytes_per_parameter": self.footprint.total,
+            "parameters": self.variant.shape.parameters,
+            "trained_parameters": self.variant.shape.trained,
+            "bytes_per_parameter": self.variant.footprint.total,
             "work": {
-                "prompts": self.work.prompts,
-                "group_size": self.work.group_size,
-                "prompt_tokens": self.work.mean_prompt,
-                "completion_tokens": self.work.completion_tokens,
-                "tokens_per_micro_batch": self.work.micro_tokens,
-                "micro_batches": self.work.micro_batches,
-                "updates": self.work.updates,
+                "prompts": work.prompts,
+                "group_size": work.group_size,
+                "prompt_tokens": work.mean_prompt,
+                "completion_tokens": work.completion_tokens,
+                "tokens_per_micro_batch": work.micro_tokens,
+                "micro_batches": work.micro_batches,
+                "updates": work.updates,
             },
             "memory": {key: round(value) for key, value in self.memory.parts.items()},
             "phases": {key: round(value) for key, value in self.memory.phases.items()},
@@ -108,63 +102,53 @@ class Forecast:
                 "bytes_per_second": self.machine.bandwidth,
                 "source": self.machine.source,
             },
-            "suggestions": [
-                {"settings": suggestion.settings, "peak_bytes": round(suggestion.peak)}
-                for suggestion in self.suggestions
-            ],
+            "suggestions": [{"settings": each.settings, "peak_bytes": round(each.peak)} for each in self.suggestions],
             "notes": list(self.notes),
         }
 
     def text(self) -> str:
         """All of it as text."""
-        lines = [self.title, "", *self._memory_lines(), "", *self._time_lines()]
-        if self.notes:
-            lines += ["", *(f"note: {note}" for note in self.notes)]
-        lines += ["", *self._verdict()]
-        return "\n".join(lines)
+        notes = ["", *(f"note: {note}" for note in self.notes)] if self.notes else []
+        return "\n".join([self.title, "", *self._memory_lines(), "", *self._time_lines(), *notes, "", *self._verdict()])
 
     def _memory_lines(self) -> list[str]:
-        per = self.footprint
-        adapter = self.shape.adapter
+        per, shape, adapter = self.variant.footprint, self.variant.shape, self.variant.shape.adapter
         each = "a parameter of the adapter" if adapter else "a parameter"
         trained = f"{per.weight + per.master} bytes"
-        frozen = f"{per.weight} bytes, frozen" + (", the layers' in 4 bits" if per.quantized else "")
+        frozen = f"{per.weight} bytes, frozen" + (", the layers' in 4 bits" if self.variant.quantized else "")
         without = "none: the model with its adapter off" if self.seconds.get("reference") else "none: no KL term"
         says = {
-            "parameters": f"{self.shape.parameters:,} × {frozen}; {adapter:,} × {trained}"
-            if adapter
-            else f"{self.shape.parameters:,} × {trained}",
+            "parameters": f"{shape.parameters:,} × " + (f"{frozen}; {adapter:,} × {trained}" if adapter else trained),
             "optimizer": f"{per.moments} bytes {each}",
             "gradients": f"{per.gradient} bytes {each}",
             "reference": f"{per.reference} bytes {each}" if per.reference else without,
             "critic": f"{per.critic} bytes {each}",
             "keys_and_values": "while sampling, at full length",
-            "activations": f"{self.work.largest_micro[0]:,.0f} tokens a pass, while training",
+            "activations": f"{self.variant.work.largest_micro[0]:,.0f} tokens a pass, while training",
             "head_and_workspace": "while training",
         }
-        head = ["Memory"]
         body = [
             f"  {PART_NAMES[name]:<26} {size(value):>10}   {says.get(name, '')}".rstrip()
             for name, value in self.memory.parts.items()
             if value or name not in ("process", "critic", "reward_models", "teacher")
         ]
         peak = f"  {'predicted peak':<26} {size(self.memory.peak):>10}   in {self.memory.when}"
-        others = f"this one and {self.processes - 1} of [cluster]"
-        if self.processes == 1:
-            others = "the run's own process; those of [cluster] are elsewhere"
-        whole = f"  {'all processes here':<26} {size(self.needed):>10}   {others}"
-        return [*head, *body, peak, *([] if self.together is None else [whole])]
+        if self.together is None:
+            return ["Memory", *body, peak]
+        elsewhere = "the run's own process; those of [cluster] are elsewhere"
+        which = f"this one and {self.processes - 1} of [cluster]" if self.processes > 1 else elsewhere
+        return ["Memory", *body, peak, f"  {'all processes here':<26} {size(self.needed):>10}   {which}"]
 
     def _time_lines(self) -> list[str]:
-        if not self.seconds:
-            return []
         source = f"{self.machine.flops / 1e9:,.0f} GFLOP/s, {self.machine.bandwidth / 1e9:,.0f} GB/s"
         head = f"A step on {self.machine.name} ({source}, {self.machine.source})"
         kind = "as measured on parts of it" if self.measured else "LIMITS by formula, which nothing reaches"
         lines = [f"{head}: {kind}"]
         for name, seconds in self.seconds.items():
             if name == "decode":
-                steps = f"{self.work.completion_tokens:,} tokens, {duration(self.seconds['decode_step'])} a step"
+                steps = (
+                    f"{self.variant.work.completion_tokens:,} tokens, {duration(self.seconds['decode_step'])} a step"
+                )
                 lines.append(f"  {name:<12} {duration(seconds):>10}   {steps}")
             elif name not in ("decode_step", "step") and (seconds or name not in ("reference", "old")):
                 lines.append(f"  {name:<12} {duration(seconds):>10}")
@@ -174,68 +158,15 @@ class Forecast:
         budget = f"{size(self.budget.available)} ({self.budget.limit})"
         if self.fits:
             return [f"It fits: {size(self.needed)} of {budget}."]
-        lines = [f"It does not fit: {size(self.needed)} of {budget}."]
+        lines = [f"It does not fit: {size(self.needed)} of {budget}.", "What makes it smaller:"]
         if not self.suggestions:
-            return [*lines, "No setting makes it small enough: take a smaller model, or more memory."]
-        fitting = [suggestion.peak <= self.budget.available for suggestion in self.suggestions]
-        listed = [
-            f"  {suggestion.settings:<60} {size(suggestion.peak):>10}{', which fits' if fits else ''}"
-            for suggestion, fits in zip(self.suggestions, fitting, strict=True)
-        ]
-        rest = (
-            [] if any(fitting) else ["All of them together do not make it fit: take a smaller model, or more memory."]
-        )
-        return [*lines, "What makes it smaller:", *listed, *rest]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The settings of a run that a suggestion may change and that determine the peak."""
-
-    shape: ModelShape
-    work: Work
-    dtype: str
-    moments: str
-    masters: str
-    reference: bool
-    checkpointing: bool
-    on_cpu: bool = True
-    process: float = 0.0
-    critic: bool = False
-    averaged: bool = False
-    reward_models: float = 0.0
-    held: bool = True
-    """Whether the reference has weights of its own, and is not the model with its adapter off."""
-    teacher: float = 0.0
-    offloaded: bool = False
-    """Whether ranks that divide the model keep their parts in the host's memory."""
-    exact_kl: bool = False
-    """Whether the KL is taken over the whole vocabulary, which needs the reference's head in an update."""
-    moving: bool = False
-    """Whether the run has settings of a moving reference, which are refused next to `kl.coef=0`."""
-    quantized: bool = False
-    """Whether the layers' frozen matrices are stored in 4 bits."""
-    whole_weights: bool = False
-    """Whether `[cluster]` allows neither split masters nor quantised weights."""
-
-    @property
-    def footprint(self) -> Footprint:
-        """Bytes per trained parameter (a frozen one has its weight alone)."""
-        held = self.reference and self.held
-        others = (held, self.critic, self.averaged, self.quantized)
-        return Footprint.of(self.dtype, self.moments, self.masters, *others)
-
-    def activations(self) -> Activations:
-        """By formula."""
-        return activations_of(self.shape, self.work, self.footprint.weight, self.checkpointing, self.on_cpu)
-
-    def memory(self, activations: Activations | None = None, training: float | None = None) -> Memory:
-        """The forecast, with measured activations where they are given."""
-        found = activations or self.activations()
-        width = self.footprint.weight
-        packed = prepacked_bytes(width * (self.shape.body + self.shape.head), width == 2) if self.on_cpu else 0
-        state = (self.footprint, found, self.process, training, packed, self.reward_models, self.teacher)
-        return memory_of(self.shape, self.work, *state, gradients_stay=self.on_cpu)
+            return [lines[0], "No setting makes it small enough: take a smaller model, or more memory."]
+        for each in self.suggestions:
+            fits = ", which fits" if each.peak <= self.budget.available else ""
+            lines.append(f"  {each.settings:<60} {size(each.peak):>10}{fits}")
+        if min(each.peak for each in self.suggestions) > self.budget.available:
+            lines.append("All of them together do not make it fit: take a smaller model, or more memory.")
+        return lines
 
 
 def changes(variant: Variant) -> list[tuple[str, Variant]]:
@@ -254,7 +185,7 @@ def changes(variant: Variant) -> list[tuple[str, Variant]]:
         ('learner.moments="bfloat16"', {"moments": "bfloat16"}, variant.moments == "float32"),
         ('learner.masters="split"', {"masters": "split"}, split),
         ("reference.mixup_alpha=1.0", {"averaged": False}, variant.reference and variant.averaged),
-        ("kl.coef=0", {"reference": False}, variant.reference and not variant.moving),
+        ("kl.coef=0", {"reference": False}, variant.reference and not variant.keeps_kl),
         (f"lora.rank={USUAL_RANK}", {"shape": adapted}, not variant.shape.adapter),
         ('model.quantization="nf4"', {"quantized": True}, bool(packed)),
     ]

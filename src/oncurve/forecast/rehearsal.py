@@ -1,32 +1,31 @@
 """A rehearsed step: the run's own engine and learner on a small variant of its model, with its time and memory.
 
 The rehearsal calls what a run calls, so a forecast follows the code. What is too large to be rehearsed whole is
-rehearsed on fewer layers, groups or tokens (`plan_rehearsal`) and scaled up (`scaling`).
+rehearsed on fewer layers, groups or tokens and scaled up (`scaling`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from oncurve.advantages import needs_of
 from oncurve.batching import collate
+from oncurve.config import RunConfig
 from oncurve.forecast.counting import training_flops
 from oncurve.forecast.meter import MemoryMeter, seconds_of, tidy
 from oncurve.forecast.shapes import ModelShape, Work
 from oncurve.forecast.variants import build_variant
-from oncurve.learner import LearnerSettings, LocalLearner
-from oncurve.losses import Objective, Regularizer
+from oncurve.learner import LocalLearner
 from oncurve.models import CausalModel, LocalWeights, LoraSettings, wrap
 from oncurve.models.adapters import put_adapter
 from oncurve.models.head import kept_bytes
-from oncurve.rollout import InProcessEngine, Sampling
-from oncurve.types import AdvantagesAndReturns, Completion, Group, Prompt, Score, TrainBatch
+from oncurve.rollout import InProcessEngine
+from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
-NO_ADAPTER = LoraSettings()
 REFERENCE, OLD = frozenset({"reference"}), frozenset({"old"})
 WARM = Work(1, 2, 3, (4,))
 DECODE_SECONDS = 1.2
@@ -35,30 +34,14 @@ AGAIN_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a run that decide how long a step takes. `config` is the model's, `advantage` and `token_weights`
-    make a batch ready for the learner, as the trainer does."""
+    """The parts of a run that decide how long a step takes. `model`: its configuration; `lora`: the adapter that stands
+    in for the run's."""
 
-    config: Any
-    sampling: Sampling
-    learner: LearnerSettings
-    objective: Objective
-    regularizer: Regularizer
-    advantage: Callable[[TrainBatch], Tensor | AdvantagesAndReturns]
-    token_weights: Callable[[TrainBatch], Tensor]
+    run: RunConfig
+    model: Any
+    lora: LoraSettings
     dtype: torch.dtype
     device: torch.device
-    attention: Literal["auto", "generic"] = "auto"
-    lora: LoraSettings = NO_ADAPTER
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A rehearsal's size: layers, tokens of the vocabulary, and the work of one training pass and of one rollout."""
-
-    layers: int
-    vocabulary: int
-    training: Work
-    rollout: Work
 
 
 @dataclass(frozen=True)
@@ -70,8 +53,6 @@ class Rehearsed:
     saved        bytes that the forward pass of the layers kept for the backward
     held         bytes that the training pass held, gradients with it; None where it cannot be seen
     path_reason  which path the model takes, and why
-    fast         whether that is the fast one
-    decoded      decode steps that were timed
     """
 
     seconds: dict[str, float]
@@ -79,33 +60,31 @@ class Rehearsed:
     saved: int
     held: int | None
     path_reason: str
-    fast: bool
-    decoded: int
 
 
-def rehearse(parts: Parts, sample: Sample) -> Rehearsed:
-    """Build the relative, go once through a tiny step to warm up, then through the sample's."""
-    module = build_variant(parts.config, sample.layers, sample.vocabulary)
-    module = module.to(parts.device)
+def rehearse(parts: Parts, layers: int, vocabulary: int, training: Work, rollout: Work) -> Rehearsed:
+    """Build a model of so many `layers` and tokens, and time one pass of `training` and one `rollout` with it."""
+    run = parts.run
+    module = build_variant(parts.model, layers, vocabulary).to(parts.device)
     adapter = put_adapter(module, parts.lora, seed=0) if parts.lora.adapted else None
-    model = wrap(module, parts.attention, adapter)
+    model = wrap(module, run.model.attention, adapter)
     learner = LocalLearner(
-        parts.learner,
+        run.learner,
         model,
-        parts.objective,
-        parts.regularizer,
-        temperature=parts.sampling.temperature,
+        run.objective,
+        run.regularizer,
+        temperature=run.rollout.temperature,
         total_updates=1000,
         dtype=parts.dtype,
     )
-    stage = _Stage(parts, model, learner, sample.vocabulary)
+    stage = _Stage(parts, model, learner, vocabulary)
     stage.train(WARM)
     stage.generate(WARM, 3)
-    prefill, step, decoded = stage.rollout(sample.rollout)
-    saved = stage.saved(sample.training)
-    seconds, held = stage.train(sample.training)
+    prefill, step = stage.rollout(rollout)
+    saved = stage.saved(training)
+    seconds, held = stage.train(training)
     if sum(seconds.values()) < AGAIN_SECONDS:  # the first of a size may find something to set up
-        again, more = stage.train(sample.training)
+        again, more = stage.train(training)
         seconds = {phase: min(seconds[phase], again[phase]) for phase in seconds}
         held = max(held, more) if held is not None and more is not None else None
     return Rehearsed(
@@ -114,8 +93,6 @@ def rehearse(parts: Parts, sample: Sample) -> Rehearsed:
         saved,
         held,
         model.path_reason,
-        model.fast,
-        decoded,
     )
 
 
@@ -124,9 +101,8 @@ class _Stage:
 
     def __init__(self, parts: Parts, model: CausalModel, learner: LocalLearner, vocabulary: int) -> None:
         self._parts, self._model, self._learner, self._vocabulary = parts, model, learner, vocabulary
-        free = parts.sampling.model_copy(update={"stop": (), "eos_ids": ()})
-        self._sampling = free
-        self._engine = InProcessEngine(free)
+        self._sampling = parts.run.rollout.model_copy(update={"stop": (), "eos_ids": ()})
+        self._engine = InProcessEngine(self._sampling)
         self._engine.follow(LocalWeights(model, 0))
         self._meter = MemoryMeter(parts.device)
 
@@ -136,19 +112,19 @@ class _Stage:
         prompts = [self._prompt(index, work) for index in range(work.prompts)]
         return seconds_of(lambda: self._engine.generate(prompts, 0, asked), self._parts.device)
 
-    def rollout(self, work: Work) -> tuple[float, float, int]:
-        """Seconds of the prefill (with the first token), of one decode step on average, and how many were timed."""
+    def rollout(self, work: Work) -> tuple[float, float]:
+        """Return the seconds of the prefill (with the first token), and of one decode step on average."""
         most = work.completion_tokens
         prefill = min(self.generate(work, 1) for _ in range(2))
         if most == 1:
-            return prefill, 0.0, 0
+            return prefill, 0.0
         steps = min(8, most - 1)
         step = max(self.generate(work, steps + 1) - prefill, 0.0) / steps
         affordable = int(DECODE_SECONDS / max(step, 1e-6))
         if affordable > steps and most - 1 > steps:
             steps = min(most - 1, affordable)
             step = max(self.generate(work, steps + 1) - prefill, 0.0) / steps
-        return prefill, step, steps
+        return prefill, step
 
     def train(self, work: Work) -> tuple[dict[str, float], int | None]:
         """Seconds of everything between rollout and the next step, and what the training pass held at most."""
@@ -160,8 +136,11 @@ class _Stage:
             seconds["reference"] = seconds_of(lambda: scored.append(learner.score(batch, REFERENCE)), device)
         if work.old_pass:
             seconds["old"] = seconds_of(lambda: scored.append(learner.score(scored[-1], OLD)), device)
-        ready = scored[-1].with_advantages(self._parts.advantage(scored[-1]))
-        ready = ready.with_weights(self._parts.token_weights(ready))
+        run, told = self._parts.run, scored[-1]
+        # in place of an advantage that needs a critic or a teacher, one with which each row has a gradient
+        stands_in = bool(needs_of(run.advantage) & {"values", "teacher"})
+        ready = told.with_advantages(told.existing().to(torch.float64) if stands_in else run.advantage(told))
+        ready = ready.with_weights(run.token_weights(ready))
         tidy()
         before = self._meter.now() - kept_bytes(self._model.module.parameters())
         self._meter.reset()
@@ -194,27 +173,15 @@ class _Stage:
 
     def _batch(self, work: Work) -> TrainBatch:
         """A batch as a rollout would leave it, of arbitrary tokens, no two rewards of a group alike."""
-        groups = []
+        groups, numbers, logprobs = [], range(work.completion_tokens), (-1.0,) * work.completion_tokens
         for index in range(work.prompts):
-            completions = tuple(
-                Completion(
-                    tuple((101 * place + 13 * sample) % self._vocabulary for place in range(work.completion_tokens)),
-                    "",
-                    (-1.0,) * work.completion_tokens,
-                    "eos",
-                    sample,
-                    0,
-                )
-                for sample in range(work.group_size)
-            )
+            completions = []
+            for sample in range(work.group_size):
+                ids = tuple((101 * place + 13 * sample) % self._vocabulary for place in numbers)
+                completions.append(Completion(ids, "", logprobs, "eos", sample, 0))
             scores = tuple(Score(float(sample)) for sample in range(work.group_size))
-            groups.append(Group(self._prompt(index, work), completions, scores))
+            groups.append(Group(self._prompt(index, work), tuple(completions), scores))
         return collate(groups)
-
-
-def some_advantage(batch: TrainBatch) -> Tensor:
-    """An advantage `(B, T)` in place of one that needs a critic or a teacher: each row has a gradient."""
-    return batch.existing().to(torch.float64)
 
 
 def part_of(work: Work, shape: ModelShape, flops: float) -> Work:

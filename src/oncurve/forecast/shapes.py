@@ -5,13 +5,15 @@ A shape comes from a configuration, which is a few numbers, or from the command 
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError
 
 LEAST_PARAMETERS, MOST_PARAMETERS = 1e6, 1e13
+
+USUAL_RANK = 16
+"""The rank of an adapter that is suggested where a model does not fit: that of the preset `lora`."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All of them; by formula N_b + N_h (2·N_h where the head is not the embedding), without norms."""
-        return self.counted if self.counted is not None else self.body + self.head * (1 if self.tied else 2)
+        return self.counted if self.counted is not None else self.body + self.outside_layers
 
     @property
     def outside_layers(self) -> int:
@@ -196,18 +198,6 @@ def shape_of(config: Any, counted: int | None = None) -> ModelShape:
     )
 
 
-_SIZE = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e\+?[0-9]+)?)\s*([kmbgt]?)", re.IGNORECASE)
-_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-
-
-def parse_parameters(text: str) -> float:
-    """`7B`, `0.5b`, `494M`, `7_000_000_000`, `7e9` -> a number of parameters. Raises ConfigError for anything else."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"--parameters {shown(text)}: expected a number of parameters, like 7B, 494M or 7e9")
-    return float(found[1].replace("_", "").replace(",", "")) * _FACTORS[found[2].lower()]
-
-
 def shape_of_size(parameters: float) -> ModelShape:
     """A usual shape with this number of parameters: the nearest named one, its layers made wider or narrower.
 
@@ -218,23 +208,7 @@ def shape_of_size(parameters: float) -> ModelShape:
         raise ConfigError(f"--parameters {parameters:g}: give a number between 1M and 10T, like 7B or 7e9")
     near = min(MODELS.values(), key=lambda shape: abs(shape.body / parameters - 0.85))
     factor = (parameters / near.parameters) ** 0.5
-    return ModelShape(
-        near.layers,
-        max(8, round(near.hidden * factor)),
-        near.heads,
-        near.kv_heads,
-        max(2, round(near.head_dim * factor)),
-        max(8, round(near.intermediate * factor)),
-        near.vocabulary,
-        near.tied,
-        counted=round(parameters),
+    wide = {name: max(8, round(getattr(near, name) * factor)) for name in ("hidden", "intermediate")}
+    return replace(
+        near, **wide, head_dim=max(2, round(near.head_dim * factor)), counted=round(parameters), positions=None
     )
-
-
-def named_shape(name: str) -> ModelShape:
-    """The shape of that name. Raises ConfigError with all names."""
-    if name.lower() not in MODELS:
-        raise ConfigError(
-            f"--model {shown(name)}: unknown{suggest(name, MODELS) or '; there are: ' + ', '.join(MODELS)}"
-        )
-    return MODELS[name.lower()]

@@ -13,7 +13,7 @@ from oncurve.advantages import teacher_of
 from oncurve.base.errors import ModelError, UserError
 from oncurve.config import RunConfig
 from oncurve.data import load_rows, open_prompts
-from oncurve.models.loading import load_config, offline, online, quiet, said_by
+from oncurve.models.loading import explained, load_config, load_tokenizer, online
 
 ASSUMED_PROMPT = 256
 SAMPLED_PROMPTS = 256
@@ -36,13 +36,13 @@ def prompt_lengths(
         return (assumed,) * count, [f"prompts are taken to have {assumed} tokens (--prompt-tokens)"]
     try:
         rows = load_rows(config.data, base)
+        tokenizer = load_tokenizer(*_place(config.model.source(weights=False)), config.model.trust_remote_code)
     except UserError as error:
-        raise type(error)(f"{error}\nWithout the data, say how long prompts are: --prompt-tokens 256") from error
+        raise type(error)(f"{error}\nWithout it, say how long prompts are: --prompt-tokens 256") from error
     if not len(rows):
         return (assumed,) * count, [f"no rows; prompts are taken to have {assumed} tokens"]
     step = max(1, len(rows) // SAMPLED_PROMPTS)
     few = rows.select(list(range(0, len(rows), step))[:SAMPLED_PROMPTS])
-    tokenizer = _tokenizer(config.model.source(weights=False), config.model.trust_remote_code)
     prompts = open_prompts(few, config.data, tokenizer, fits)
     lengths = sorted(len(prompts[index].ids) for index in range(len(prompts)))
     spread = tuple(lengths[(2 * place + 1) * len(lengths) // (2 * count)] for place in range(count))
@@ -67,9 +67,8 @@ def reward_model_bytes(config: RunConfig) -> float:
 def teacher_bytes(config: RunConfig, dtype: str) -> float:
     """Bytes of the weights of a distillation's teacher, which are counted as those of reward models are."""
     teacher = teacher_of(config.advantage)
-    if teacher is None or teacher.path is None:
-        return 0.0
-    return float((4 if dtype == "float32" else 2) * _stored_parameters(teacher.path))
+    path = "" if teacher is None else teacher.path or ""
+    return float((4 if dtype == "float32" else 2) * _stored_parameters(path))
 
 
 def _stored_parameters(path: str) -> int:
@@ -80,21 +79,10 @@ def _stored_parameters(path: str) -> int:
     return count
 
 
-def _tokenizer(path: str, trusted: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    local = Path(path).expanduser().is_dir() or not online()
-    try:
-        with quiet(), offline(local):
-            return AutoTokenizer.from_pretrained(
-                str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path,
-                local_files_only=local,
-                trust_remote_code=trusted,
-            )
-    except Exception as error:  # as with models: no common base
-        raise ModelError(
-            f"{path}: no tokenizer; say how long prompts are: --prompt-tokens 256{said_by(error)}"
-        ) from error
+def _place(path: str) -> tuple[str, bool]:
+    """Return a model's folder or hub id as transformers takes it, and whether only what is here may be read."""
+    folder = Path(path).expanduser()
+    return (str(folder), True) if folder.is_dir() else (path, not online())
 
 
 def read_model_config(path: str, trusted: bool = False) -> Any:
@@ -105,13 +93,5 @@ def read_model_config(path: str, trusted: bool = False) -> Any:
     folder = Path(path).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{path} has no config.json: it is not a model in Hugging Face form")
-    try:
-        local = folder.is_dir() or not online()
-        return load_config(str(folder) if folder.is_dir() else path, local, trusted)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"{path}: its configuration cannot be read; name a folder in Hugging Face form, or a hub id that has been "
-            f"downloaded or can be reached (--model qwen2.5-7b or --parameters 7e9 plan a shape alone){said_by(error)}"
-        ) from error
+    with explained(path, "configuration", None):
+        return load_config(*_place(path), trusted)

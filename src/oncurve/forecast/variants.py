@@ -1,4 +1,4 @@
-"""Small relatives of a model, from its configuration alone: fewer layers, fewer tokens in the vocabulary, any weights.
+"""Models from a configuration alone: their parameters, and small relatives with fewer layers and tokens, any weights.
 
 The cost of a layer does not depend on its weights, so a rehearsal of two depths gives the cost of all layers.
 """
@@ -6,13 +6,17 @@ The cost of a layer does not depend on its weights, so a rehearsal of two depths
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from oncurve.base.errors import ConfigError
-from oncurve.models.loading import quiet, said_by
+from oncurve.forecast.shapes import USUAL_RANK, ModelShape
+from oncurve.models import LoraSettings
+from oncurve.models.adapters import count_factors
+from oncurve.models.loading import quiet, said_by, stored_adapter
 
 _TILE = 1 << 16
 
@@ -22,11 +26,26 @@ def count_parameters(config: Any) -> int:
 
     Raises ConfigError where transformers cannot make a model of it.
     """
-    return sum(parameter.numel() for parameter in unallocated(config).parameters())
+    return sum(parameter.numel() for parameter in _unallocated(config).parameters())
 
 
-def unallocated(config: Any) -> nn.Module:
-    """The model of a transformers configuration, without memory. Raises ConfigError as `count_parameters` does."""
+def with_adapter(shape: ModelShape, lora: LoraSettings, model: Any = None) -> ModelShape:
+    """Return `shape` with the parameters of the adapter of `lora`, counted in a model of the configuration `model`.
+
+    Without a configuration they are those of all linear layers, of a stored adapter with the usual rank. Raises
+    ModelError: the model lacks the layers that are named; there is no such adapter.
+    """
+    if not lora.adapted:
+        return shape
+    if model is None:
+        return replace(shape, adapter=shape.low_rank(lora.rank or USUAL_RANK))
+    if lora.path is not None:
+        return replace(shape, adapter=sum(tensor.numel() for tensor in stored_adapter(lora.path).tensors.values()))
+    return replace(shape, adapter=count_factors(_unallocated(model), lora))
+
+
+def _unallocated(config: Any) -> nn.Module:
+    """Return the model of a transformers configuration, without memory."""
     with torch.device("meta"):
         return _from_config(config)
 

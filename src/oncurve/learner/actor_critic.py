@@ -31,7 +31,7 @@ class _Pair:
 
     @property
     def version(self) -> int:
-        """How often the policy's weights have changed."""
+        """Return how often the policy's weights have changed."""
         return self.actor.version
 
     @property
@@ -40,11 +40,13 @@ class _Pair:
         return self.actor.changes + self._critic_optimizer.steps
 
     def weights(self) -> LocalWeights:
-        """The policy's weights as they are now."""
+        """Return the policy's weights as they are now."""
         return self.actor.weights()
 
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
-        """The batch with what `want` names, without a gradient: "values" of the critic, the rest of the policy."""
+        """Return the batch with what `want` names, without a gradient: "values" of the critic, the rest of the
+        policy.
+        """
         return self.actor.score(self._reader.fill(batch) if "values" in want else batch, want)
 
     def move_reference(self, alpha: float) -> None:
@@ -61,7 +63,7 @@ class _Pair:
         return {**self.actor.save(folder), "critic": critic | {"tokens_per_micro_batch": self._reader.budget.tokens}}
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`. Raises CheckpointError for a checkpoint without a critic, or of another model."""
+        """Restore what `save` wrote. Raises CheckpointError for a checkpoint without a critic, or of another model."""
         if "critic" not in meta:
             raise CheckpointError("the checkpoint has no critic, and this run's settings need one")
         self.actor.load(folder, meta)
@@ -81,7 +83,7 @@ class ActorCritic(_Pair):
         self.critic = critic
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
-        """One update of each, the critic first; of the critic alone while it warms up."""
+        """Return one update of each, the critic first; of the critic alone while it warms up."""
         before, result = self.critic.optimizer.steps, self.critic.update(minibatch)
         if result.skipped or self.critic.optimizer.steps <= self._warmup:
             if self.critic.optimizer.steps == before:
@@ -110,7 +112,7 @@ class SharedActorCritic(_Pair):
         super().__init__(actor, self.optimizer, reader, warmup)
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
-        """One update of both from one backward pass; of the head alone while it warms up."""
+        """Return one update of both from one backward pass; of the head alone while it warms up."""
         accumulated = self.actor.accumulate(minibatch)
         warming = self.optimizer.steps < self._warmup
         result = self.actor.forget(accumulated) if warming else self.actor.apply(accumulated)

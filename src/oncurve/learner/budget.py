@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Budget:
-    """How many tokens a forward and backward pass may have. `tokens`: now; `halved`: how often it was halved."""
+    """The most tokens of a forward and backward pass. `tokens`: now; `halved`: the number of times it was halved."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -25,7 +25,8 @@ class Budget:
         self.tokens = min(self.tokens, tokens)
 
     def fit(self, work: Callable[[int], Result], batch: TrainBatch) -> Result:
-        """`work(tokens)`, repeated from its start with half as many tokens whenever the device runs out of memory.
+        """Return `work(tokens)`, repeated from its start with half as many tokens whenever the device runs out of
+        memory.
 
         This is for accelerators: a process that uses up the host's memory is killed without an exception.
 

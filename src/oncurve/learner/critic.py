@@ -24,7 +24,7 @@ class Critic(Protocol):
     """The component of `[critic]`: it adds a critic to a policy's learner, or none."""
 
     def build(self, actor: LocalLearner) -> LocalLearner | ActorCritic | SharedActorCritic:
-        """The learner of both."""
+        """Return the learner of both."""
 
 
 class CriticConfig(Component):
@@ -41,7 +41,7 @@ class CriticConfig(Component):
     """How far a value may move from the old one in one step; 0: no clipping."""
 
     def build(self, actor: LocalLearner) -> ActorCritic | SharedActorCritic:
-        """`actor` with a critic. Raises ModelError where its model cannot be copied."""
+        """Return `actor` with a critic. Raises ModelError where its model cannot be copied."""
         return ActorCritic(actor, OwnCritic(actor, self.learning_rate, ValueLoss(self.clip or None)), self.warmup_steps)
 
 
@@ -52,7 +52,7 @@ class SharedCriticConfig(CriticConfig):
     """Weight of the value loss in the policy's loss, by which the backbone learns values too."""
 
     def build(self, actor: LocalLearner) -> SharedActorCritic:
-        """`actor` with a value head."""
+        """Return `actor` with a value head."""
         return SharedActorCritic(actor, self.learning_rate, self.warmup_steps, ValueLoss(self.clip or None, self.coef))
 
 
@@ -62,7 +62,7 @@ class NoCritic(Component):
     gives_values: ClassVar[bool] = False
 
     def build(self, actor: LocalLearner) -> LocalLearner:
-        """`actor` alone."""
+        """Return `actor` alone."""
         return actor
 
 
@@ -70,12 +70,14 @@ CRITIC_KINDS: dict[str, type[Component]] = {"none": NoCritic, "own": CriticConfi
 
 
 def gives_values(critic: Critic) -> bool:
-    """Whether it gives values and learns from returns. Left out by a component: True."""
+    """Return whether it gives values and learns from returns. Left out by a component: True."""
     return bool(getattr(critic, "gives_values", True))
 
 
 def warmup_of(critic: Critic) -> int:
-    """Updates at the beginning of a run in which the critic alone is trained. Left out by a component: 0."""
+    """Return the number of updates at the beginning of a run in which the critic alone is trained. Left out by a
+    component: 0.
+    """
     return int(getattr(critic, "warmup_steps", 0))
 
 

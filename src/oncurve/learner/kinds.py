@@ -31,7 +31,7 @@ class LearnerConfig(LearnerSettings):
         make: type[LocalLearner] = LocalLearner,
         **parts: Any,
     ) -> Learner:
-        """A learner of the class `make` of the model, with the `critic`. Raises what those do.
+        """Return a learner of the class `make` of the model, with the `critic`. Raises what those do.
 
         `parts` are the keyword arguments of `LocalLearner`: temperature, total_updates, reference, teacher,
         dtype, tokenizer.
@@ -43,14 +43,14 @@ LEARNER_KINDS: dict[str, type[LearnerSettings]] = {"local": LearnerConfig}
 
 
 def check_learner_settings(component: object) -> str | None:
-    """What is wrong with a component as `[learner]`; None: nothing."""
+    """Return what is wrong with a component as `[learner]`, or None."""
     if isinstance(component, LearnerSettings) and type(component).build is not LearnerSettings.build:
         return None
     return UNBUILT.format(type(component).__name__)
 
 
 def check_learner(learner: Learner) -> Learner:
-    """`learner`, if it has all that the trainer needs. Raises ConfigError: it lacks something."""
+    """Return `learner`, if it has all that the trainer needs. Raises ConfigError: it lacks something."""
     names = [name for name in vars(Learner) if not name.startswith("_")]
     problem = lacking(learner, names, "learner")
     if problem is not None:

@@ -106,7 +106,7 @@ class LocalLearner:
         self.budget = Budget(config.tokens_per_micro_batch)
 
     def _take_charge(self, dtype: torch.dtype | None, given: CausalModel | None) -> MasterAdamW:
-        """The optimizer of `model`; the reference is set where there is one, of the model `given` for it."""
+        """Return the optimizer of `model`; the reference is set where there is one, of the model `given` for it."""
         config, model = self.config, self.model
         optimizer = MasterAdamW(model.module, dtype, **config.adamw, has_base=model.adapter is not None)
         if given is not None or self.regularizer.kl.needs_reference:
@@ -115,15 +115,15 @@ class LocalLearner:
 
     @property
     def version(self) -> int:
-        """How often the weights have changed: the optimizer's steps."""
+        """Return how often the weights have changed: the optimizer's steps."""
         return self.optimizer.steps
 
     def weights(self) -> LocalWeights:
-        """The policy's weights as they are now: sampler and learner share the model."""
+        """Return the policy's weights as they are now: sampler and learner share the model."""
         return LocalWeights(self.model, self.version)
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
-        """`accumulate` and `apply`: one optimizer update on a batch with `advantages` and `token_weights`."""
+        """Return `accumulate` and `apply`: one optimizer update on a batch with `advantages` and `token_weights`."""
         return self.apply(self.accumulate(minibatch))
 
     def also_train(self, reader: ValueReader, loss: ValueLoss) -> None:
@@ -140,7 +140,8 @@ class LocalLearner:
         self._attempts += 1
 
     def accumulate(self, minibatch: TrainBatch) -> Accumulated:
-        """The gradient of Σ weight_it · loss_it over the batch, left in the parameters' `.grad`; nothing is stepped.
+        """Return the gradient of Σ weight_it · loss_it over the batch, left in the parameters' `.grad`; nothing is
+        stepped.
 
         It depends neither on `tokens_per_micro_batch` nor on the order of rows. Rows without a gradient are left out
         (`rows_with_gradient`); statistics that need their forward pass are means over the others. Where a device runs
@@ -155,12 +156,12 @@ class LocalLearner:
         return accumulated
 
     def cut(self, minibatch: TrainBatch, count: int) -> list[TrainBatch | None]:
-        """The rows with a gradient in `count` shards for `accumulate_shards`; None for one without rows."""
+        """Return the rows with a gradient in `count` shards for `accumulate_shards`; None for one without rows."""
         rows = rows_with_gradient(minibatch, self._by_advantage)
         return [None] * count if rows is None else shards(rows, count)
 
     def accumulate_shards(self, pieces: Sequence[TrainBatch | None], world: World = ALONE) -> dict[int, Accumulated]:
-        """The gradient of each shard by itself, added in the fixed tree of `World.tree_sum`: rank 0 has the sum.
+        """Return the gradient of each shard by itself, added in the fixed tree of `World.tree_sum`: rank 0 has the sum.
 
         Of the `pieces`, which `cut` made, a rank reads its own alone; others may be None. Returns loss and statistics
         of each of its shards by index. Raises LostRankError: nothing but `.grad` has changed.
@@ -175,7 +176,9 @@ class LocalLearner:
         return found
 
     def joined(self, minibatch: TrainBatch, found: Mapping[int, Accumulated]) -> Accumulated:
-        """What `accumulate` returns, of all shards: losses and statistics are added in the order of the shards."""
+        """Return what `accumulate` returns, of all shards: losses and statistics are added in the order of the
+        shards.
+        """
         metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64)
         for index in sorted(found):
             loss += found[index].loss.cpu()
@@ -186,7 +189,7 @@ class LocalLearner:
         return Accumulated(loss, metrics)
 
     def _fitting(self, rows: TrainBatch | None) -> Accumulated:
-        """The gradient of `rows` in micro-batches that fit the device's memory."""
+        """Return the gradient of `rows` in micro-batches that fit the device's memory."""
         if rows is None:
             return self._accumulate(None, self.budget.tokens)
         halved = self.budget.halved
@@ -196,7 +199,7 @@ class LocalLearner:
         return accumulated
 
     def _accumulate(self, rows: TrainBatch | None, tokens: int) -> Accumulated:
-        """The gradient, loss and statistics of the rows with a gradient, in micro-batches of `tokens`."""
+        """Return the gradient, loss and statistics of the rows with a gradient, in micro-batches of `tokens`."""
         device = module_device(self.model.module)
         metrics = Metrics()
         loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -210,13 +213,13 @@ class LocalLearner:
         return Accumulated(loss, metrics)
 
     def _backward(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        """Adds the micro-batch's gradient to `.grad` and its statistics to `metrics`; returns its loss `()`."""
+        """Add the micro-batch's gradient to `.grad` and its statistics to `metrics`; returns its loss `()`."""
         loss = self._loss(micro, metrics)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _loss(self, micro: TrainBatch, metrics: Metrics) -> Tensor:
-        """The micro-batch's loss `()`, differentiable; its statistics are added to `metrics`."""
+        """Return the micro-batch's loss `()`, differentiable; its statistics are added to `metrics`."""
         head = self.reference.head() if self.reference is not None else None
         read = None if self._values is None else partial(self._values.read, micro=micro)
         stats = token_stats(self.model, micro, self._needs, self._temperature, head, observe=OBSERVED, read=read)
@@ -237,7 +240,8 @@ class LocalLearner:
         return UpdateResult(accumulated.metrics)
 
     def apply(self, accumulated: Accumulated) -> UpdateResult:
-        """One AdamW step with the accumulated gradient, norm clipped, at the schedule's rate; `.grad` is empty then.
+        """Return one AdamW step with the accumulated gradient, norm clipped, at the schedule's rate; `.grad` is empty
+        then.
 
         A batch without a row with a gradient has gradient 0. The step is taken all the same, exactly as if the rows had
         been computed: the moments move the weights. With `skip_empty_updates`, or where loss or gradient is not finite,
@@ -275,12 +279,12 @@ class LocalLearner:
         return UpdateResult(metrics, skipped=True, reason=f"loss {loss:.4g}, gradient norm {float(norm):.4g}{where}")
 
     def scores(self, want: frozenset[str]) -> bool:
-        """Whether `score` computes anything for `want`."""
+        """Return whether `score` computes anything for `want`."""
         has = {"reference": self.reference is not None, "teacher": self._teacher is not None}
         return any(has.get(name, name in ("old", "entropy")) for name in want)
 
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
-        """The batch with what `want` names, without a gradient.
+        """Return the batch with what `want` names, without a gradient.
 
         old         `old_logprobs (B, T)` under the weights as they are now
         entropy     `entropy (B, T)` under the same weights
@@ -316,7 +320,7 @@ class LocalLearner:
         return self.optimizer.save(folder, "learner") | record | reference
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`, bit for bit. A checkpoint without a reference leaves the reference as it is.
+        """Restore what `save` wrote, bit for bit. A checkpoint without a reference leaves the reference as it is.
 
         Raises CheckpointError: another model's checkpoint, or one with a reference where there is none.
         """
@@ -329,7 +333,8 @@ class LocalLearner:
         self.budget.lower_to(int(meta["tokens_per_micro_batch"]))
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """All that the next update needs, for a learner of the same settings in another process: record and tensors.
+        """Return all that the next update needs, for a learner of the same settings in another process: record and
+        tensors.
 
         The tensors are views: valid until the next update. An adapter's base model is not among them.
         """
@@ -353,7 +358,9 @@ class LocalLearner:
 
     @property
     def changes(self) -> int:
-        """How often anything that `save` writes has begun to change: attempts, steps, and moves of the reference."""
+        """Return how often anything that `save` writes has begun to change: attempts, steps, and moves of the
+        reference.
+        """
         return self._attempts + self.optimizer.steps + (0 if self.reference is None else self.reference.version)
 
     def move_reference(self, alpha: float) -> None:
@@ -363,7 +370,7 @@ class LocalLearner:
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, without it."""
+    """Return the tensors whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

@@ -30,21 +30,21 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """How often the policy's weights have changed."""
+        """Return how often the policy's weights have changed."""
 
     @property
     def changes(self) -> int:
-        """How often anything that `save` writes has begun to change, the reference included.
+        """Return how often anything that `save` writes has begun to change, the reference included.
 
         Counted before the first tensor changes: while it is equal, `save` writes the same, whatever was raised in
         between. A skipped update counts too, because the schedule moves on.
         """
 
     def weights(self) -> Weights:
-        """What an engine samples from: the weights as they are now, with their version."""
+        """Return what an engine samples from: the weights as they are now, with their version."""
 
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
-        """The batch with what `want` names, without a gradient, in one call.
+        """Return the batch with what `want` names, without a gradient, in one call.
 
         old         `old_logprobs (B, T)`, the log-probs under the weights as they are now
         entropy     `entropy (B, T)` of the next-token distributions under these weights, at the sampling temperature
@@ -57,7 +57,7 @@ class Learner(Protocol):
         """
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
-        """One optimizer update on a batch with `advantages` and `token_weights`."""
+        """Return one optimizer update on a batch with `advantages` and `token_weights`."""
 
     def move_reference(self, alpha: float) -> None:
         """π_ref ← α π_θ + (1 - α) π_ref; at α = 1 KL is exactly 0. Without a reference `changes` stays as it is."""
@@ -71,7 +71,7 @@ class Learner(Protocol):
         """
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`, bit for bit. Raises CheckpointError for another model's checkpoint."""
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError for another model's checkpoint."""
 
     def export(self, folder: Path) -> None:
         """Write the policy in Hugging Face form, whole or not at all, from its full-precision weights."""

@@ -26,7 +26,7 @@ from oncurve.types import TrainBatch
 
 
 class ReferenceSettings(Component):
-    """How the reference follows the policy: by copies or by an average. By default it never moves."""
+    """The schedule by which the reference follows the policy: copies or an average. By default it never moves."""
 
     every: int = Field(default=0, ge=0, le=10**9)
     """Steps between its moves towards the policy; 0: it never moves."""
@@ -69,7 +69,8 @@ class Reference:
 
     @classmethod
     def of(cls, policy: CausalModel, given: CausalModel | None, dtype: torch.dtype | None = None) -> Reference:
-        """The reference of `policy`: the `given` model, or where none, or the policy's own, was given, the policy now.
+        """Return the reference of `policy`: the `given` model, or where none, or the policy's own, was given, the
+        policy now.
 
         That is a copy, or the policy's own network where an adapter is all that is trained (`AdapterReference`).
         """
@@ -81,7 +82,7 @@ class Reference:
 
     @classmethod
     def copy_of(cls, policy: CausalModel) -> Reference:
-        """A frozen copy of `policy` as it is now. Raises ModelError if the model cannot be copied."""
+        """Return a frozen copy of `policy` as it is now. Raises ModelError if the model cannot be copied."""
         try:
             twin = copy.deepcopy(policy)
         except Exception as error:
@@ -99,16 +100,16 @@ class Reference:
         return list(self.tensors)
 
     def selected(self) -> AbstractContextManager[object]:
-        """A context in which `model` computes as the reference does."""
+        """Return a context in which `model` computes as the reference does."""
         return nullcontext()
 
     def head(self) -> Head:
-        """The layer that turns the hidden states kept by `score` into logits, for the full KL."""
+        """Return the layer that turns the hidden states kept by `score` into logits, for the full KL."""
         return self.model.head()
 
     @torch.no_grad()
     def score(self, batch: TrainBatch, temperature: float, tokens_per_micro_batch: int, full: bool) -> TrainBatch:
-        """`batch` with `ref_logprobs (B, T)`; with `full` also `ref_hidden (N, H)`, which the full KL needs."""
+        """Return `batch` with `ref_logprobs (B, T)`; with `full` also `ref_hidden (N, H)`, which the full KL needs."""
         with self.selected():
             stats = scored_stats(self.model, batch, temperature, tokens_per_micro_batch)
             scored = batch.having(ref_logprobs=stats.logprobs)
@@ -149,7 +150,7 @@ class Reference:
             parameter.copy_(average)
 
     def state(self) -> dict[str, Tensor]:
-        """Every one of `tensors`, or the float32 average that it follows. Views, valid until the next move."""
+        """Return every one of `tensors`, or the float32 average that it follows. Views, valid until the next move."""
         return {name: tensor.detach() for name, tensor in self.tensors.items()} | self._averages
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class Reference:
 
     @torch.no_grad()
     def load(self, folder: Path, record: Mapping[str, Any]) -> None:
-        """The inverse of `save`, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
         version = int(record["version"])
         self.take_over(version, self._stored.load(folder, version, record["tensors"]))
 
@@ -176,7 +177,7 @@ class Reference:
                 self._averages[name] = tensors[name].to(parameter.device, copy=True)
 
     def _for(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that take the stored ones."""
+        """Return the tensors that take the stored ones."""
         return self.tensors
 
 
@@ -197,15 +198,15 @@ class AdapterReference(Reference):
         return list(self._adapter.parameters)
 
     def _copied(self) -> dict[str, Tensor]:
-        """A copy of the policy's factors as they are now."""
+        """Return a copy of the policy's factors as they are now."""
         return self._adapter.copy_frozen()
 
     def selected(self) -> AbstractContextManager[object]:
-        """A context in which the policy's network computes as the reference does, for scoring alone."""
+        """Return a context in which the policy's network computes as the reference does, for scoring alone."""
         return self._adapter.using(self.tensors) if self.tensors else self._adapter.off()
 
     def head(self) -> Head:
-        """The policy's head, with the adapter as the reference has it."""
+        """Return the policy's head, with the adapter as the reference has it."""
         policy = self.model.head()
 
         def logits(hidden: Tensor) -> Tensor:
@@ -233,7 +234,7 @@ class AdapterReference(Reference):
 
 
 def is_apart(model: CausalModel, policy: CausalModel) -> bool:
-    """Whether `model` shares no parameter with `policy`."""
+    """Return whether `model` shares no parameter with `policy`."""
     mine = set(map(id, policy.module.parameters()))
     return not any(id(parameter) in mine for parameter in model.module.parameters())
 
@@ -253,7 +254,9 @@ def check_can_follow(policy: CausalModel, reference: CausalModel, dtype: torch.d
 
 
 def _unlike(policy: nn.Module, reference: nn.Module, dtype: torch.dtype | None) -> str | None:
-    """How the second module differs from the first in more than the values of its parameters; None: in nothing."""
+    """Return how the second module differs from the first in more than the values of its parameters; None: in
+    nothing.
+    """
     if type(policy) is not type(reference):
         return f"it is a {type(reference).__name__}, the policy a {type(policy).__name__}"
     theirs, mine = dict(policy.named_parameters()), dict(reference.named_parameters())

@@ -22,7 +22,7 @@ def scored_stats(
     tokens_per_micro_batch: int,
     want: frozenset[str] = frozenset(),
 ) -> TokenStats:
-    """Log-probs `(B, T)` of the batch's completions under `model`, and the entropy if it is in `want`."""
+    """Return log-probs `(B, T)` of the batch's completions under `model`, and the entropy if it is in `want`."""
     pieces = [
         token_stats(model, micro, temperature=temperature, observe=want & OBSERVED)
         for micro in micro_batches(batch, tokens_per_micro_batch)
@@ -31,7 +31,7 @@ def scored_stats(
 
 
 def of_the_whole(batch: TrainBatch, pieces: Sequence[TokenStats], want: frozenset[str]) -> TokenStats:
-    """The statistics of the batch's micro-batches as its own, padded to its width."""
+    """Return the statistics of the batch's micro-batches as its own, padded to its width."""
     width, device = batch.completion_ids.shape[1], batch.completion_ids.device
     columns = ["logprobs", *(want & OBSERVED)]
     wide = [[pad(getattr(piece, name), (0, width - piece.logprobs.shape[1])) for piece in pieces] for name in columns]

@@ -87,7 +87,7 @@ class LearnerSettings(Component):
     )
 
     def warmup(self, updates: int) -> int:
-        """The updates over which the learning rate rises, of a run of so many `updates`."""
+        """Return the updates over which the learning rate rises, of a run of so many `updates`."""
         return self.warmup_steps or math.ceil(self.warmup_ratio * updates)
 
     @property
@@ -98,14 +98,16 @@ class LearnerSettings(Component):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether the learning rate of an update depends on the number of updates of the run."""
+        """Return whether the learning rate of an update depends on the number of updates of the run."""
         return self.schedule != "constant" or self.warmup_ratio > 0
 
     @property
     def built_in(self) -> bool:
-        """Whether the learner is oncurve's own: the forecast of memory and time then holds."""
+        """Return whether the learner is oncurve's own: the forecast of memory and time then holds."""
         return False
 
     def build(self, *parts: Any, **more: Any) -> Learner:
-        """The learner of a run; `LearnerConfig.build` says what it is given. Raises ConfigError: the class has none."""
+        """Return the learner of a run; `LearnerConfig.build` says what it is given. Raises ConfigError: the class has
+        none.
+        """
         raise ConfigError(f"learner.kind: {UNBUILT.format(type(self).__name__)}")

@@ -21,7 +21,8 @@ class StoredOnce:
         self._stored: tuple[Path, int, str] | None = None
 
     def save(self, folder: Path, version: int, tensors: Mapping[str, Tensor]) -> str | None:
-        """The name of `tensors` in `frozen`, where they are stored for the checkpoint that is written into `folder`.
+        """Return the name of `tensors` in `frozen`, where they are stored for the checkpoint that is written into
+        `folder`.
 
         Nothing is written where this version has been stored or loaded there before. None for no tensors.
         """
@@ -33,7 +34,9 @@ class StoredOnce:
         return self._stored[2]
 
     def load(self, folder: Path, version: int, name: str | None) -> dict[str, Tensor]:
-        """The tensors of this name for the checkpoint in `folder`. Raises CheckpointError: missing or damaged."""
+        """Return the tensors of this name for the checkpoint in `folder`. Raises CheckpointError: missing or
+        damaged.
+        """
         if name is None:
             return {}
         frozen = folder.parent / FROZEN

@@ -22,7 +22,8 @@ class Teacher:
         self.model = model if model is policy else Reference(model, dtype).model
 
     def score(self, batch: TrainBatch, temperature: float, budget: Budget) -> TrainBatch:
-        """`batch` with `teacher_logprobs (B, T)`: after `teacher_prompts` where it has them, else after its prompts.
+        """Return `batch` with `teacher_logprobs (B, T)`: after `teacher_prompts` where it has them, else after its
+        prompts.
 
         The logits are divided by `temperature`, as the policy's and the reference's are.
         """
@@ -32,5 +33,5 @@ class Teacher:
 
 
 def as_read(batch: TrainBatch) -> TrainBatch:
-    """The batch with the prompts that a teacher reads."""
+    """Return the batch with the prompts that a teacher reads."""
     return batch if batch.teacher_prompts is None else batch.having(prompts=batch.teacher_prompts)

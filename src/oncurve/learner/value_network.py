@@ -52,7 +52,7 @@ class OwnCritic:
         self.reader = ValueReader(model, self._network.head, self.budget)
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
-        """One step towards the batch's `returns`, on its `token_weights`.
+        """Return one step towards the batch's `returns`, on its `token_weights`.
 
         Nothing changes where loss or gradient is not finite. Raises ValueError for a batch without these fields.
         """

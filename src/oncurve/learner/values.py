@@ -13,7 +13,9 @@ from oncurve.types import TrainBatch
 
 
 def blank_head(model: CausalModel) -> nn.Linear:
-    """A value head for the hidden states of `model`, in float32. Its weights are 0, so every value begins at 0."""
+    """Return a value head for the hidden states of `model`, in float32. Its weights are 0, so every value begins at
+    0.
+    """
     device = module_device(model.module)
     one = torch.ones(1, dtype=torch.int64, device=device)
     with torch.no_grad():
@@ -31,18 +33,18 @@ class ValueReader:
         self.model, self.head, self.budget = model, head, budget
 
     def of(self, micro: TrainBatch) -> Tensor:
-        """`V_t (b, T)` of a micro-batch, 0 where there is no token; differentiable."""
+        """Return `V_t (b, T)` of a micro-batch, 0 where there is no token; differentiable."""
         hidden = self.model.completion_hidden(micro.prompts, micro.group_ids, micro.completion_ids, micro.lengths)
         return self.read(hidden, micro)
 
     def read(self, hidden: Tensor, micro: TrainBatch) -> Tensor:
-        """The same from the hidden states `(N, H)` that predict the micro-batch's tokens."""
+        """Return the same from the hidden states `(N, H)` that predict the micro-batch's tokens."""
         column = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(1)
         exists = micro.existing().to(hidden.device)
         return torch.zeros(exists.shape, dtype=column.dtype, device=column.device).masked_scatter(exists, column)
 
     def fill(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with `values (B, T)` and `bootstrap_values (B,)`, without a gradient.
+        """Return the batch with `values (B, T)` and `bootstrap_values (B,)`, without a gradient.
 
         The bootstrap value is the value after the last token: that of the state in which one more token would follow.
         """

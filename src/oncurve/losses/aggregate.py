@@ -1,4 +1,4 @@
-"""How token losses add up to one number: five aggregations, each a weight per token.
+"""Aggregations of token losses to one number: five, each a weight per token.
 
 The loss is always `Σ_it weight_it · loss_it`; the weights hold the global denominators, computed where the whole
 batch is known. So micro-batches, packs and ranks only add, and cannot change loss or gradient.
@@ -29,7 +29,7 @@ Aggregation = Callable[[TrainBatch], Tensor]
 
 
 def resolved(aggregation: Aggregation, config: Any) -> Aggregation:
-    """The aggregation with the constants that it takes from elsewhere in the run's `RunConfig`.
+    """Return the aggregation with the constants that it takes from elsewhere in the run's `RunConfig`.
 
     That is its `resolved(config)`. Left out by a component: it has no such constants.
     """
@@ -41,7 +41,7 @@ def resolved(aggregation: Aggregation, config: Any) -> Aggregation:
 
 
 def grows_with_batch(aggregation: object) -> bool:
-    """Whether the sum, and with it the gradient, grows with the batch. Left out by a component: False."""
+    """Return whether the sum, and with it the gradient, grows with the batch. Left out by a component: False."""
     return bool(getattr(aggregation, "grows_with_batch", False))
 
 
@@ -49,24 +49,26 @@ check_aggregation = check_of("aggregation", ("__call__",), ("grows_with_batch",)
 
 
 def token_sum_weights(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """1 per trained token: `Σ_it l_it`. `(B, T)` bool to `(B, T)` float64."""
+    """Return 1 per trained token: `Σ_it l_it`. `(B, T)` bool to `(B, T)` float64."""
     return loss_mask.to(torch.float64)
 
 
 def token_mean_weights(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """1/N: every token of the batch weighs the same (DAPO, arXiv:2503.14476). `(B, T)` bool to `(B, T)` float64."""
+    """Return 1/N: every token of the batch weighs the same (DAPO, arXiv:2503.14476). `(B, T)` bool to `(B, T)`
+    float64.
+    """
     mask = loss_mask.to(torch.float64)
     return mask / mask.sum().clamp(min=1)
 
 
 def seq_mean_token_sum_weights(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """1/B: the mean over completions of their sums of token losses. `(B, T)` bool to `(B, T)` float64."""
+    """Return 1/B: the mean over completions of their sums of token losses. `(B, T)` bool to `(B, T)` float64."""
     mask = loss_mask.to(torch.float64)
     return mask / loss_mask.any(1).sum().clamp(min=1)
 
 
 def seq_mean_token_mean_weights(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """1/(B·|o_i|): every completion weighs the same (GRPO as published, arXiv:2402.03300 eq. 3).
+    """Return 1/(B·|o_i|): every completion weighs the same (GRPO as published, arXiv:2402.03300 eq. 3).
 
     `(B, T)` bool to `(B, T)` float64. A token of a long completion weighs less than one of a short one.
     """
@@ -78,11 +80,11 @@ class TokenMean(Component):
     """`token-mean`: every trained token of the batch has the same weight, 1 over their number."""
 
     def describe(self) -> Equation:
-        """The sums."""
+        """Return the sums."""
         return Equation("1/N Σ_i Σ_t")
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Token weights `(B, T)` float64, 0 where nothing is trained."""
+        """Return token weights `(B, T)` float64, 0 where nothing is trained."""
         return token_mean_weights(batch.loss_mask)
 
 
@@ -93,11 +95,11 @@ class TokenSum(Component):
     grows_with_batch: ClassVar[bool] = True
 
     def describe(self) -> Equation:
-        """The sums."""
+        """Return the sums."""
         return Equation("Σ_i Σ_t")
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Token weights `(B, T)` float64, 0 where nothing is trained."""
+        """Return token weights `(B, T)` float64, 0 where nothing is trained."""
         return token_sum_weights(batch.loss_mask)
 
 
@@ -105,11 +107,11 @@ class SeqMeanTokenSum(Component):
     """`seq-mean-token-sum`: the mean over completions of the sum over tokens, as `sequence_product` needs it."""
 
     def describe(self) -> Equation:
-        """The sums."""
+        """Return the sums."""
         return Equation("1/B Σ_i Σ_t")
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Token weights `(B, T)` float64, 0 where nothing is trained."""
+        """Return token weights `(B, T)` float64, 0 where nothing is trained."""
         return seq_mean_token_sum_weights(batch.loss_mask)
 
 
@@ -117,11 +119,11 @@ class SeqMeanTokenMean(Component):
     """`seq-mean-token-mean`: the mean over completions of the mean over tokens (GRPO's 1/G Σ 1/|o_i| Σ)."""
 
     def describe(self) -> Equation:
-        """The sums."""
+        """Return the sums."""
         return Equation("1/B Σ_i 1/|o_i| Σ_t")
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Token weights `(B, T)` float64, 0 where nothing is trained."""
+        """Return token weights `(B, T)` float64, 0 where nothing is trained."""
         return seq_mean_token_mean_weights(batch.loss_mask)
 
 
@@ -138,11 +140,13 @@ class SeqMeanTokenSumNorm(Component):
         return self.model_copy(update={"max_length": config.rollout.max_new_tokens})
 
     def describe(self) -> Equation:
-        """The sums."""
+        """Return the sums."""
         return Equation("1/(B·L) Σ_i Σ_t" if self.max_length is None else f"1/(B·{self.max_length:,}) Σ_i Σ_t")
 
     def __call__(self, batch: TrainBatch) -> Float[Tensor, "B T"]:
-        """Token weights `(B, T)` float64, 0 where nothing is trained. Raises ValueError without a `max_length`."""
+        """Return token weights `(B, T)` float64, 0 where nothing is trained. Raises ValueError without a
+        `max_length`.
+        """
         if self.max_length is None:
             raise ValueError("seq-mean-token-sum-norm needs max_length, the most tokens that a completion may have")
         return seq_mean_token_sum_weights(batch.loss_mask) / self.max_length
@@ -159,5 +163,5 @@ class PolicyAndKL:
     kl: Aggregation
 
     def __call__(self, batch: TrainBatch) -> TokenWeights:
-        """Both weights, `(B, T)` each."""
+        """Return both weights, `(B, T)` each."""
         return TokenWeights(self.policy(batch), self.kl(batch))

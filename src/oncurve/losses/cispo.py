@@ -39,12 +39,12 @@ class Cispo(Component):
     """No token statistics but the log-probs."""
 
     def describe(self) -> Equation:
-        """The log-probability of a token, weighted by its advantage and its clipped ratio."""
+        """Return the log-probability of a token, weighted by its advantage and its clipped ratio."""
         term = f"sg(clip(ρ_it, {1 - self.clip_low:g}, {1 + self.clip_high:g})) Â_it log π_θ"
         return Equation(term, {"ρ_it": "π_θ/π_old of token t", "sg": "the value without its gradient"})
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
+        """Return `(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
         log_ratio = token_log_ratio(stats.logprobs, batch.old_logprobs, batch.loss_mask)
         ratio = clamped_ratio(log_ratio.detach())
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)

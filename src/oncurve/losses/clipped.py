@@ -23,7 +23,7 @@ def clipped_surrogate(
     dual_clip: float | None = None,
     delta: float | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """`max(-Â min(ρ, δ), -Â clip(ρ, 1 - ε_low, 1 + ε_high))`, and for Â < 0 at most `-c Â`. Any one shape.
+    """Return `max(-Â min(ρ, δ), -Â clip(ρ, 1 - ε_low, 1 + ε_high))`, and for Â < 0 at most `-c Â`. Any one shape.
 
     The clip takes the gradient away once a token has moved as far as one rollout allows *in the direction that
     the advantage pushes*. Against that direction nothing holds: for Â < 0 the loss grows with ρ, unless `dual_clip`
@@ -67,7 +67,7 @@ class ClipFields(Component):
     """No token statistics but the log-probs."""
 
     def _written(self, ratio: str, advantage: str) -> tuple[str, dict[str, str]]:
-        """The surrogate as `config explain` writes it, and what its `max*` means."""
+        """Return the surrogate as `config explain` writes it, and what its `max*` means."""
         bounded = ratio if self.delta is None else f"min({ratio}, {self.delta:g})"
         clipped = f"clip({ratio}, {1 - self.clip_low:g}, {1 + self.clip_high:g})"
         term = f"min({bounded} {advantage}, {clipped} {advantage})"
@@ -82,7 +82,7 @@ class ClipFields(Component):
     def _stats(
         self, log_ratio: Tensor, advantages: Tensor, loss: Tensor, by_token: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The statistics `(B, T)` of a ratio and its loss, with the share of tokens that each bound clips."""
+        """Return the statistics `(B, T)` of a ratio and its loss, with the share of tokens that each bound clips."""
         ratio = clamped_ratio(log_ratio.detach())
         outer = min(bound for bound in (self.dual_clip, self.delta, torch.inf) if bound is not None)
         clipped = {
@@ -101,12 +101,12 @@ class Clipped(ClipFields):
     reads_reference: ClassVar[bool] = False
 
     def describe(self) -> Equation:
-        """The surrogate of a token."""
+        """Return the surrogate of a token."""
         term, legend = self._written("ρ_it", "Â_it")
         return Equation(term, {"ρ_it": "π_θ/π_old of token t", **legend})
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
+        """Return `(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
         log_ratio = token_log_ratio(stats.logprobs, batch.old_logprobs, batch.loss_mask)
         advantages = trained_advantages(stats, batch)
         loss = self._surrogate(clamped_ratio(log_ratio), advantages)

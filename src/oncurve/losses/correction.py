@@ -44,14 +44,16 @@ class ImportanceWeights:
 
 
 class Correction(Protocol):
-    """What the trainer calls where the sampler is not the old policy. It may state `corrects`; see below."""
+    """The interface that the trainer calls where the sampler is not the old policy. It may state `corrects`; see
+    below.
+    """
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> ImportanceWeights:
-        """Weights of `log π_old - log μ`, which is 0 where `loss_mask` is False."""
+        """Return weights of `log π_old - log μ`, which is 0 where `loss_mask` is False."""
 
 
 def corrects(correction: object) -> bool:
-    """Whether it gives any weights. Left out by a component: True."""
+    """Return whether it gives any weights. Left out by a component: True."""
     return bool(stated(correction, "corrects", True))
 
 
@@ -61,7 +63,8 @@ check_correction = check_of("correction", ("__call__",), ("corrects",))
 def importance_ratios(
     log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], level: Level
 ) -> Float[Tensor, "B T"]:
-    """π_old/μ per token, per completion, or per completion as the geometric mean over its trained tokens. `(B, T)`.
+    """Return π_old/μ per token, per completion, or per completion as the geometric mean over its trained tokens. `(B,
+    T)`.
 
     log_ratio   log π_old - log μ; what it holds where `loss_mask` is False is not read, and the result is 1 there at
                 token level. Log-ratios are clamped to ±20 before `exp`.
@@ -81,7 +84,7 @@ class NoCorrection(Component):
     corrects: ClassVar[bool] = False
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> ImportanceWeights:
-        """Weights of 1."""
+        """Return weights of 1."""
         return ImportanceWeights(torch.ones_like(log_ratio), torch.ones_like(log_ratio))
 
 
@@ -96,12 +99,12 @@ class Truncated(Component):
     """c: a larger weight counts as c."""
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> ImportanceWeights:
-        """Weights of `log π_old - log μ`, at most c."""
+        """Return weights of `log π_old - log μ`, at most c."""
         ratios = importance_ratios(log_ratio, loss_mask, self.level)
         return ImportanceWeights(ratios, ratios.clamp(max=self.threshold))
 
     def describe(self) -> Equation:
-        """The weight in front of the objective's term."""
+        """Return the weight in front of the objective's term."""
         return Equation(f"min(w_it, {self.threshold:g})", _legend(self.level))
 
 
@@ -118,13 +121,13 @@ class Masked(Component):
     """a: a smaller weight counts as 0."""
 
     def __call__(self, log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> ImportanceWeights:
-        """Weights of `log π_old - log μ`, 0 outside a ... c."""
+        """Return weights of `log π_old - log μ`, 0 outside a ... c."""
         ratios = importance_ratios(log_ratio, loss_mask, self.level)
         kept = (ratios >= self.threshold_lower) & (ratios <= self.threshold)
         return ImportanceWeights(ratios, torch.where(kept, ratios, 0.0))
 
     def describe(self) -> Equation:
-        """The weight in front of the objective's term."""
+        """Return the weight in front of the objective's term."""
         where = f"[{self.threshold_lower:g} <= w_it <= {self.threshold:g}]"
         return Equation(f"w_it {where}", {**_legend(self.level), where: "1 where it holds, else 0"})
 

@@ -28,12 +28,12 @@ _WRITTEN = {"tv": "|p - p_μ|", "kl": "p_μ ln(p_μ/p) + (1 - p_μ) ln((1 - p_μ
 
 
 def binary_tv(logprobs: Float[Tensor, "*shape"], sampler_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Total variation `|p - p_μ|` of the sampled token against all others. Any one shape."""
+    """Return total variation `|p - p_μ|` of the sampled token against all others. Any one shape."""
     return (logprobs.exp() - sampler_logprobs.exp()).abs()
 
 
 def binary_kl(logprobs: Float[Tensor, "*shape"], sampler_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`KL(μ||π) = p_μ ln(p_μ/p) + (1 - p_μ) ln((1 - p_μ)/(1 - p))` of the sampled token against all others.
+    """Return `KL(μ||π) = p_μ ln(p_μ/p) + (1 - p_μ) ln((1 - p_μ)/(1 - p))` of the sampled token against all others.
 
     Any one shape, in nats. Where 1 - p is 0 in the dtype, its smallest positive number stands for it.
     """
@@ -95,7 +95,7 @@ class Dppo(Component):
     """No token statistics but the log-probs."""
 
     def describe(self) -> Equation:
-        """The log-probability of a token, weighted by its advantage and its ratio, within the trust region."""
+        """Return the log-probability of a token, weighted by its advantage and its ratio, within the trust region."""
         legend = {
             "keep_it": f"0 where {_WRITTEN[self.divergence]} > {self.delta:g} and Â_it pushes p away from p_μ, else 1",
             "p, p_μ": "the probability of token t under π_θ and under μ",
@@ -106,7 +106,7 @@ class Dppo(Component):
         return Equation(f"keep_it sg(min(ρ_it, {self.max_ratio:g})) Â_it log π_θ", legend)
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where advantages or `rollout_logprobs` are absent.
+        """Return `(B, T)` loss and statistics. Raises ValueError where advantages or `rollout_logprobs` are absent.
 
         Without `old_logprobs` the policy itself has sampled the batch: ρ is 1, and not the rounding of two passes.
         """

@@ -53,7 +53,7 @@ class EntropyBonus(Component):
         return max(0.0, coef + self.step if entropy < self.target else coef - self.step)
 
     def in_force(self, coef: float, entropy: float | None) -> float:
-        """α_{k+1}, from c_{k+1} = `coef` and e_k = `entropy` (None: not known yet); without a target `coef`."""
+        """Return α_{k+1}, from c_{k+1} = `coef` and e_k = `entropy` (None: not known yet); without a target `coef`."""
         if self.target is None:
             return coef
         return coef if entropy is not None and entropy <= self.target else 0.0

@@ -50,12 +50,12 @@ class Gmpo(Component):
     """No token statistics but the log-probs."""
 
     def describe(self) -> Equation:
-        """The geometric mean of a completion, which each of its tokens carries."""
+        """Return the geometric mean of a completion, which each of its tokens carries."""
         clipped = f"min(ρ_it, e^{self.clip_high:g}) where Â_i > 0, else max(ρ_it, e^-{self.clip_low:g})"
         return Equation("(Π_t c_it)^(1/|o_i|) Â_i", {"c_it": clipped, "ρ_it": "π_θ/π_old of token t", **MEAN_ADVANTAGE})
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
+        """Return `(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
         mask = batch.loss_mask
         log_ratio = token_log_ratio(stats.logprobs, batch.old_logprobs, mask)
         advantages = mean_advantage(trained_advantages(stats, batch), mask)

@@ -47,7 +47,7 @@ class Gspo(ClipFields):
 
     @property
     def note(self) -> str | None:
-        """What the plan says where the clip is as wide as one for tokens."""
+        """Return what the plan says where the clip is as wide as one for tokens."""
         if max(self.clip_low, self.clip_high) <= WIDE:
             return None
         return (
@@ -56,7 +56,7 @@ class Gspo(ClipFields):
         )
 
     def describe(self) -> Equation:
-        """The surrogate of a completion, which each of its tokens carries."""
+        """Return the surrogate of a completion, which each of its tokens carries."""
         term, legend = self._written("ρ_i", "Â_i")
         return Equation(
             term,
@@ -64,7 +64,7 @@ class Gspo(ClipFields):
         )
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
+        """Return `(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
         mask = batch.loss_mask
         by_token = token_log_ratio(stats.logprobs, batch.old_logprobs, mask)
         log_ratio = sequence_log_ratio(by_token, mask) / trained_lengths(mask)

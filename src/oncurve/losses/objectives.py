@@ -1,4 +1,4 @@
-"""What an objective is: a loss per token `(B, T)` to minimise, which makes good completions likelier, and statements.
+"""Objectives: a loss per token `(B, T)` to minimise, which makes good completions likelier, and statements about it.
 
 Losses are 0, with gradient 0, where `loss_mask` is False, whatever stands there. Where a batch has no
 `old_logprobs` (one update per rollout of an exact engine) the old policy is the present one: ρ is 1, its gradient
@@ -22,18 +22,18 @@ OBJECTIVE_NEEDS = frozenset({"entropy", "full_kl"})
 
 
 class Objective(Protocol):
-    """What the learner calls. An objective may state more of itself; see the functions below."""
+    """The interface that the learner calls. An objective may state more of itself; see the functions below."""
 
     @property
     def needs(self) -> frozenset[str]:
         """Token statistics next to the log-probs: a subset of {"entropy", "full_kl"}."""
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """The unreduced loss and statistics, `(B, T)`."""
+        """Return the unreduced loss and statistics, `(B, T)`."""
 
 
 def zero_gradient_at_zero_advantage(objective: object) -> bool:
-    """Whether a row whose advantages are all 0 has loss 0 and gradient 0, so that it need not be computed.
+    """Return whether a row whose advantages are all 0 has loss 0 and gradient 0, so that it need not be computed.
 
     Left out by a component: False.
     """
@@ -41,28 +41,29 @@ def zero_gradient_at_zero_advantage(objective: object) -> bool:
 
 
 def zero_statistics(objective: object) -> tuple[str, ...]:
-    """Statistics of its own that are 0 in a row whose advantages are all 0. Left out by a component: none."""
+    """Return statistics of its own that are 0 in a row whose advantages are all 0. Left out by a component: none."""
     return tuple(stated(objective, "zero_statistics", ()))
 
 
 def reads_reference(objective: object) -> bool:
-    """Whether it reads `batch.ref_logprobs`, apart from the KL term. Left out by a component: True."""
+    """Return whether it reads `batch.ref_logprobs`, apart from the KL term. Left out by a component: True."""
     return bool(stated(objective, "reads_reference", True))
 
 
 def has_importance_ratio(objective: object) -> bool:
-    """Whether π_θ/π_old corrects for the updates since the batch was sampled. Left out by a component: True."""
+    """Return whether π_θ/π_old corrects for the updates since the batch was sampled. Left out by a component: True."""
     return bool(stated(objective, "importance_ratio", True))
 
 
 def expected_aggregation(objective: object) -> str | None:
-    """The kind of aggregation that its formula is meant for. Left out by a component: None, any."""
+    """Return the kind of aggregation that its formula is meant for. Left out by a component: None, any."""
     kind: str | None = stated(objective, "expected_aggregation", None)
     return kind
 
 
 def corrects_for_sampler(objective: object) -> bool:
-    """Whether its ratio is to the sampler's recorded log-probs, so that old ones need not be computed, nor corrected.
+    """Return whether its ratio is to the sampler's recorded log-probs, so that old ones need not be computed, nor
+    corrected.
 
     Left out by a component: False.
     """
@@ -70,13 +71,13 @@ def corrects_for_sampler(objective: object) -> bool:
 
 
 def objective_note(objective: object) -> str | None:
-    """What the plan says of its settings, after its name. Left out by a component: None, nothing."""
+    """Return what the plan says of its settings, after its name. Left out by a component: None, nothing."""
     note: str | None = stated(objective, "note", None)
     return note
 
 
 def check_objective(objective: object) -> str | None:
-    """What is wrong with an objective, or with what it states of itself; None: nothing."""
+    """Return what is wrong with an objective, or with what it states of itself, or None."""
     lacks = lacking(objective, ("__call__", "needs"), "objective")
     if lacks is not None:
         return lacks
@@ -86,7 +87,8 @@ def check_objective(objective: object) -> str | None:
 
 
 def objective_loss(objective: Objective, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-    """The objective's loss, multiplied by the batch's `policy_weights` where it has any, and statistics, each `(B, T)`.
+    """Return the objective's loss, multiplied by the batch's `policy_weights` where it has any, and statistics, each
+    `(B, T)`.
 
     Statistics are of the loss without these weights. Raises ConfigError: the objective gives something else, or a
     statistic that is not declared.

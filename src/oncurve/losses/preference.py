@@ -1,4 +1,4 @@
-"""What trains reward models: preference pairs (Bradley-Terry) and labelled steps (cross-entropy).
+"""Losses that train reward models: preference pairs (Bradley-Terry) and labelled steps (cross-entropy).
 
 Sources: Bradley and Terry, Biometrika 39 (1952); on language models Ouyang et al., arXiv:2203.02155, eq. 1; the margin
 of Touvron et al., arXiv:2307.09288, eq. 2; rewards centred at 0 as in Eisenstein et al., arXiv:2312.09244; labelled
@@ -18,7 +18,7 @@ def bradley_terry(
     margin: Float[Tensor, "N"] | float = 0.0,
     center: float = 0.0,
 ) -> Float[Tensor, "N"]:
-    """The loss of each pair, `-ln σ(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)²`.
+    """Return the loss of each pair, `-ln σ(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)²`.
 
     Args:
         chosen, rejected: rewards `(N,)`.
@@ -32,7 +32,7 @@ def bradley_terry(
 
 
 def step_cross_entropy(verdicts: Float[Tensor, "S"], labels: Float[Tensor, "S"]) -> Float[Tensor, "S"]:
-    """The loss of each step, `-(y ln p + (1 - y) ln (1 - p))` with p = σ(verdict).
+    """Return the loss of each step, `-(y ln p + (1 - y) ln (1 - p))` with p = σ(verdict).
 
     Args:
         verdicts: log-odds that the step is right `(S,)`.

@@ -15,7 +15,7 @@ from oncurve.types import TokenStats, TrainBatch
 def token_log_ratio(
     logprobs: Float[Tensor, "B T"], old_logprobs: Float[Tensor, "B T"] | None, loss_mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """`log ρ = log π_θ - log π_old` where `loss_mask`, else 0. `(B, T)`, in the dtype of `logprobs`.
+    """Return `log ρ = log π_θ - log π_old` where `loss_mask`, else 0. `(B, T)`, in the dtype of `logprobs`.
 
     `old_logprobs` None: `log π_θ - sg(log π_θ)`, which is 0 with gradient 1.
     """
@@ -24,12 +24,12 @@ def token_log_ratio(
 
 
 def sequence_log_ratio(log_ratio: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
-    """`log ρ_i = Σ_t log ρ_it` over the trained tokens of each completion: `(B, T)` to `(B, 1)`."""
+    """Return `log ρ_i = Σ_t log ρ_it` over the trained tokens of each completion: `(B, T)` to `(B, 1)`."""
     return torch.where(loss_mask, log_ratio, 0.0).sum(1, keepdim=True)
 
 
 def trained_advantages(stats: TokenStats, batch: TrainBatch) -> Float[Tensor, "B T"]:
-    """The batch's advantages `(B, T)` where `loss_mask`, else 0, in the dtype of the log-probs.
+    """Return the batch's advantages `(B, T)` where `loss_mask`, else 0, in the dtype of the log-probs.
 
     Raises ValueError where the batch has none.
     """
@@ -43,12 +43,12 @@ MEAN_ADVANTAGE = {"Â_i": "the mean of Â_it over the tokens of completion i"}
 
 
 def mean_advantage(advantages: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
-    """Â_i, the mean advantage of a completion's trained tokens, 0 without any: `(B, T)` to `(B, 1)`."""
+    """Return Â_i, the mean advantage of a completion's trained tokens, 0 without any: `(B, T)` to `(B, 1)`."""
     return torch.where(loss_mask, advantages, 0.0).sum(1, keepdim=True) / trained_lengths(loss_mask)
 
 
 def trained_lengths(loss_mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B 1"]:
-    """|o_i|, the trained tokens of each completion, 1 at least: `(B, T)` to `(B, 1)`."""
+    """Return |o_i|, the trained tokens of each completion, 1 at least: `(B, T)` to `(B, 1)`."""
     return loss_mask.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -58,7 +58,8 @@ def ratio_stats(
     counted: Mapping[str, Bool[Tensor, "B _"] | Float[Tensor, "B _"]],
     by_token: Float[Tensor, "B T"] | None = None,
 ) -> dict[str, Float[Tensor, "B T"]]:
-    """What an objective with a ratio logs, `(B, T)` each, detached: its loss, its ratio, and the metrics `counted`.
+    """Return what an objective with a ratio logs, `(B, T)` each, detached: its loss, its ratio, and the metrics
+    `counted`.
 
     `log_ratio` and `counted` are `(B, T)`, or `(B, 1)` of a whole completion: then `by_token` has log ρ of each token,
     of which the KL is estimated. Of a bool the metric is the share of tokens where it is True.

@@ -81,7 +81,7 @@ class KLPenalty(Component):
 
     @property
     def in_reward(self) -> bool:
-        """Whether the KL is a part of the reward."""
+        """Return whether the KL is a part of the reward."""
         return self.where == "reward" and self.coef > 0
 
     @property
@@ -90,7 +90,7 @@ class KLPenalty(Component):
         return self.chosen.needs if self.loss_coef > 0 else frozenset()
 
     def kl_penalty(self, batch: TrainBatch, coef: float) -> Float[Tensor, "B T"]:
-        """-β KL(t) of each token `(B, T)`, KL(t) = log π_old(o_t) - log π_ref(o_t), 0 where nothing is trained.
+        """Return -β KL(t) of each token `(B, T)`, KL(t) = log π_old(o_t) - log π_ref(o_t), 0 where nothing is trained.
 
         The old policy is the one that sampled, as the learner scores it where it has, else as the sampler did.
         """
@@ -100,7 +100,8 @@ class KLPenalty(Component):
         return torch.where(batch.loss_mask, -coef * (old - batch.ref_logprobs), 0.0)
 
     def steered(self, coef: float, kl: float, completions: int) -> float:
-        """The next β: `β · (1 + clip(kl / target - 1, ±0.2) · n / horizon)` (arXiv:1909.08593); without a target β.
+        """Return the next β: `β · (1 + clip(kl / target - 1, ±0.2) · n / horizon)` (arXiv:1909.08593); without a target
+        β.
 
         `kl` is the mean over completions of the mean over their tokens, `completions` is n.
         """
@@ -110,7 +111,7 @@ class KLPenalty(Component):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the batch must come with `ref_logprobs` (or `ref_hidden`, for the exact KL)."""
+        """Return whether the batch must come with `ref_logprobs` (or `ref_hidden`, for the exact KL)."""
         return self.coef > 0
 
 
@@ -139,11 +140,12 @@ class Regularizer:
 
     @property
     def rewards_entropy(self) -> bool:
-        """Whether there is, or may be, an entropy bonus."""
+        """Return whether there is, or may be, an entropy bonus."""
         return self.steered or self.entropy_coef != 0
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics, 0 where `loss_mask` is False; the KL apart where the batch has `kl_weights`.
+        """Return `(B, T)` loss and statistics, 0 where `loss_mask` is False; the KL apart where the batch has
+        `kl_weights`.
 
         Raises ValueError: the reference's log-probs or a token statistic in `needs` are absent.
         """
@@ -168,7 +170,9 @@ class Regularizer:
         return held + self.value(stats.values, batch)
 
     def _entropy_coef(self, batch: TrainBatch, dtype: torch.dtype) -> Tensor | float:
-        """α, or `(B, 1)` where the batch has it. Raises ValueError: it is steered, and the batch does not have it."""
+        """Return α, or `(B, 1)` where the batch has it. Raises ValueError: it is steered, and the batch does not have
+        it.
+        """
         if not self.steered:
             return self.entropy_coef
         if batch.entropy_coef is None:
@@ -176,7 +180,9 @@ class Regularizer:
         return batch.entropy_coef[:, None].to(dtype)
 
     def _kl(self, stats: TokenStats, batch: TrainBatch) -> Tensor | None:
-        """The estimator's value per token, 0 where `loss_mask` is False; None where neither needed nor to be had."""
+        """Return the estimator's value per token, 0 where `loss_mask` is False; None where neither needed nor to be
+        had.
+        """
         if self.kl.in_reward:
             return None
         exact = "full_kl" in self.kl.chosen.needs
@@ -193,5 +199,5 @@ class Regularizer:
 
 
 def _masker(loss_mask: Tensor, dtype: torch.dtype) -> Callable[[Tensor | None], Tensor | None]:
-    """A function that zeroes a tensor where nothing is trained, before anything can overflow there."""
+    """Return a function that zeroes a tensor where nothing is trained, before anything can overflow there."""
     return lambda values: None if values is None else torch.where(loss_mask, values.to(dtype), 0.0)

@@ -14,7 +14,7 @@ from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 
 def reinforce_loss(logprobs: Float[Tensor, "*shape"], advantages: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`-Â log π_θ` (Williams 1992). Any one shape."""
+    """Return `-Â log π_θ` (Williams 1992). Any one shape."""
     return -advantages * logprobs
 
 
@@ -29,11 +29,11 @@ class Reinforce(Component):
     """No token statistics but the log-probs."""
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
+        """Return `(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
         logprobs = torch.where(batch.loss_mask, stats.logprobs, 0.0)
         loss = reinforce_loss(logprobs, trained_advantages(stats, batch))
         return TokenLoss(loss, {"policy/objective_loss": loss.detach()})
 
     def describe(self) -> Equation:
-        """The log-probability of a token, weighted by its advantage."""
+        """Return the log-probability of a token, weighted by its advantage."""
         return Equation("Â_it log π_θ", {"π_θ": "the policy's probability of token t"})

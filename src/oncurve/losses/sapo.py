@@ -16,7 +16,8 @@ from oncurve.types import TokenLoss, TokenStats, TrainBatch
 
 
 def soft_gate(ratio: Float[Tensor, "*shape"], tau: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """`f(ρ) = 4/τ σ(τ (ρ - 1))`, whose slope is 1 at ρ = 1 and falls to 0 on both sides, the sooner the larger τ.
+    """Return `f(ρ) = 4/τ σ(τ (ρ - 1))`, whose slope is 1 at ρ = 1 and falls to 0 on both sides, the sooner the larger
+    τ.
 
     Any one shape. Example: f(1.5) = 2.48983732 at τ = 1.
     """
@@ -47,12 +48,12 @@ class Sapo(Component):
     """No token statistics but the log-probs."""
 
     def describe(self) -> Equation:
-        """The gated ratio of a token, weighted by its advantage."""
+        """Return the gated ratio of a token, weighted by its advantage."""
         tau = f"{self.tau_positive:g} where Â_it > 0, else {self.tau_negative:g}"
         return Equation("4/τ σ(τ (ρ_it - 1)) Â_it", {"ρ_it": "π_θ/π_old of token t", "τ": tau, "σ": "the sigmoid"})
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
+        """Return `(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
         log_ratio = token_log_ratio(stats.logprobs, batch.old_logprobs, batch.loss_mask)
         advantages = trained_advantages(stats, batch)
         tau = torch.full_like(advantages, self.tau_negative).masked_fill(advantages > 0, self.tau_positive)

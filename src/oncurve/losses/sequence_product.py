@@ -37,14 +37,14 @@ class SequenceProduct(ClipFields):
     expected_aggregation: ClassVar[str] = "seq-mean-token-sum"
 
     def describe(self) -> Equation:
-        """The surrogate of a completion, an equal part of it at each of its tokens."""
+        """Return the surrogate of a completion, an equal part of it at each of its tokens."""
         term, legend = self._written("ρ_i", "Â_i")
         return Equation(
             f"1/|o_i| {term}", {"ρ_i": "Π_t π_θ/π_old, the ratio of the whole completion", **MEAN_ADVANTAGE, **legend}
         )
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
+        """Return `(B, T)` loss and statistics. Raises ValueError where the batch has no advantages."""
         mask = batch.loss_mask
         by_token = token_log_ratio(stats.logprobs, batch.old_logprobs, mask)
         log_ratio = sequence_log_ratio(by_token, mask)

@@ -1,4 +1,4 @@
-"""Which tokens the policy term counts: those of high entropy, and those of completions that are not too far off-policy.
+"""Filters of the policy term's tokens: by high entropy, and by how far off-policy their completion is.
 
     top entropy   a token counts iff its entropy under the old policy is among the highest share of the step's batch
                   (Wang et al., arXiv:2506.01939)
@@ -24,7 +24,8 @@ SAME_ENTROPY = 1e-4
 
 
 def top_entropy(entropy: Float[Tensor, "B T"], loss_mask: Bool[Tensor, "B T"], share: float) -> Bool[Tensor, "B T"]:
-    """The `share` of the trained tokens that have the highest entropy, `round(share · N)` and at least one. `(B, T)`.
+    """Return the `share` of the trained tokens that have the highest entropy, `round(share · N)` and at least one. `(B,
+    T)`.
 
     Tokens as high as the last of them, up to 1e-4 nats, are all in it: completions of one prompt have the same first
     distribution, and neither their order nor rounding may decide between them. Entropies of [1, 4, 2, 3] and a share of
@@ -45,7 +46,8 @@ def off_policy(
     loss_mask: Bool[Tensor, "B T"],
     threshold: float,
 ) -> Bool[Tensor, "B T"]:
-    """Tokens with Â < 0 of completions with `1/|o_i| Σ_t (log μ - log π_θ) > δ`, over their trained tokens. `(B, T)`.
+    """Return tokens with Â < 0 of completions with `1/|o_i| Σ_t (log μ - log π_θ) > δ`, over their trained tokens. `(B,
+    T)`.
 
     log μ = [-1, -1], log π_θ = [-1.5, -1.7] and Â < 0: the mean is 0.6, so that both are off-policy at δ = 0.5.
     """
@@ -68,21 +70,21 @@ class WithoutOffPolicy:
 
     @property
     def zero_statistics(self) -> tuple[str, ...]:
-        """Those of the objective, and its own."""
+        """The statistics of the objective, and those of the filter."""
         return (*zero_statistics(self.objective), "filter/off_policy")
 
     @property
     def needs(self) -> frozenset[str]:
-        """Those of the objective."""
+        """The needs of the objective."""
         return self.objective.needs
 
     @property
     def zero_gradient_at_zero_advantage(self) -> bool:
-        """That of the objective."""
+        """The statement of the objective."""
         return zero_gradient_at_zero_advantage(self.objective)
 
     def __call__(self, stats: TokenStats, batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics. Raises ValueError where the batch has no log-probs of its sampler."""
+        """Return `(B, T)` loss and statistics. Raises ValueError where the batch has no log-probs of its sampler."""
         found = objective_loss(self.objective, stats, batch.having(policy_weights=None))
         if batch.rollout_logprobs is None or batch.advantages is None:
             raise ValueError("the off-policy mask needs the sampler's log-probs and advantages: batch.rollout_logprobs")

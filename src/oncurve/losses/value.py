@@ -1,4 +1,4 @@
-"""What trains a critic: the squared error of its values, which may not leave the old ones too far at a time.
+"""The loss that trains a critic: the squared error of its values, clipped around the old ones.
 
     loss_t = ½ max((V - R)², (V_old + clip(V - V_old, -c, c) - R)²)
 
@@ -23,7 +23,7 @@ def value_loss(
     returns: Float[Tensor, "*shape"],
     clip: float | None,
 ) -> Float[Tensor, "*shape"]:
-    """½ max((V - R)², (V_old + clip(V - V_old, ±c) - R)²), without `clip` ½ (V - R)²; all of one shape."""
+    """Return ½ max((V - R)², (V_old + clip(V - V_old, ±c) - R)²), without `clip` ½ (V - R)²; all of one shape."""
     loss = (values - returns).square()
     if clip is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)
@@ -44,7 +44,7 @@ class ValueLoss:
     coef: float = 1.0
 
     def __call__(self, values: Float[Tensor, "B T"], batch: TrainBatch) -> TokenLoss:
-        """`(B, T)` loss and statistics of `values (B, T)`, 0 where `loss_mask` is False.
+        """Return `(B, T)` loss and statistics of `values (B, T)`, 0 where `loss_mask` is False.
 
         Raises ValueError: the batch has no `values` or no `returns`.
         """

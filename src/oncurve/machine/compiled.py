@@ -32,7 +32,7 @@ def allow_many_forms() -> None:
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, compiled for all sizes when its first argument is on a CUDA device."""
+    """Return `function`, compiled for all sizes when its first argument is on a CUDA device."""
     ready: list[Callable[..., Any]] = []
 
     @functools.wraps(function)

@@ -55,7 +55,7 @@ class Reading:
 
 
 def read() -> Reading | None:
-    """The counts up to now; None where the system has none (other than Linux)."""
+    """Return the counts up to now; None where the system has none (other than Linux)."""
     try:
         names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
@@ -71,7 +71,7 @@ def read() -> Reading | None:
 
 
 def _waited(task: Path) -> float:
-    """Seconds on a run queue: the second number of the kernel's schedstat, in nanoseconds."""
+    """Return seconds on a run queue: the second number of the kernel's schedstat, in nanoseconds."""
     try:
         return int((task / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     except (FileNotFoundError, ProcessLookupError):
@@ -81,7 +81,8 @@ def _waited(task: Path) -> float:
 
 
 def seconds_waiting(before: Reading, after: Reading) -> float:
-    """Seconds that threads of this process were ready and had no processor between two readings: Σ Δwaited, >= 0.
+    """Return seconds that threads of this process were ready and had no processor between two readings: Σ Δwaited, >=
+    0.
 
     A thread that has begun since counts from 0, one that has ended does not.
     """
@@ -89,7 +90,7 @@ def seconds_waiting(before: Reading, after: Reading) -> float:
 
 
 def foreign(before: Reading, after: Reading) -> float:
-    """Processors that other processes kept busy between two readings, on average: Δ(all - own) / Δclock, >= 0.
+    """Return processors that other processes kept busy between two readings, on average: Δ(all - own) / Δclock, >= 0.
 
     The processes that compute this run's rewards, and those of its `[cluster]`, are among them.
     """
@@ -100,7 +101,7 @@ def foreign(before: Reading, after: Reading) -> float:
 
 @dataclass
 class Contention:
-    """Whether this process's threads lack processors (`present`), and `windows` with contention minus those without.
+    """The state of contention: `present`, and `windows` with contention minus those without.
 
     It begins after two windows in which `ENTER` threads or more waited on average, and ends after eight with fewer than
     `LEAVE`, so that short bursts change nothing.
@@ -161,7 +162,7 @@ class ShortWaits:
 
 
 def _libgomp() -> list[ctypes.CDLL]:
-    """The copies of libgomp in this process: PyTorch has its own, and so may other packages."""
+    """Return the copies of libgomp in this process: PyTorch has its own, and so may other packages."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "libgomp" in line)
@@ -225,19 +226,21 @@ class Watch:
             self._notice = notice_text(self.contention.threads, self.processors, others, self.short)
 
     def waiting(self) -> float | None:
-        """Seconds that threads waited for a processor since the last call; None: the system does not count them."""
+        """Return seconds that threads waited for a processor since the last call; None: the system does not count
+        them.
+        """
         before, now = self._asked, self._read()
         self._asked = now
         return None if before is None or now is None else seconds_waiting(before, now)
 
     def notice(self) -> str | None:
-        """The notice of lasting contention: once, then None."""
+        """Return the notice of lasting contention: once, then None."""
         text, self._notice = self._notice, None
         return text
 
 
 def notice_text(threads: int, processors: int, others: float, short: bool) -> str:
-    """The notice of lasting contention. `short`: whether waits could be made short."""
+    """Return the notice of lasting contention. `short`: whether waits could be made short."""
     fewer = max(1, min(threads - 1, processors - max(1, round(others))))
     busy = (
         f"Other processes (reward workers and those of [cluster] among them) keep {others:.1f} of {processors} "
@@ -279,7 +282,7 @@ def stop() -> None:
 
 
 def waiting() -> float | None:
-    """Seconds that threads of this process were ready and had no processor, since this was last called.
+    """Return seconds that threads of this process were ready and had no processor, since this was last called.
 
     The first call counts from the beginning of the watch. None: there is no watch, or the system does not count them.
     """
@@ -287,5 +290,5 @@ def waiting() -> float | None:
 
 
 def notice() -> str | None:
-    """The notice of lasting contention for the terminal: once per watch, then None."""
+    """Return the notice of lasting contention for the terminal: once per watch, then None."""
     return None if _watch is None else _watch.notice()

@@ -1,4 +1,4 @@
-"""What the bits of a result depend on, in addition to the program: processor, library settings, sample results.
+"""Facts, other than the program, that bits depend on: processor, library settings, sample results.
 
 MKL and oneDNN may choose different kernels on two processors for which torch reports the same instruction set, and
 environment variables change the choice. So a run records processor and variables, and also a digest of sample results,
@@ -34,12 +34,12 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def library_settings() -> str:
-    """The `LIBRARY_SETTINGS` that are set, as `NAME=value` words."""
+    """Return the `LIBRARY_SETTINGS` that are set, as `NAME=value` words."""
     return " ".join(f"{name}={os.environ[name]}" for name in LIBRARY_SETTINGS if name in os.environ)
 
 
 def processor() -> str:
-    """The processor's name and capabilities, as far as torch reports them (2.13 and later)."""
+    """Return the processor's name and capabilities, as far as torch reports them (2.13 and later)."""
     try:
         found = dict(torch.cpu.get_capabilities())
     except (AttributeError, RuntimeError):  # an older torch; a processor unknown to its library
@@ -49,7 +49,7 @@ def processor() -> str:
 
 
 def digest_of_sample_results() -> str:
-    """Twelve hexadecimal digits, equal if sample products, attention and functions have equal bits on the CPU.
+    """Return twelve hexadecimal digits, equal if sample products, attention and functions have equal bits on the CPU.
 
     The samples are values and gradients in float32, float64 and bfloat16, with torch's current number of threads and
     precision of float32 products. Takes milliseconds and uses no random number.
@@ -59,7 +59,7 @@ def digest_of_sample_results() -> str:
 
 @functools.cache
 def _digest(threads: int, precision: str) -> str:
-    """The digest, cached by the settings that can change within a process."""
+    """Return the digest, cached by the settings that can change within a process."""
     digest = hashlib.sha256()
     with torch.enable_grad():
         for dtype in _DTYPES:
@@ -76,7 +76,7 @@ def _digest(threads: int, precision: str) -> str:
 
 
 def _numbers(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Multiples of 1/1009 in [-1, 1), unordered, exact up to their rounding to `dtype`."""
+    """Return multiples of 1/1009 in [-1, 1), unordered, exact up to their rounding to `dtype`."""
     count = torch.Size(shape).numel()
     steps = torch.arange(count, dtype=torch.int64) * 7919 % 2018 - 1009
     return (steps.double() / 1009).to(dtype).view(shape).requires_grad_()

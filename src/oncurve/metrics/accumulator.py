@@ -9,7 +9,7 @@ from operator import add, itemgetter
 import torch
 from torch import Tensor
 
-from oncurve.metrics.table import declared
+from oncurve.metrics.metric import declared
 
 
 class Metrics:
@@ -34,7 +34,7 @@ class Metrics:
         self._on_device: list[tuple[str, Tensor]] = []  # totals (3,) float64 that have not been fetched yet
 
     def add(self, key: str, values: Tensor | float, mask: Tensor | None = None, *, count: float | None = None) -> None:
-        """Adds the elements of `values` (those where `mask` is True) as observations of `key`.
+        """Add the elements of `values` (those where `mask` is True) as observations of `key`.
 
         With `count`, `values` is one number: the sum of that many observations (for "mean" and "sum" only).
         Raises KeyError: `key` is not declared. ValueError: `mask` of another shape, a misplaced `count`.
@@ -59,7 +59,7 @@ class Metrics:
             self._on_device.append((key, total))
 
     def add_all(self, key: str, values: Sequence[float]) -> None:
-        """Adds every number of `values` as an observation of `key`, as one call of `add` for each would.
+        """Add every number of `values` as an observation of `key`, as one call of `add` for each would.
 
         Raises KeyError: `key` is not declared.
         """
@@ -71,7 +71,7 @@ class Metrics:
             self._fold(key, (0.0, 0.0, float(len(values) - len(usable))))
 
     def merge(self, other: Metrics, off_policy: bool = False) -> None:
-        """Adds all observations of `other`; its "last" ones come after this one's.
+        """Add all observations of `other`; its "last" ones come after this one's.
 
         `off_policy`: they were made after the weights had moved, so metrics declared `on_policy` are left out.
         """
@@ -81,7 +81,7 @@ class Metrics:
                 self._fold(key, total)
 
     def result(self) -> dict[str, float]:
-        """One float per key; a key without any observation is absent."""
+        """Return one float per key; a key without any observation is absent."""
         self._fetch()
         result = {
             key: value / count if declared(key).reduction == "mean" else value
@@ -98,7 +98,7 @@ class Metrics:
         return result
 
     def _fetch(self) -> None:
-        """Fetches what was reduced on an accelerator, in one transfer."""
+        """Fetch what was reduced on an accelerator, in one transfer."""
         if self._on_device:
             totals = torch.stack([total for _, total in self._on_device]).tolist()
             for (key, _), total in zip(self._on_device, totals, strict=True):
@@ -106,7 +106,7 @@ class Metrics:
             self._on_device.clear()
 
     def _fold(self, key: str, new: _Total) -> None:
-        """Joins a total to the present one; a total without observations changes only the number of those left out."""
+        """Join a total to the present one; a total without observations changes only the number of those left out."""
         old = self._totals.get(key, (0.0, 0.0, 0.0))
         if new[1] > 0 and old[1] > 0:
             value = _JOIN[declared(key).reduction](old[0], new[0])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def short(value: float, digits: int = 3, zeros: bool = False) -> str:
-    """A number in few characters: `digits` significant ones, thousands as k, M, G; `zeros` keeps trailing zeros."""
+    """Return a number in few characters: `digits` significant ones, thousands as k, M, G; `zeros` keeps trailing
+    zeros.
+    """
     size = abs(value)
     if size >= 9.995e13 or 0 < size < 0.001:
         return f"{value:.1e}".replace("e-0", "e-").replace("e+", "e")
@@ -15,7 +17,7 @@ def short(value: float, digits: int = 3, zeros: bool = False) -> str:
 
 
 def share(value: float) -> str:
-    """A share as a whole percentage; 0 % and 100 % only where it is exactly that."""
+    """Return a share as a whole percentage; 0 % and 100 % only where it is exactly that."""
     percent = round(100 * value)
     if value > 0 and percent == 0:
         return "<1%"

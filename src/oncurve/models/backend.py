@@ -1,4 +1,4 @@
-"""Which form of a computation a device gets. No other file decides it.
+"""The choice of a computation's form by its device. No other file decides it.
 
     CPU     attention on padded rows, decoding by cohorts of rows      `packed_rows`, `host_loop`
     CUDA    FlexAttention, decoding in CUDA graphs                     `flex`, `graph_loop`
@@ -16,7 +16,7 @@ from oncurve.models.decode import GraphBuffers, Run, capture_on
 
 
 def packed_context(device: torch.device) -> type[PackedContext]:
-    """The attention of the packed training mode."""
+    """Return the attention of the packed training mode."""
     if device.type != "cuda":
         return PackedContext
     from oncurve.models.attention import FlexContext  # FlexAttention is not imported where it is not used
@@ -25,6 +25,6 @@ def packed_context(device: torch.device) -> type[PackedContext]:
 
 
 def graph_buffers(run: Run, module: nn.Module, device: torch.device) -> GraphBuffers | None:
-    """Where a model's rows are decoded in graphs; None on devices without."""
+    """Return where a model's rows are decoded in graphs; None on devices without."""
     capture = capture_on(device)
     return None if capture is None else GraphBuffers(run, module, device, capture)

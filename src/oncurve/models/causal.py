@@ -1,4 +1,4 @@
-"""What the rest of oncurve knows of a model: the protocols `CausalModel` and `TokenLoop`.
+"""The interface of a model to the rest of oncurve: the protocols `CausalModel` and `TokenLoop`.
 
 Speaking of M prompts (one per group), b completions of them and N = Σ lengths completion tokens, a model gives
 
@@ -46,7 +46,7 @@ class CausalModel(Protocol):
 
     @property
     def path_reason(self) -> str:
-        """Which path this model takes and why, as a sentence for the start of a run."""
+        """Return which path this model takes and why, as a sentence for the start of a run."""
 
     @property
     def longest_row(self) -> int | None:
@@ -55,7 +55,7 @@ class CausalModel(Protocol):
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
-        """Hidden states `(N, H)` that predict each completion token, rows one after another.
+        """Return hidden states `(N, H)` that predict each completion token, rows one after another.
 
         Args:
             prompts: M tensors `(P_g,)` int64, none empty.
@@ -67,23 +67,27 @@ class CausalModel(Protocol):
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`(n, H)` -> `(n, V)`, float32 at least (float64 stays float64)."""
+        """Return `(n, H)` -> `(n, V)`, float32 at least (float64 stays float64)."""
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """`logits` in the type that the head computes in: for the sampler, which widens them a few rows at a time."""
+        """Return `logits` in the type that the head computes in: for the sampler, which widens them a few rows at a
+        time.
+        """
 
     def head_matrix(self) -> Tensor | None:
-        """The `(V, H)` matrix that makes logits of hidden states, where nothing else does; None where there is more."""
+        """Return the `(V, H)` matrix that makes logits of hidden states, where nothing else does; None where there is
+        more.
+        """
 
     def head(self) -> Head:
-        """A function from stored hidden states to logits, without a gradient, for a frozen reference."""
+        """Return a function from stored hidden states to logits, without a gradient, for a frozen reference."""
 
     def token_loop(self) -> TokenLoop:
-        """A loop that decodes with the model's weights as they are at each call."""
+        """Return a loop that decodes with the model's weights as they are at each call."""
 
 
 def module_device(module: nn.Module) -> torch.device:
-    """Where the module's first parameter lives; the CPU if it has none."""
+    """Return where the module's first parameter lives; the CPU if it has none."""
     parameter = next(module.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
 
@@ -105,7 +109,7 @@ def check_rows(prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Ten
 
 
 def longest_of(prompts: Sequence[Tensor], group_ids: Tensor, lengths: Tensor) -> int:
-    """Tokens of the longest of the rows that `completion_hidden` takes."""
+    """Return tokens of the longest of the rows that `completion_hidden` takes."""
     sizes = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=group_ids.device)
     return int((sizes[group_ids] + lengths.to(group_ids.device)).max()) if len(group_ids) else 0
 
@@ -135,7 +139,7 @@ class StopStrings(Protocol):
     """Finds stop strings in the rows of one request."""
 
     def finished(self, rows: Tensor, ids: Tensor, written: Callable[[int, int], list[int]]) -> dict[int, str]:
-        """Rows whose newest token completed a stop string, each with the text before the string.
+        """Return rows whose newest token completed a stop string, each with the text before the string.
 
         rows     (k,) int64, the numbers of rows that still grow; on the CPU
         ids      (k,) int64, their newest tokens; on the CPU
@@ -155,8 +159,6 @@ class DecodeRequest:
     draw             the sampler
     stop             finds stop strings; None: there are none
     max_concurrent   at most so many rows are decoded at a time, but never less than a group; None: all
-    interrupted      called after each token: where True, all rows end by "length" with what they have, which may be
-                     nothing. The loop in CUDA graphs does not call it. None: rows are not interrupted
     """
 
     prompts: Sequence[Tensor]
@@ -167,7 +169,6 @@ class DecodeRequest:
     draw: Draw
     stop: StopStrings | None = None
     max_concurrent: int | None = None
-    interrupted: Callable[[], bool] | None = None
 
     @property
     def copies(self) -> int:
@@ -176,7 +177,7 @@ class DecodeRequest:
 
     @property
     def groups_at_once(self) -> int:
-        """How many groups are decoded at a time."""
+        """Return how many groups are decoded at a time."""
         rows = self.keys.numel()
         return max(1, min(rows, self.max_concurrent or rows) // self.copies)
 
@@ -185,7 +186,7 @@ class TokenLoop(Protocol):
     """Decodes whole completions. A row's tokens depend on its own uniforms, not on the rows that run with it."""
 
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[Ended]:
-        """The rows of the request in their order; a row's ids include the token that ended it.
+        """Return the rows of the request in their order; a row's ids include the token that ended it.
 
         Raises ModelError: a log-probability is not finite.
         """
@@ -211,7 +212,9 @@ class Decoder(Protocol):
         """`(n,)` int64: the group of each row."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`(n, H)` -> `(n, V)` in the type that the head computes in, with the weights that the decoder began with."""
+        """Return `(n, H)` -> `(n, V)` in the type that the head computes in, with the weights that the decoder began
+        with.
+        """
 
     def join(self, prompts: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
         """Prefill further groups: their rows follow those that are there, their numbers in `groups` all earlier ones.

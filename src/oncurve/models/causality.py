@@ -52,7 +52,8 @@ def check_causal(module: nn.Module) -> None:
 
 
 def _awake(module: nn.Module) -> nn.Module | None:
-    """A float32 copy of a small module in which no trained parameter is all 0; None: the copy would show no more.
+    """Return a float32 copy of a small module in which no trained parameter is all 0; None: the copy would show no
+    more.
 
     None too where the module cannot be copied, or does not run in float32.
     """
@@ -113,7 +114,9 @@ def _cuts(length: int) -> list[int]:
 
 
 def _examples(module: nn.Module) -> Tensor:
-    """Token ids `(1 + c, L)`: a row, and the same row changed from each cut on; L is short enough for the module."""
+    """Return token ids `(1 + c, L)`: a row, and the same row changed from each cut on; L is short enough for the
+    module.
+    """
     positions, device = positions_of(module), module_device(module)
     error: Exception | None = None
     for length in sorted({min(size, positions or size) for size in (_LENGTH, 8, 4, 2)}, reverse=True):

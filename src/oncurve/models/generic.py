@@ -23,7 +23,7 @@ from oncurve.ops import at_least_float32
 
 
 def plain_logits(module: nn.Module, input_ids: Tensor) -> Tensor:
-    """`module(input_ids)` as logits `(B, L, V)`. A cache or a state that the module can keep is switched off.
+    """Return `module(input_ids)` as logits `(B, L, V)`. A cache or a state that the module can keep is switched off.
 
     Raises:
         ModelError: the module returns neither a `(B, L, V)` tensor nor an object with such a `.logits`.
@@ -40,7 +40,7 @@ def plain_logits(module: nn.Module, input_ids: Tensor) -> Tensor:
 
 
 def _no_cache(module: nn.Module) -> dict[str, bool]:
-    """A recurrent network in evaluation mode updates its state in place, which breaks the backward pass."""
+    """Return a recurrent network in evaluation mode updates its state in place, which breaks the backward pass."""
     taken = inspect.signature(module.forward).parameters
     passed_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
     transformers_model = hasattr(getattr(module, "config", None), "get_text_config")
@@ -70,7 +70,7 @@ class GenericModel:
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
-        """Hidden states `(N, H)`, which are the logits: H is the size of the vocabulary."""
+        """Return hidden states `(N, H)`, which are the logits: H is the size of the vocabulary."""
         check_rows(prompts, group_ids, completion_ids, lengths)
         check_longest(self.module, longest_of(prompts, group_ids, lengths))
         device = module_device(self.module)
@@ -90,26 +90,26 @@ class GenericModel:
         return logits[rows, starts[rows] - 1 + columns]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The hidden states are the logits: widened to float32 at least."""
+        """Return the hidden states are the logits: widened to float32 at least."""
         return at_least_float32(hidden)
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """The hidden states themselves."""
+        """Return the hidden states themselves."""
         return hidden
 
     def head_matrix(self) -> None:
-        """None: what makes the logits is inside the module."""
+        """Return None: what makes the logits is inside the module."""
 
     def head(self) -> Head:
-        """`logits`, which needs no weights."""
+        """Return `logits`, which needs no weights."""
         return self.logits
 
     def token_loop(self) -> TokenLoop:
-        """The loop on the host, which runs whole rows at every step."""
+        """Return the loop on the host, which runs whole rows at every step."""
         return HostLoop(self.decoder, module_device(self.module))
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> GenericDecoder:
-        """A decoder for `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens` tokens."""
+        """Return a decoder for `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens` tokens."""
         return GenericDecoder(self.module.eval(), prompts, copies, max_new_tokens)
 
 
@@ -128,7 +128,7 @@ class GenericDecoder:
         self.first_hidden = self.join(prompts, copies)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The hidden states are the logits."""
+        """Return the hidden states are the logits."""
         return hidden
 
     @torch.no_grad()
@@ -150,7 +150,7 @@ class GenericDecoder:
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
-        """One token per row: the logits of the next."""
+        """Return one token per row: the logits of the next."""
         rows = torch.arange(self._ids.shape[0], device=self._ids.device)
         self._ids[rows, self._lengths] = ids.to(self._ids.device)
         logits = plain_logits(self._module, self._ids[:, : int(self._lengths.max()) + 1])
@@ -165,7 +165,7 @@ class GenericDecoder:
 
 
 def _pad(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Prompts as `(M, P)`, and their lengths `(M,)`.
+    """Return prompts as `(M, P)`, and their lengths `(M,)`.
 
     They are padded on the right with their own first token: the embedding of a padding token may be all zeros, where
     some networks have values and no gradient (0 times infinity is NaN, though nothing depends on the padding).

@@ -65,7 +65,7 @@ class TransformersModel:
         self._hooks = narrow_positions(self._body) if self._wide else []
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy captures graphs of its own: those of this object read its weights."""
+        """Return a copy captures graphs of its own: those of this object read its weights."""
         return {**vars(self), "_buffers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ class TransformersModel:
     def _run(
         self, ids: Tensor, positions: Tensor, context: AttentionContext, prepacked: PrepackedWeights | None = None
     ) -> Tensor:
-        """The body over one flat row: `(N,)` ids and positions -> `(N, H)` after the final norm.
+        """Return the body over one flat row: `(N,)` ids and positions -> `(N, H)` after the final norm.
 
         Where the weights are half precision the sum of the layers is kept in float32: rounded after every layer, it
         would make sampler and learner differ, because they add in another order.
@@ -103,7 +103,9 @@ class TransformersModel:
     def _run_apart(
         self, ids: Tensor, positions: Tensor, context: AttentionContext, prepacked: PrepackedWeights | None
     ) -> Tensor:
-        """`_run` under inference mode: an eighth off the step of a small model. What leaves is a usual tensor."""
+        """Return `_run` under inference mode: an eighth off the step of a small model. What leaves is a usual
+        tensor.
+        """
         with torch.inference_mode():
             hidden = self._run(ids, positions, context, prepacked)
         return hidden.clone()
@@ -116,7 +118,7 @@ class TransformersModel:
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
-        """Hidden states `(N, H)`, each prompt computed once per group."""
+        """Return hidden states `(N, H)`, each prompt computed once per group."""
         check_rows(prompts, group_ids, completion_ids, lengths)
         check_longest(self.module, longest_of(prompts, group_ids, lengths))
         device = module_device(self.module)
@@ -129,20 +131,20 @@ class TransformersModel:
         return self._run(context.ids, context.positions, context).index_select(0, context.predictors)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`(n, H)` -> `(n, V)`, in float32 at least."""
+        """Return `(n, H)` -> `(n, V)`, in float32 at least."""
         return at_least_float32(self.raw_logits(hidden))
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """`logits` in the type that the head computes in."""
+        """Return `logits` in the type that the head computes in."""
         logits: Tensor = self._head(hidden)
         return logits
 
     def head_matrix(self) -> Tensor | None:
-        """The head's matrix, where it is nothing else."""
+        """Return the head's matrix, where it is nothing else."""
         return matrix_of(self._head)
 
     def head(self) -> Head:
-        """This module's own head, without a gradient."""
+        """Return this module's own head, without a gradient."""
         return torch.no_grad()(self.logits)
 
     def token_loop(self) -> TokenLoop:
@@ -155,7 +157,9 @@ class TransformersModel:
         return HostLoop(self.decoder, device)
 
     def decoder(self, prompts: Sequence[Tensor], copies: Sequence[int], max_new_tokens: int) -> Decoder:
-        """A cached decoder after its prefill: `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens` tokens."""
+        """Return a cached decoder after its prefill: `copies[g]` >= 1 rows of prompt g of at most `max_new_tokens`
+        tokens.
+        """
         products: dict[nn.Module, list[list[nn.Module]]] = {block: block.groups() for block in self._blocks}
         prepacked = prepack(products | ({self._head: [[self._head]]} if self._blocks else {}), sum(copies))
         head: Sequence[PrepackedLinear] = prepacked.get(self._head, ())

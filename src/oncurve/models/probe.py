@@ -39,7 +39,7 @@ _HALF_TOLERANCE = (5e-2, 1e-1)
 def wrap(
     module: nn.Module, attention: Literal["auto", "generic"] = "auto", adapter: Adapter | None = None
 ) -> CausalModel:
-    """`module` as a `CausalModel`, put in eval mode: dropout is off everywhere.
+    """Return `module` as a `CausalModel`, put in eval mode: dropout is off everywhere.
 
     With `attention="generic"` it takes the generic path, where the module's parts are unchanged, except for rotations
     that depend on the length of a row (`rotation`). The random generators and the parameters' `.grad` are unchanged;
@@ -124,7 +124,7 @@ def _from_transformers(module: nn.Module) -> bool:
 
 
 def _declared_obstacle(module: Any) -> str | None:
-    """A setting of the model that the fast path cannot compute; None: there is none."""
+    """Return a setting of the model that the fast path cannot compute; None: there is none."""
     config = module.config.get_text_config()
     if module.config.is_encoder_decoder:
         return "it is an encoder-decoder"
@@ -166,7 +166,8 @@ def _probe(module: nn.Module) -> str | None:
 
 
 def compare(module: nn.Module, every_gradient: bool = True) -> tuple[float, float]:
-    """Relative differences (value, gradient) between the fast path and the plain forward of a transformers model.
+    """Return relative differences (value, gradient) between the fast path and the plain forward of a transformers
+    model.
 
     value: the largest difference of a logit, in packed training and in the token loop, over the largest logit.
     gradient: the norm of the difference over the norm, for a fixed combination of all logits, over all trainable

@@ -106,9 +106,7 @@ def _about(key: str) -> Metric:
     try:
         return declared(key)
     except KeyError:
-        return Metric(key, "last", "").described(
-            "not known", "This version of oncurve does not declare it.", "not known"
-        )
+        return Metric(key, "last", "", "not known", "This version of oncurve does not declare it.", "not known")
 
 
 def _range(values: Sequence[float], unit: str) -> tuple[float, float]:

@@ -50,7 +50,7 @@ class RewardExamples(Component):
     """Use only this many rows, the first ones; none: all."""
 
     def read(self, base: Path | None = None, key: str = "data.path") -> tuple[list[Example], list[Example]]:
-        """Examples to train on and held-out ones. Raises DataError, with the row and what is wrong with it."""
+        """Return examples to train on and held-out ones. Raises DataError, with the row and what is wrong with it."""
         if not self.path:
             raise DataError(f"{key}: missing; name a JSONL file")
         examples = self._file(key, self.path, base)[: self.limit]
@@ -59,7 +59,7 @@ class RewardExamples(Component):
         return _hold_out(examples, self.eval_fraction)
 
     def example(self, row: Mapping[str, Any]) -> Example:
-        """The example of one row. Raises DataError, KeyError and TypeError."""
+        """Return the example of one row. Raises DataError, KeyError and TypeError."""
         raise TypeError(f"{type(self).__name__} must define example(row)")
 
     def _file(self, key: str, path: str, base: Path | None) -> list[Example]:
@@ -84,7 +84,7 @@ class Preferences(RewardExamples):
     """Pairs (`kind = "preferences"`): columns `chosen` and `rejected`, and `margin` where there is one."""
 
     def example(self, row: Mapping[str, Any]) -> PreferencePair:
-        """The pair of one row. Without a prompt chosen and rejected are whole texts or chats."""
+        """Return the pair of one row. Without a prompt chosen and rejected are whole texts or chats."""
         chosen, rejected = _messages(row["chosen"], "chosen"), _messages(row["rejected"], "rejected")
         if () in (chosen, rejected):
             raise TypeError("chosen and rejected: expected a text, or chat messages, got an empty list")
@@ -115,7 +115,7 @@ class StepLabels(RewardExamples):
     """Makes labels hard: above it a step is right, at or below it wrong; none: labels as they are."""
 
     def example(self, row: Mapping[str, Any]) -> LabelledSteps:
-        """The completion of one row; one that has `ends` is as `example_to_json` writes it."""
+        """Return the completion of one row; one that has `ends` is as `example_to_json` writes it."""
         prompt = _messages(row[self.prompt_column], self.prompt_column)
         if "ends" in row:
             completion, ends = row["completion"], _ends(row["ends"], row["completion"])
@@ -150,7 +150,7 @@ REWARD_EXAMPLE_KINDS: dict[str, type[Component]] = {"preferences": Preferences, 
 
 
 def example_to_json(example: Example) -> dict[str, Any]:
-    """An example as JSON can hold it; `example_from_json` is the inverse."""
+    """Return an example as JSON can hold it; `example_from_json` is the inverse."""
     if isinstance(example, PreferencePair):
         pair = {"prompt": example.prompt, "chosen": example.chosen, "rejected": example.rejected}
         return {**pair, "margin": example.margin}
@@ -159,7 +159,7 @@ def example_to_json(example: Example) -> dict[str, Any]:
 
 
 def example_from_json(record: Mapping[str, Any]) -> Example:
-    """The example that `example_to_json` wrote."""
+    """Return the example that `example_to_json` wrote."""
     prompt = _messages(record["prompt"], "prompt")
     if "chosen" in record:
         chosen, rejected = _messages(record["chosen"], "chosen"), _messages(record["rejected"], "rejected")
@@ -168,13 +168,13 @@ def example_from_json(record: Mapping[str, Any]) -> Example:
 
 
 def _rows(file: Path, key: str) -> tuple[Sequence[Mapping[str, Any]], Callable[[int], str]]:
-    """The rows of a file, and where each is, in words."""
+    """Return the rows of a file, and where each is, in words."""
     rows, numbers, unit = read_jsonl(file, key)
     return rows, lambda number: f"{file} {unit} {numbers[number]}"
 
 
 def _ends(given: Any, completion: Any) -> tuple[int, ...]:
-    """Offsets just after the steps of a completion, ascending."""
+    """Return offsets just after the steps of a completion, ascending."""
     if not isinstance(completion, str):
         raise TypeError(f"completion: expected a text, got {completion!r:.60}")
     ends = list(given) if isinstance(given, (list, tuple)) else []
@@ -185,7 +185,7 @@ def _ends(given: Any, completion: Any) -> tuple[int, ...]:
 
 
 def _messages(value: Any, column: str) -> Messages:
-    """A text, or the messages of a chat in either of their spellings."""
+    """Return a text, or the messages of a chat in either of their spellings."""
     if isinstance(value, str):
         return value
     messages = [value] if isinstance(value, Mapping) else value
@@ -209,7 +209,7 @@ def _number(value: Any, column: str) -> float:
 
 
 def _hold_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example], list[Example]]:
-    """The examples in two parts, those of one prompt together; where all have one prompt, by themselves."""
+    """Return the examples in two parts, those of one prompt together; where all have one prompt, by themselves."""
     keys = [hashlib.sha256(json.dumps(example.prompt, sort_keys=True).encode()).digest() for example in examples]
     if len(set(keys)) == 1:
         keys = [str(number).encode() for number in range(len(examples))]

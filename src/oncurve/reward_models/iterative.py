@@ -88,7 +88,7 @@ class Iterations:
         return result
 
     def _train_on(self, number: int) -> dict[str, float]:
-        """The reward model's continued training at the end of an iteration; its metrics."""
+        """Return the reward model's continued training at the end of an iteration; its metrics."""
         started = time.perf_counter()
         new, held_out = self.replay.of(number), self.replay.of(number, held_out=True)
         earlier = self.replay.earlier(number)
@@ -108,7 +108,9 @@ class Iterations:
         return found | ({"reward_model/heldout_accuracy_before": before["accuracy"]} if before else {})
 
     def _is_held_out(self, group: Group) -> bool:
-        """Whether a prompt's samples only measure the reward model: a function of the prompt, the same in every run."""
+        """Return whether a prompt's samples only measure the reward model: a function of the prompt, the same in every
+        run.
+        """
         digest = hashlib.blake2b(str(group.prompt.id).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") < self.settings.held_out * 2**64
 
@@ -122,7 +124,7 @@ class Iterations:
         }
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`, bit for bit. Raises CheckpointError: the checkpoint has no reward model."""
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError: the checkpoint has no reward model."""
         if "reward_model" not in meta:
             raise CheckpointError("the checkpoint has no reward model, and this run's [iterative] needs one")
         self.learner.load(folder, meta["reward_model"])

@@ -26,7 +26,7 @@ CONTINUATION_DRAW = -2
 
 
 def scored_pairs(groups: Sequence[Group], verifier: str) -> list[PreferencePair]:
-    """Of each group the best completion with the worst, the second best with the second worst, ...
+    """Return pairs of each group: the best completion with the worst, the second best with the second worst, ...
 
     As long as the verifier scores one above the other: at most half as many pairs as completions, each completion in at
     most one pair. Of equal scores the earlier completion is the better.
@@ -47,7 +47,9 @@ def scored_pairs(groups: Sequence[Group], verifier: str) -> list[PreferencePair]
 
 
 def scored_steps(groups: Sequence[Group], verifier: str) -> list[LabelledSteps]:
-    """Every completion whose steps the verifier has scored; a reward above one half means that a step is right."""
+    """Return every completion whose steps the verifier has scored; a reward above one half means that a step is
+    right.
+    """
     return [
         LabelledSteps(
             _messages(group.prompt),
@@ -86,7 +88,7 @@ class MonteCarloLabels:
     longest: int | None = None
 
     def __call__(self, groups: Sequence[Group]) -> list[LabelledSteps]:
-        """The completions of scored groups with a share for each of their steps."""
+        """Return the completions of scored groups with a share for each of their steps."""
         found: list[LabelledSteps] = []
         begun: list[tuple[int, int, Group, Completion]] = []
         beginnings: list[Prompt] = []
@@ -110,7 +112,7 @@ class MonteCarloLabels:
         return found
 
     def _written(self, prompt: Prompt, completion: Completion, ends: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Where the text of the tokens that end some steps ends: a token may write into the next step."""
+        """Return where the text of the tokens that end some steps ends: a token may write into the next step."""
         found = []
         beyond = self.locate(prompt, completion, [end + 1 for end in ends])
         for end, token, writer in zip(ends, tokens, beyond, strict=True):
@@ -123,7 +125,9 @@ class MonteCarloLabels:
     def _shares(
         self, beginnings: Sequence[Prompt], begun: Sequence[tuple[int, int, Group, Completion]]
     ) -> list[float | None]:
-        """The share of continuations from each beginning that come out right; None where none could be scored."""
+        """Return the share of continuations from each beginning that come out right; None where none could be
+        scored.
+        """
         most = self.sampling.max_new_tokens
         left_of = [most if self.longest is None else self.longest - len(each.ids) for each in beginnings]
         whole: dict[int, Group] = {}
@@ -152,13 +156,13 @@ def _messages(prompt: Prompt) -> Messages:
 
 
 def _beginning(prompt: Prompt, completion: Completion, end: int, token: int, step: int) -> Prompt:
-    """Prompt and completion up to a step's end, as a prompt with an id of its own."""
+    """Return prompt and completion up to a step's end, as a prompt with an id of its own."""
     number = ((prompt.id << 12) + completion.sample_index << 10) + step
     return Prompt(number, prompt.text + completion.text[:end], prompt.ids + completion.ids[: token + 1])
 
 
 def _joined(beginning: Prompt, rest: Completion, prompt: Prompt) -> Completion:
-    """`beginning`, which ends with a step, and its continuation `rest` as one completion of the prompt."""
+    """Return `beginning`, which ends with a step, and its continuation `rest` as one completion of the prompt."""
     text = beginning.text[len(prompt.text) :] + rest.text
     ids = beginning.ids[len(prompt.ids) :] + rest.ids
     given = len(ids) - len(rest.ids)

@@ -83,7 +83,7 @@ class RewardModelSettings(Component):
     """Examples (pairs, or completions with labelled steps) of one update."""
 
     def load(self, new_head: bool = False, masters: bool = True) -> Classifier:
-        """The classifier: with `masters` in full precision, for `build`; otherwise in `dtype`, to score only.
+        """Return the classifier: with `masters` in full precision, for `build`; otherwise in `dtype`, to score only.
 
         With `new_head` it may be a language model, which gets a new head. Raises ModelError.
         """
@@ -97,7 +97,7 @@ class RewardModelSettings(Component):
         )
 
     def build(self, classifier: Classifier, total_updates: int = 0) -> RewardLearner:
-        """The learner of `classifier`, which computes in `dtype` from now on."""
+        """Return the learner of `classifier`, which computes in `dtype` from now on."""
         return RewardLearner(self, classifier, total_updates)
 
 
@@ -151,20 +151,20 @@ class RewardLearner:
 
     @property
     def center(self) -> float:
-        """How much rewards are drawn towards 0."""
+        """Return how much rewards are drawn towards 0."""
         return self.settings.center if isinstance(self.settings, OutcomeModel) else 0.0
 
     @property
     def changes(self) -> int:
-        """How often anything that `save` writes has begun to change, counted before the first tensor does."""
+        """Return how often anything that `save` writes has begun to change, counted before the first tensor does."""
         return self._attempts + self.optimizer.steps
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
-        """The examples that fit the classifier and have a label. Raises ModelError, DataError."""
+        """Return the examples that fit the classifier and have a label. Raises ModelError, DataError."""
         return [example for example in examples if self._read(example) is not None]
 
     def update(self, examples: Sequence[Example]) -> UpdateResult:
-        """One AdamW step towards a batch of examples.
+        """Return one AdamW step towards a batch of examples.
 
             outcome:  1/N Σ bradley_terry(r_chosen, r_rejected, margin)         N pairs
             process:  1/S Σ step_cross_entropy(verdict, label)                  S labelled steps
@@ -192,13 +192,17 @@ class RewardLearner:
 
     @torch.no_grad()
     def measure(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Loss and accuracy on examples, without an update: `{"loss": ..., "accuracy": ...}`; empty where none fits."""
+        """Return loss and accuracy on examples, without an update: `{"loss": ..., "accuracy": ...}`; empty where none
+        fits.
+        """
         metrics = Metrics()
         self._measured(examples, metrics, backward=False)
         return {name.removeprefix("reward_model/"): value for name, value in metrics.result().items()}
 
     def _measured(self, examples: Sequence[Example], metrics: Metrics, backward: bool) -> list[float]:
-        """The losses of the pieces, whose sum is the batch's; their gradient is left in `.grad` with `backward`."""
+        """Return the losses of the pieces, whose sum is the batch's; their gradient is left in `.grad` with
+        `backward`.
+        """
         read = [found for found in map(self._read, examples) if found is not None]
         count = len(read) if self.classifier.head == "outcome" else sum(len(each.labels) for each in read)
         losses = []
@@ -213,7 +217,9 @@ class RewardLearner:
         return losses
 
     def _piece(self, read: Sequence[_Read]) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of some examples `()`, and which pairs or steps are classified correctly `(n,)`."""
+        """Return the sum of the losses of some examples `()`, and which pairs or steps are classified correctly
+        `(n,)`.
+        """
         scores = self.classifier.scores(
             [text for texts in zip(*(e.texts for e in read), strict=True) for text in texts]
         )
@@ -227,7 +233,7 @@ class RewardLearner:
         return losses.sum(), ((scores > 0) == (labels >= 0.5)).detach()
 
     def _read(self, example: Example) -> _Read | None:
-        """An example's texts; None where they are too long, or no step has a label."""
+        """Return an example's texts; None where they are too long, or no step has a label."""
         is_pair = isinstance(example, PreferencePair)
         if is_pair != (self.classifier.head == "outcome"):
             wanted = "preference pairs" if self.classifier.head == "outcome" else "labelled steps"
@@ -249,7 +255,7 @@ class RewardLearner:
         return self.optimizer.save(folder, "reward_model") | {"attempts": self._attempts}
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`, bit for bit. Raises CheckpointError for another model's."""
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError for another model's."""
         self.optimizer.load(folder, "reward_model", meta)
         self._attempts = int(meta["attempts"])
 

@@ -57,21 +57,23 @@ class Replay:
                 self._log.append({"iteration": iteration, "held_out": held_out, **example_to_json(example)})
 
     def of(self, iteration: int, held_out: bool = False) -> list[Example]:
-        """The examples of one iteration."""
+        """Return the examples of one iteration."""
         return [example for number, held, example in self._kept if number == iteration and held == held_out]
 
     def earlier(self, iteration: int) -> list[Example]:
-        """All examples to train on from before an iteration."""
+        """Return all examples to train on from before an iteration."""
         return self._history + [example for number, held, example in self._kept if number < iteration and not held]
 
     def replayed(self, iteration: int, share: float, seed: int) -> list[Example]:
-        """`share` of all earlier examples, rounded, drawn without repetition: a function of (seed, iteration)."""
+        """Return `share` of all earlier examples, rounded, drawn without repetition: a function of (seed,
+        iteration).
+        """
         earlier = self.earlier(iteration)
         count = round(share * len(earlier))
         return [earlier[index] for index in sorted(permutation(seed, iteration, len(earlier))[:count].tolist())]
 
     def digest(self) -> str:
-        """The sha256 of the log so far, by which a resume sees that it has been changed; "" without a log."""
+        """Return the sha256 of the log so far, by which a resume sees that it has been changed; "" without a log."""
         if self._log is None:
             return ""
         end = self.stored_bytes()
@@ -84,7 +86,7 @@ class Replay:
         return self._hash.hexdigest()
 
     def stored_bytes(self) -> int:
-        """The length of the log, on the disk when this returns; 0 without one."""
+        """Return the length of the log, on the disk when this returns; 0 without one."""
         if self._log is None:
             return 0
         self._log.sync()

@@ -22,12 +22,12 @@ SKIPPED_IN_A_ROW_LIMIT = 3
 
 
 def updates_of(examples: int, batch_size: int, epochs: int) -> int:
-    """Updates of `epochs` passes: the last batch of each may be smaller."""
+    """Return the number of updates of `epochs` passes: the last batch of each may be smaller."""
     return epochs * -(-examples // batch_size)
 
 
 def batch_of(update: int, examples: int, batch_size: int, seed: int) -> list[int]:
-    """The indices of the examples of one update, from 0. The order is a function of (seed, pass)."""
+    """Return the indices of the examples of one update, from 0. The order is a function of (seed, pass)."""
     per_pass = -(-examples // batch_size)
     start = (update % per_pass) * batch_size
     found: list[int] = permutation(seed, update // per_pass, examples)[start : start + batch_size].tolist()
@@ -35,7 +35,7 @@ def batch_of(update: int, examples: int, batch_size: int, seed: int) -> list[int
 
 
 def fit(learner: RewardLearner, examples: Sequence[Example], seed: int) -> Metrics:
-    """All passes over `examples`, as the learner's settings say; returns their metrics.
+    """Return all passes over `examples`, as the learner's settings say; returns their metrics.
 
     Raises TrainingError: three updates in a row were not finite.
     """
@@ -49,7 +49,7 @@ def fit(learner: RewardLearner, examples: Sequence[Example], seed: int) -> Metri
 
 
 def _update(learner: RewardLearner, batch: Sequence[Example], metrics: Metrics, skipped: int) -> int:
-    """One update, added to `metrics`; the number of updates skipped in a row."""
+    """Return one update, added to `metrics`; the number of updates skipped in a row."""
     result = learner.update(batch)
     metrics.merge(result.metrics)
     metrics.add("reward_model/updates", 0.0 if result.skipped else 1.0)

@@ -28,7 +28,7 @@ class Accepts:
 
     @classmethod
     def told(cls, about: Accepts | Mapping[str, Any]) -> Accepts:
-        """What a runner is `about`: in this process the object, from a worker JSON."""
+        """Return what a runner is `about`: in this process the object, from a worker JSON."""
         if isinstance(about, Accepts):
             return about
         needs = tuple(tuple(names) for names in about.get("needs", ()))

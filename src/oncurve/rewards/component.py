@@ -48,7 +48,9 @@ class RewardComponent:
         return tuple(" or ".join(names) for names in needs), (*takes, *(["all columns"] * self.accepts.everything))
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """Why this reward cannot score completions to the prompt of `row`, a prompt's columns; None: it can."""
+        """Return why this reward cannot score completions to the prompt of `row`, a prompt's columns, or None if it
+        can.
+        """
         offered = TRL_NAMES if self.accepts.batch else OFFERED
         for needed in self.accepts.needs:
             if not _has(row, needed) and not set(needed) & set(offered):
@@ -62,7 +64,7 @@ class RewardComponent:
         return None if wrong is None else f"reward {self.name}: {wrong}"
 
     def items(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
-        """The function's items, one per completion. Raises DataError: a column is missing in a row."""
+        """Return the function's items, one per completion. Raises DataError: a column is missing in a row."""
         accepts = self.accepts
         return [self._item(group.prompt, completion, accepts) for group, completion in _completions(groups)]
 
@@ -91,7 +93,7 @@ class RewardComponent:
             log.warning(message, self.name, argument)
 
     def batch_item(self, groups: Sequence[Group], step: int) -> dict[str, Any]:
-        """The item of a batch function: one for all completions of `groups`."""
+        """Return the item of a batch function: one for all completions of `groups`."""
         accepts = self.accepts
         pairs = list(_completions(groups))
         rows = [group.prompt.columns for group, _ in pairs]
@@ -107,7 +109,7 @@ class RewardComponent:
         }
 
     def values(self, rewards: Any, expected: int) -> list[Reply]:
-        """The replies in the `rewards` that a batch function returned for `expected` completions.
+        """Return the replies in the `rewards` that a batch function returned for `expected` completions.
 
         Raises RewardError for a list of the wrong length.
         """
@@ -139,7 +141,7 @@ class Stepwise:
 
 
 def as_stepwise(given: Mapping[str, Any]) -> Stepwise | float | None:
-    """`{"reward", "step_ends", "step_rewards"}` as a `Stepwise`; as a plain value where no step applies (None).
+    """Return `{"reward", "step_ends", "step_rewards"}` as a `Stepwise`; as a plain value where no step applies (None).
 
     Where the reward is None it is the mean of the steps.
 
@@ -158,7 +160,7 @@ def as_stepwise(given: Mapping[str, Any]) -> Stepwise | float | None:
 
 
 def as_value(value: Any) -> float | None:
-    """A reward as a float; None stays None. bool, int, float, and scalars of numpy and torch are rewards.
+    """Return a reward as a float; None stays None. bool, int, float, and scalars of numpy and torch are rewards.
 
     Raises TypeError for anything else, ValueError for NaN, the infinities, and numbers beyond ±`LARGEST_REWARD`.
     """
@@ -180,7 +182,7 @@ def as_value(value: Any) -> float | None:
 
 
 def checked(reply: Reply) -> Reply:
-    """The reply with its value as a float, None or `Stepwise`; a fault where the value is none of these."""
+    """Return the reply with its value as a float, None or `Stepwise`; a fault where the value is none of these."""
     if reply.fault is not None:
         return reply
     try:
@@ -193,7 +195,7 @@ def checked(reply: Reply) -> Reply:
 
 
 def within(reply: Reply, length: int) -> Reply:
-    """The reply; a fault where its steps end outside a text of `length` characters, or not in order."""
+    """Return the reply; a fault where its steps end outside a text of `length` characters, or not in order."""
     ends = reply.value.ends if isinstance(reply.value, Stepwise) else ()
     if all(0 < end <= length for end in ends) and list(ends) == sorted(set(ends)):
         return reply
@@ -201,7 +203,7 @@ def within(reply: Reply, length: int) -> Reply:
 
 
 def _has(row: Mapping[str, Any], needed: Sequence[str]) -> bool:
-    """Whether a row has one of the columns; verl's `reward_model` is one where it holds a `ground_truth`."""
+    """Return whether a row has one of the columns; verl's `reward_model` is one where it holds a `ground_truth`."""
     there = {name for name in needed if name in row}
     if tuple(needed) == VERL_TRUTH and "reward_model" in there:
         stored = row["reward_model"]
@@ -214,7 +216,7 @@ def _described(value: Any) -> str:
 
 
 def _as_trl(prompt: Prompt, completion: Completion) -> tuple[Any, Any]:
-    """Prompt and completion as TRL has them: as messages where the prompt was a chat."""
+    """Return prompt and completion as TRL has them: as messages where the prompt was a chat."""
     if prompt.messages is None:
         return prompt.text, completion.text
     return [dict(message) for message in prompt.messages], [{"role": "assistant", "content": completion.text}]
@@ -225,5 +227,5 @@ def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion]]:
 
 
 def completion_count(groups: Sequence[Group]) -> int:
-    """How many completions the groups have together."""
+    """Return how many completions the groups have together."""
     return sum(len(group.completions) for group in groups)

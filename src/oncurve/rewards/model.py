@@ -59,11 +59,11 @@ class NetworkReward(RewardSettings):
 
     @property
     def network(self) -> tuple[str, str] | None:
-        """That of `path`."""
+        """The network at `path`."""
         return None if self.path is None else (self.path, self.dtype)
 
     def start(self, base: Path | None) -> Runner:
-        """A runner with the network loaded; the run's own network is set later. Raises ModelError."""
+        """Return a runner with the network loaded; the run's own network is set later. Raises ModelError."""
         runner = NetworkRunner(self.head, self._values(base))
         if self.path is not None:
             from oncurve.models.classifiers import load_classifier  # torch and transformers: not in workers
@@ -75,7 +75,7 @@ class NetworkReward(RewardSettings):
         return runner
 
     def _values(self, base: Path | None) -> _Values:
-        """The function from a batch of texts to its rewards."""
+        """Return the function from a batch of texts to its rewards."""
         raise TypeError(f"{type(self).__name__} must define _values()")
 
 
@@ -106,7 +106,7 @@ class ProcessModelReward(NetworkReward):
         whole = WHOLE[self.whole]
 
         def values(classifier: Classifier, pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-            """The rewards of each completion's steps, and of the completion as a whole."""
+            """Return the rewards of each completion's steps, and of the completion as a whole."""
             texts = [_text_of(completion) for _, completion in pairs]
             ends = [splitter(text) for text in texts]
             read = [

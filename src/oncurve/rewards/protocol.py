@@ -14,7 +14,7 @@ class Scoring(Protocol):
 
     @property
     def rewarded(self) -> bool:
-        """Whether there is a reward at all; without one every score is 0."""
+        """Return whether there is a reward at all; without one every score is 0."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Scoring(Protocol):
         ...
 
     def finish(self, groups: Sequence[Group]) -> list[Group]:
-        """All groups, each completion with its score."""
+        """Return all groups, each completion with its score."""
         ...
 
 
@@ -40,9 +40,9 @@ class Scorer(Protocol):
     """Fills in the scores of groups."""
 
     def begin(self, step: int = 0) -> AbstractContextManager[Scoring]:
-        """The scoring of one call of the engine. `step` is for rewards that depend on how far the run is."""
+        """Return the scoring of one call of the engine. `step` is for rewards that depend on how far the run is."""
         ...
 
     def score(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups, each completion with its score."""
+        """Return the groups, each completion with its score."""
         ...

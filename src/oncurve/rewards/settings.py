@@ -46,7 +46,7 @@ class Runner(Protocol):
         """The arguments of the function: `Accepts` as a mapping."""
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
-        """One reply per item, in order; a fault is a reply."""
+        """Return one reply per item, in order; a fault is a reply."""
 
     def close(self) -> None:
         """Release processes and memory."""
@@ -67,11 +67,13 @@ class RunnerJob(AbstractContextManager["RunnerJob"], Protocol):
         """Begin with these items. Raises TypeError for one that cannot be sent."""
 
     def replies(self) -> list[Reply]:
-        """One reply per item, in the order in which they were added."""
+        """Return one reply per item, in the order in which they were added."""
 
 
 def kind_meant(table: Any) -> str | None:
-    """The kind of a `[[rewards]]` table without a `kind`: "python" where it names code; None: `kind` is required."""
+    """Return the kind of a `[[rewards]]` table without a `kind`: "python" where it names code; None: `kind` is
+    required.
+    """
     return "python" if isinstance(table, Mapping) and table.keys() & {"path", "function"} else None
 
 
@@ -97,12 +99,12 @@ class RewardSettings(Component):
 
     @property
     def below_zero(self) -> bool:
-        """Whether its values may be below 0, which some advantages cannot use; so are punishments (`shapes`)."""
+        """Return whether its values may be below 0, which some advantages cannot use; so are punishments (`shapes`)."""
         return self.shapes
 
     @property
     def own_model(self) -> Literal["outcome", "process"] | None:
-        """Which kind of the run's own reward model gives the values; None: it does not take part."""
+        """Return which kind of the run's own reward model gives the values; None: it does not take part."""
         return None
 
     @property
@@ -129,18 +131,19 @@ class RewardSettings(Component):
         return self.default or type(self).__name__.lower()
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """Why this reward cannot use a row of the data, other than for a missing column; None: it can."""
+        """Return why this reward cannot use a row of the data, other than for a missing column, or None if it can."""
         return None
 
     def for_lengths(self, longest: int) -> RewardSettings:
-        """This reward where completions have at most `longest` tokens, with the settings that it takes from that.
+        """Return this reward where completions have at most `longest` tokens, with the settings that it takes from
+        that.
 
         Raises ConfigError: its settings do not fit `longest`.
         """
         return self
 
     def start(self, base: Path | None) -> Runner:
-        """The runner of this reward. `base`: the folder against which paths in the settings are resolved."""
+        """Return the runner of this reward. `base`: the folder against which paths in the settings are resolved."""
         raise TypeError(f"{type(self).__name__} must define start()")
 
 
@@ -156,12 +159,12 @@ class AnswerReward(RewardSettings):
     """Only the text after the last occurrence of this counts (`</think>`); a completion without it gets 0."""
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """Why the row's answer is neither text nor a finite number; None: it is one of them."""
+        """Return why the row's answer is neither text nor a finite number, or None if it is one of them."""
         return unusable_answer(row, self.answer)
 
 
 def check_reward(reward: object) -> str | None:
-    """What is wrong with a reward, or with what it states of itself; None: nothing."""
+    """Return what is wrong with a reward, or with what it states of itself, or None."""
     name = type(reward).__name__
     if not isinstance(reward, RewardSettings):
         return f"{name} is no reward: derive it from oncurve.rewards.RewardSettings"
@@ -171,7 +174,8 @@ def check_reward(reward: object) -> str | None:
 
 
 def unusable_answer(row: Mapping[str, Any], column: str) -> str | None:
-    """Why the row's `column` cannot be an answer, which is text or a finite number; None: it can, or is missing.
+    """Return why the row's `column` cannot be an answer, which is text or a finite number, or None if it can, or is
+    missing.
 
     An empty string means that the reward does not apply to the row; null may be a mistake.
     """
@@ -201,7 +205,7 @@ class WorkerSettings(RewardSettings):
     """Environment variables passed to the workers, in addition to paths, language, threads and devices."""
 
     def workers(self, factory: str, settings: Mapping[str, Any]) -> WorkerPool:
-        """The pool that holds `factory(**settings)`."""
+        """Return the pool that holds `factory(**settings)`."""
         return WorkerPool(
             factory,
             settings,
@@ -226,7 +230,7 @@ class InProcess:
         self.about: Any = about.as_json()
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
-        """One reply per item, in order."""
+        """Return one reply per item, in order."""
         return [self._reply(item) for item in items]
 
     def _reply(self, item: Any) -> Reply:

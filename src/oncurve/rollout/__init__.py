@@ -10,14 +10,12 @@ from oncurve.rollout.engine import (
     Limits as Limits,
     OnGroup as OnGroup,
     RolloutEngine as RolloutEngine,
-    StreamingEngine as StreamingEngine,
     check_lengths as check_lengths,
     check_token_ids as check_token_ids,
     count_samples as count_samples,
     measured as measured,
     prepare as prepare,
     sample as sample,
-    was_interrupted as was_interrupted,
     worked as worked,
 )
 from oncurve.rollout.kinds import ENGINE_KINDS as ENGINE_KINDS, EngineConfig as EngineConfig, LocalEngine as LocalEngine

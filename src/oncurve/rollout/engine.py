@@ -10,8 +10,7 @@ Sampler and learner share the module, so `follow` copies nothing, and a recorded
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from oncurve.base.errors import ConfigError, DataError
 from oncurve.models import CausalModel, DecodeRequest, Ended, Weights, module_device
-from oncurve.randomness import continued_keys, row_keys
+from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler
 from oncurve.rollout.sampling import Sampling
 from oncurve.rollout.stopping import Detokenizer, StopSearch, StopTable, Tokenizer
@@ -73,25 +72,6 @@ class RolloutEngine(Protocol):
         """
 
 
-class StreamingEngine(RolloutEngine, Protocol):
-    """An engine that is given further prompts while it samples others."""
-
-    def submit(self, prompts: Sequence[Prompt], draw: int, on_begin: Callable[[int], None], on_group: OnGroup) -> None:
-        """Sample a group for each prompt while `advance` is called, after those that were submitted before.
-
-        on_begin   called with a prompt's index when its group is begun, by the weights that were followed last; again
-                   where it is begun again
-        on_group   called once per group with the prompt's index
-        """
-
-    def advance(self, seconds: float) -> None:
-        """Go on with what was submitted for about so many `seconds`, or until something has happened. Raises as
-        `generate`."""
-
-    def withdraw(self) -> None:
-        """Forget what was submitted: nothing more is called for it."""
-
-
 def prepare(engine: RolloutEngine, weights: Weights) -> None:
     """Tell the engine which weights it follows next, and that they do not change: its own `prepare(weights)`.
 
@@ -119,11 +99,6 @@ def worked(engine: RolloutEngine, since: float = 0.0) -> float | None:
     found: Callable[[], float | None] | None = getattr(engine, "worked", None)
     seconds = None if found is None else found()
     return None if seconds is None else seconds - since
-
-
-def was_interrupted(completion: Completion, sampling: Sampling) -> bool:
-    """Whether a completion, which was sampled by these settings, ended before anything ended it."""
-    return completion.ended == "length" and len(completion.ids) < sampling.max_new_tokens
 
 
 def count_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
@@ -195,8 +170,6 @@ class InProcessEngine:
         self._version = 0
         self._tables: dict[tuple[str, ...], StopTable] = {}
         self._stop_table(sampling)
-        self.interrupted: Callable[[], bool] | None = None
-        """Where it says so after a token, all completions end by "length" with what they have (`was_interrupted`)."""
 
     def follow(self, weights: Weights) -> None:
         """Sample from these weights from now on: the module is shared, nothing is copied.
@@ -267,50 +240,8 @@ class InProcessEngine:
             Sampler(sampling.temperature),
             StopSearch(table, [prompt.ids for prompt in prompts for _ in range(size)]) if table else None,
             sampling.max_concurrent,
-            self.interrupted,
         )
         model.token_loop()(request, finish)
-
-    def continued(self, groups: Sequence[Group], draw: int, sampling: Sampling | None = None) -> list[Group]:
-        """The groups, whose completions that were interrupted go on by the weights that are followed now.
-
-        What was written is read by these weights. A token keeps the log-prob of the weights that sampled it, and a
-        completion the `policy_version` of its first. The random numbers of further tokens are others than those of a
-        completion that is not interrupted. Stop strings are not looked for.
-        """
-        sampling = sampling or self.sampling
-        if self._model is None:
-            raise RuntimeError("continued() before follow(): the engine has no weights yet")
-        cut = [(group.prompt, row) for group in groups for row in group.completions if was_interrupted(row, sampling)]
-        written = torch.tensor([len(row.ids) for _, row in cut])
-        prompt_ids = torch.tensor([prompt.id for prompt, _ in cut])
-        keys = row_keys(self._seed, draw, prompt_ids, torch.tensor([row.sample_index for _, row in cut]))
-        left = sampling.max_new_tokens - written
-        request = DecodeRequest(
-            [torch.tensor(prompt.ids + row.ids) for prompt, row in cut],
-            continued_keys(keys, written)[:, None],
-            left[:, None],
-            int(left.max()),
-            self._eos_ids + sampling.eos_ids,
-            Sampler(sampling.temperature),
-            max_concurrent=sampling.max_concurrent,
-            interrupted=self.interrupted,
-        )
-        ends = iter(self._model.token_loop()(request))
-        return [
-            replace(
-                group, completions=tuple(self._joined(group.prompt, row, ends, sampling) for row in group.completions)
-            )
-            for group in groups
-        ]
-
-    def _joined(self, prompt: Prompt, row: Completion, ends: Iterator[Ended], sampling: Sampling) -> Completion:
-        """A completion with its continuation, the next of `ends`, if it was interrupted."""
-        if not was_interrupted(row, sampling):
-            return row
-        rest = next(ends)
-        whole = Ended(row.ids + rest.ids, row.logprobs + rest.logprobs, rest.ended, None)
-        return self._completions(prompt, [whole], row.sample_index, row.policy_version)[0]
 
     def _row_limits(self, prompt_ids: Tensor, sample_index: Tensor, most: int) -> Tensor:
         if self._limits is None:

@@ -1,4 +1,4 @@
-"""How completions are drawn: the settings of a rollout."""
+"""The settings of a rollout: the number, length and randomness of completions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oncurve.components import Component
 
 
 class Sampling(Component):
-    """How many completions per prompt, how long, how random, and what ends them."""
+    """The number of completions per prompt, their length, their randomness, and what ends them."""
 
     group_size: int = Field(8, ge=1, le=10**5)
     """G, completions of each prompt."""

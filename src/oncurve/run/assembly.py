@@ -183,8 +183,6 @@ class Run:
         else:
             self.trainer.state, before, lines = found
             changes = [*environment_changes(before, self.trainer.environment or {})]
-            if self.config.cluster.windowed:
-                changes.append('cluster.order = "window" depends on how fast groups are sampled')
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
         return [*lines, *self._record()]

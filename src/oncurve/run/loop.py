@@ -12,7 +12,6 @@ from oncurve.trainer import (
     OldPolicy,
     Rollouts,
     TrainerConfig,
-    WindowedRollouts,
 )
 
 
@@ -43,8 +42,6 @@ def trainer_config(config: RunConfig) -> TrainerConfig:
 def rollouts_of(config: RunConfig) -> Rollouts:
     """When the groups of a step are collected: ahead of their step where other processes sample."""
     cluster = config.cluster
-    if cluster.windowed:
-        return WindowedRollouts(cluster.lag)
     return LaggedRollouts(cluster.lag, ahead=cluster.workers > 0) if cluster.lag else Rollouts()
 
 

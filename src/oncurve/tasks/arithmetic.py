@@ -86,12 +86,12 @@ class Problem:
         return str(self.totals[-1])
 
     def row(self) -> dict[str, str]:
-        """This problem as a data row: the model gets `prompt`, the reward the other columns."""
+        """Return this problem as a data row: the model gets `prompt`, the reward the other columns."""
         return {"prompt": self.prompt, "question": self.question, "answer": self.answer}
 
 
 def split_of(bags: int, each: int, changes: tuple[int, ...]) -> Split:
-    """The split of these numbers: "test" for one problem in `TEST_SHARE`, decided by a hash.
+    """Return the split of these numbers: "test" for one problem in `TEST_SHARE`, decided by a hash.
 
     The order of the numbers, names and things do not count, so a held-out problem does not occur in training with two
     of its numbers swapped.
@@ -101,7 +101,7 @@ def split_of(bags: int, each: int, changes: tuple[int, ...]) -> Split:
 
 
 def problem(split: Split, index: int, seed: int = 0) -> Problem:
-    """Problem number `index` (from 0) of `split` and `seed`, which have endlessly many: always the same one."""
+    """Return problem number `index` (from 0) of `split` and `seed`, which have endlessly many: always the same one."""
     if split not in get_args(Split):
         raise ConfigError(f'split is "train" or "test", not {split!r}')
     draw = random.Random(f"{split}/{seed}/{index}")
@@ -114,7 +114,9 @@ def problem(split: Split, index: int, seed: int = 0) -> Problem:
 
 
 def problems(split: Split, count: int, seed: int = 0, start: int = 0) -> list[Problem]:
-    """`count` problems of `split` and `seed`, from number `start` on. The held-out set is `problems("test", count)`."""
+    """Return `count` problems of `split` and `seed`, from number `start` on. The held-out set is `problems("test",
+    count)`.
+    """
     return [problem(split, index, seed) for index in range(start, start + count)]
 
 
@@ -126,7 +128,7 @@ def _story(draw: random.Random, bags: int, each: int, changes: tuple[int, ...]) 
 
 
 def read_question(question: str) -> Problem:
-    """The problem of a question, parsed from its text.
+    """Return the problem of a question, parsed from its text.
 
     Raises ValueError where the text is not one of this task's questions.
     """
@@ -138,7 +140,7 @@ def read_question(question: str) -> Problem:
 
 
 def solution(problem: Problem, style: Style = "steps") -> str:
-    """A right solution in `style`: lines of working, then `#### answer`, without a final newline."""
+    """Return a right solution in `style`: lines of working, then `#### answer`, without a final newline."""
     terms, totals, most = problem.terms, problem.totals, OPERATIONS_PER_LINE[style]
     lines, left = [], terms[0]
     for first in range(1, len(terms), most):
@@ -150,7 +152,9 @@ def solution(problem: Problem, style: Style = "steps") -> str:
 
 
 def answer_of(text: str) -> str | None:
-    """The number after the last `####`, in plain digits (`"007"` is `"7"`); None: there is none, or it is endless."""
+    """Return the number after the last `####`, in plain digits (`"007"` is `"7"`); None: there is none, or it is
+    endless.
+    """
     found = _ANSWER.findall(text)
     try:
         return str(int(found[-1])) if found else None
@@ -159,12 +163,12 @@ def answer_of(text: str) -> str | None:
 
 
 def is_correct(text: str, answer: Problem | str) -> bool:
-    """Whether `text` ends in the right answer. `answer` is the problem, or its answer in digits."""
+    """Return whether `text` ends in the right answer. `answer` is the problem, or its answer in digits."""
     return answer_of(text) == (answer.answer if isinstance(answer, Problem) else answer)
 
 
 def check_steps(text: str, question: str) -> list[tuple[int, bool]]:
-    """The steps of a completion: for each, the offset in `text` just after it and whether it is right.
+    """Return the steps of a completion: for each, the offset in `text` just after it and whether it is right.
 
     A step is a line that is not blank, its end of line included. A line of working is right when its left side is
     the running total followed by the next operations of the question, and its value is true; the answer line is
@@ -209,6 +213,6 @@ class ArithmeticTask:
     seed: int = 0
 
     def rows(self, split: Split, count: int, start: int = 0) -> list[dict[str, str]]:
-        """`count` rows `{"prompt", "question", "answer"}` of a split, from number `start` on."""
+        """Return `count` rows `{"prompt", "question", "answer"}` of a split, from number `start` on."""
         seed = self.seed if split == "train" else 0
         return [item.row() for item in problems(split, count, seed, start)]

@@ -4,8 +4,6 @@ from oncurve.trainer.control import EntropyControl as EntropyControl, KLControl 
 from oncurve.trainer.groups.collecting import Collected as Collected
 from oncurve.trainer.groups.rollouts import LaggedRollouts as LaggedRollouts, Rollouts as Rollouts
 from oncurve.trainer.groups.surplus import DynamicSampling as DynamicSampling
-from oncurve.trainer.groups.window import Window as Window
-from oncurve.trainer.groups.windowed import WindowedRollouts as WindowedRollouts
 from oncurve.trainer.old_policy import OldPolicy as OldPolicy
 from oncurve.trainer.outer import ReferenceSchedule as ReferenceSchedule
 from oncurve.trainer.protocols import Advantage as Advantage, OuterLoop as OuterLoop

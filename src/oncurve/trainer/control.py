@@ -21,7 +21,8 @@ class KLControl:
     penalty: KLPenalty
 
     def add_kl_to_rewards(self, batch: TrainBatch, coef: float | None, metrics: Metrics) -> TrainBatch:
-        """The batch with -β KL(t) added to `token_rewards (B, T)` and to `rewards (B,)`, β = `coef` (None: the first).
+        """Return the batch with -β KL(t) added to `token_rewards (B, T)` and to `rewards (B,)`, β = `coef` (None: the
+        first).
 
         Every advantage is made of these, so none can leave the KL out. Unchanged where the KL is not in the reward.
 
@@ -41,7 +42,7 @@ class KLControl:
         return batch.having(token_rewards=batch.token_rewards + taken, rewards=batch.rewards + taken.sum(1))
 
     def next(self, batch: TrainBatch, coef: float | None) -> float | None:
-        """The coefficient of the next step, after a step on `batch`; None where nothing is steered."""
+        """Return the coefficient of the next step, after a step on `batch`; None where nothing is steered."""
         if not self.penalty.in_reward or self.penalty.target is None:
             return None
         used = self.penalty.coef if coef is None else coef
@@ -52,7 +53,7 @@ class KLControl:
 
     @staticmethod
     def _observed(batch: TrainBatch, kl: Tensor) -> float:
-        """The controlled quantity: the mean over completions of the mean over their trained tokens."""
+        """Return the controlled quantity: the mean over completions of the mean over their trained tokens."""
         trained = batch.loss_mask.any(1)
         return float(masked_mean(kl, batch.loss_mask, dim=1)[trained].mean())
 
@@ -64,7 +65,7 @@ class EntropyControl:
     bonus: EntropyBonus = field(default_factory=EntropyBonus)
 
     def with_coef(self, batch: TrainBatch, state: TrainerState, metrics: Metrics) -> TrainBatch:
-        """The batch with α of this step, the same for every completion."""
+        """Return the batch with α of this step, the same for every completion."""
         if self.bonus.target is None:
             return batch
         alpha = self.bonus.in_force(self._coef(state), state.entropy)
@@ -72,7 +73,7 @@ class EntropyControl:
         return batch.having(entropy_coef=torch.full((batch.size,), alpha, dtype=torch.float64))
 
     def after(self, state: TrainerState, entropy: float | None) -> TrainerState:
-        """The state with the coefficient of the next step; `entropy` of this one, None: no token was trained."""
+        """Return the state with the coefficient of the next step; `entropy` of this one, None: no token was trained."""
         if self.bonus.target is None or entropy is None:
             return state
         return replace(state, entropy_coef=self.bonus.steered(self._coef(state), entropy), entropy=entropy)

@@ -14,7 +14,7 @@ from oncurve.types import AdvantagesAndReturns, TokenWeights, TrainBatch
 
 
 def credited(batch: TrainBatch, advantage: Advantage) -> TrainBatch:
-    """The batch with `advantages (B, T)`, and with `returns (B, T)` where a critic is to learn from them.
+    """Return the batch with `advantages (B, T)`, and with `returns (B, T)` where a critic is to learn from them.
 
     Raises ConfigError: the advantage gives something else, or no returns where the batch has a critic's values, or
     needs the log-probs of a teacher that the learner has not given.
@@ -45,7 +45,7 @@ def credited(batch: TrainBatch, advantage: Advantage) -> TrainBatch:
 
 
 def weighted_by(aggregation: Callable[[TrainBatch], Tensor | TokenWeights], batch: TrainBatch) -> TrainBatch:
-    """The batch with the weights `(B, T)` of its token losses.
+    """Return the batch with the weights `(B, T)` of its token losses.
 
     Raises ConfigError: the aggregation gives something else, or weighs a token that is not trained.
     """

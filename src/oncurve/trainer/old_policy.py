@@ -31,7 +31,8 @@ class OldPolicy:
     top_entropy: float = 1.0
 
     def score(self, batch: TrainBatch, learner: Learner, exact: bool, metrics: Metrics) -> TrainBatch:
-        """The batch with the learner's statistics, `old_logprobs` and `policy_weights`, `(B, T)`, where they matter.
+        """Return the batch with the learner's statistics, `old_logprobs` and `policy_weights`, `(B, T)`, where they
+        matter.
 
         exact   the engine's recorded log-probs are those of the weights that sampled, up to rounding
 
@@ -59,7 +60,7 @@ class OldPolicy:
         return batch.having(policy_weights=weights)
 
     def _corrected(self, batch: TrainBatch, same: Tensor, metrics: Metrics) -> Tensor:
-        """Weights `(B, T)` of π_old/μ, 1 in the rows that are `same`; they are observed."""
+        """Return weights `(B, T)` of π_old/μ, 1 in the rows that are `same`; they are observed."""
         old, rollout = _both(batch)
         shape, mask = batch.loss_mask.shape, batch.loss_mask
         found: object = self.correction(torch.where(mask, old - rollout, 0.0), mask)
@@ -81,7 +82,7 @@ class OldPolicy:
         return used
 
     def _of_top_entropy(self, batch: TrainBatch, learner: Learner, weights: Tensor | None) -> Tensor:
-        """The weights `(B, T)`, 0 at tokens that are not of the highest entropy."""
+        """Return the weights `(B, T)`, 0 at tokens that are not of the highest entropy."""
         if batch.entropy is None:
             raise ConfigError(
                 f"filter.top_entropy: {type(learner).__name__}.score left out the entropy; where `want` has "
@@ -97,7 +98,7 @@ def _recorded(batch: TrainBatch) -> Tensor:
 
 
 def _both(batch: TrainBatch) -> tuple[Tensor, Tensor]:
-    """The learner's log-probs and the sampler's, in the dtype of these."""
+    """Return the learner's log-probs and the sampler's, in the dtype of these."""
     assert batch.old_logprobs is not None
     recorded = _recorded(batch)
     return batch.old_logprobs.to(recorded.dtype), recorded

@@ -34,15 +34,15 @@ class ReferenceSchedule:
                 self.moved_for = step
 
     def after_step(self, result: StepResult) -> StepResult:
-        """The result, with `reference/moved` where the reference moved before the step."""
+        """Return the result, with `reference/moved` where the reference moved before the step."""
         if result.step == self.moved_for:
             result.metrics["reference/moved"] = 1.0
         return result
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """The record of the last move, if there was one; no file."""
+        """Return the record of the last move, if there was one; no file."""
         return {"moved_for": self.moved_for} if self.moved_for else {}
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`."""
+        """Restore what `save` wrote."""
         self.moved_for = int(meta.get("moved_for", 0))

@@ -22,7 +22,7 @@ class Advantage(Protocol):
         ...
 
     def __call__(self, batch: TrainBatch) -> Tensor | AdvantagesAndReturns:
-        """Advantages `(B, T)`, with returns where a critic learns from them."""
+        """Return advantages `(B, T)`, with returns where a critic learns from them."""
         ...
 
 
@@ -30,11 +30,11 @@ class PromptSource(Protocol):
     """Prompts in an order that is a function of the cursor."""
 
     def take(self, cursor: int, count: int) -> tuple[list[Prompt], int]:
-        """`count` prompts from `cursor` on, and the cursor after them."""
+        """Return `count` prompts from `cursor` on, and the cursor after them."""
         ...
 
     def epoch(self, cursor: int) -> float:
-        """How many times the data has been gone through at `cursor`."""
+        """Return how many times the data has been gone through at `cursor`."""
         ...
 
 
@@ -56,4 +56,4 @@ class OuterLoop(Protocol):
         ...
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`."""
+        """Restore what `save` wrote."""

@@ -1,4 +1,4 @@
-"""What changes during a run and must survive a crash, except the learner's tensors: one small record."""
+"""The state of a run that must survive a crash, except the learner's tensors: one small record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncurve.trainer.groups.surplus import SurplusGroup
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where the run stands after `step` whole steps.
+    """The position of a run after `step` whole steps.
 
     Example: after 3 steps of 32 prompts, `TrainerState(step=3, cursor=96, draw=3, metrics_bytes=2210)`.
 
@@ -44,7 +44,7 @@ class TrainerState:
     surplus: tuple[SurplusGroup, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON-able values, without `surplus`, which is a file of its own."""
+        """Return the record as JSON-able values, without `surplus`, which is a file of its own."""
         return asdict(replace(self, surplus=())) | {"surplus": len(self.surplus)}
 
     @classmethod

@@ -116,7 +116,7 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left, or `held_out` ends the run early."""
+        """Return whether no step is left, or `held_out` ends the run early."""
         return self.state.step >= self.config.steps or self.config.held_out.ends(self.state)
 
     def settle(self) -> None:
@@ -124,7 +124,7 @@ class Trainer:
         self._settled = (self.state.step, self.learner.changes)
 
     def step(self) -> StepResult:
-        """One policy step: lines 5 to 11."""
+        """Return one policy step: lines 5 to 11."""
         started, metrics, before = time.perf_counter(), Metrics(), worked(self.engine)
         updates = self.updates(metrics)
         self.rollouts.follow(self.engine, self.learner.weights(), self.state.step)  # 6   π_θ_old ← π_θ
@@ -145,16 +145,16 @@ class Trainer:
         return StepResult(self.state.step, summary, collected.groups, advantages)
 
     def updates(self, metrics: Metrics) -> Updates:
-        """Collects the results of the next step's updates."""
+        """Collect the results of the next step's updates."""
         state, target = self.state, self.config.target_kl
         return Updates(state.step + 1, self.learner.version, state.skipped_in_a_row, metrics, self.recorder, target)
 
     def collect(self, metrics: Metrics) -> Collected:
-        """The groups of the next step, with their rewards."""
+        """Return the groups of the next step, with their rewards."""
         return self.rollouts.collect(self.collecting, self.state, self.config.steps, metrics)
 
     def collecting(self) -> Collecting:
-        """Collects the groups of one step."""
+        """Collect the groups of one step."""
         prompts, size, least = (
             self.config.prompts_per_step,
             self.config.group_size,
@@ -163,7 +163,7 @@ class Trainer:
         return Collecting(self.engine, self.scorer, self.source, prompts, size, least, self.dynamic, self.write_down)
 
     def score(self, groups: Sequence[Group], metrics: Metrics) -> TrainBatch:
-        """The batch of usable groups, with the reference's and the old policy's log-probs and a critic's values.
+        """Return the batch of usable groups, with the reference's and the old policy's log-probs and a critic's values.
 
         A KL that is part of the reward is in its rewards already.
         """
@@ -175,14 +175,16 @@ class Trainer:
         return self.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
 
     def minibatches(self, batch: TrainBatch, metrics: Metrics) -> Iterator[TrainBatch]:
-        """The updates of this step: `ppo_epochs` times over the batch, in `minibatches` pieces of whole groups."""
+        """Return the updates of this step: `ppo_epochs` times over the batch, in `minibatches` pieces of whole
+        groups.
+        """
         for index in range(self.config.ppo_epochs):
             for minibatch in minibatches(batch, self.config.minibatches, self.config.seed, self.state.step, index):
                 self.untrained.observe(metrics, minibatch, self.state.step + 1)
                 yield minibatch
 
     def record(self, collected: Collected, batch: TrainBatch, metrics: Metrics) -> tuple[Tensor | None, ...]:
-        """The advantages of each group, which are recorded before a weight changes."""
+        """Return the advantages of each group, which are recorded before a weight changes."""
         observe_batch(metrics, batch)
         advantages = split_advantages(batch, collected.groups, collected.usable)
         self.write_down(collected.groups, advantages)
@@ -194,7 +196,7 @@ class Trainer:
             self.recorder.rollouts(self.state.step + 1, groups, advantages or [None] * len(groups))
 
     def advanced(self, batch: TrainBatch, collected: Collected, updates: Updates, seconds: float) -> TrainerState:
-        """The state after a step on `batch`."""
+        """Return the state after a step on `batch`."""
         state = replace(
             self.state,
             step=self.state.step + 1,
@@ -217,7 +219,7 @@ class Trainer:
             self.on_start(metrics)
 
     def maybe_evaluate(self, result: StepResult) -> StepResult:
-        """The result with held-out metrics, where an evaluation is due."""
+        """Return the result with held-out metrics, where an evaluation is due."""
         if self.evaluator is not None and self.config.held_out.due(result.step, self.config.steps):
             with self.rollouts.paused():
                 result.metrics.update(self.evaluator(result.step))

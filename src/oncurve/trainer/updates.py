@@ -64,7 +64,7 @@ class Updates:
 
 
 def _kl_old(result: UpdateResult) -> float:
-    """The update's estimate of KL(π_old || π_θ); 0 where it computed no row of the policy."""
+    """Return the update's estimate of KL(π_old || π_θ); 0 where it computed no row of the policy."""
     found = result.metrics.result()
     if "policy/kl_old" not in found and "policy/entropy" in found:
         raise ConfigError(

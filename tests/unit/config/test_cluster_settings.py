@@ -55,22 +55,6 @@ def test_workers_without_a_shard_are_noted() -> None:
     )
 
 
-def test_the_plan_says_that_the_order_of_finishing_is_not_exact() -> None:
-    text = said("cluster.lag=2", "cluster.rollout_workers=3", "cluster.order=window")
-    assert "in the order in which they are finished, out of prompts of up to 2 steps ahead" in text
-    assert "that is not exact" in text
-    assert "wrote, exactly" not in text
-    assert "losses of them, change no bit. Steps train" not in text
-    assert "note: cluster.lag = 2: the older weights that sample are the old policy" in text
-    more = said("cluster.lag=2", "cluster.rollout_workers=3", "cluster.order=window", "cluster.partial=true")
-    assert "older than the step's, and continued by newer ones: that is not exact" in more
-    assert not any(fnmatchcase("cluster.partial", pattern) for pattern in FREE)
-    few = ("cluster.rollout_workers=3", "data.prompts_per_step=8", "cluster.lag=2")
-    assert "of the 3 workers 2 will have nothing to do" in said(*few)
-    assert "nothing to do" not in said(*few, "cluster.order=window")  # the shards of three steps wait for them
-    assert not any(fnmatchcase("cluster.order", pattern) for pattern in FREE)
-
-
 @pytest.mark.parametrize(
     ("words", "cause"),
     [

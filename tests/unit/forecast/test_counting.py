@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from oncurve.forecast import MACHINES, MODELS, Footprint, Machine, ModelShape, Work, floors
-from oncurve.forecast.counting import decode_step_floor, prefill_flops, scoring_flops, training_flops
+from oncurve.forecast import MACHINES, MODELS, Machine, ModelShape
+from oncurve.forecast.counting import decode_step_floor, floors, prefill_flops, scoring_flops, training_flops
+from oncurve.forecast.memory import Variant
+from oncurve.forecast.shapes import Work
 
 SMALL = ModelShape(
     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocabulary=100, tied=True
@@ -64,7 +66,7 @@ def test_prompts_of_many_lengths_are_each_counted() -> None:
     [("qwen2.5-0.5b", 32, 0.78, 0.45e-3), ("qwen2.5-1.5b", 32, 2.33, 1.24e-3), ("qwen2.5-7b", 8, 3.7, 3.5e-3)],
 )
 def test_limits_of_an_h200(name: str, prompts: int, step: float, decode_step: float) -> None:
-    found = floors(MODELS[name], Work(prompts, 8, 512, (256,)), MACHINES["h200"], Footprint())
+    found = floors(Variant(MODELS[name], Work(prompts, 8, 512, (256,))), MACHINES["h200"])
     assert found["prefill"] + found["decode"] + found["train"] == pytest.approx(step, rel=0.01)
     assert found["decode_step"] == pytest.approx(decode_step, rel=0.01)
     assert found["step"] == sum(
@@ -75,8 +77,8 @@ def test_limits_of_an_h200(name: str, prompts: int, step: float, decode_step: fl
 
 def test_passes_and_updates_are_counted() -> None:
     one, many = Work(2, 3, 4, (10,)), Work(2, 3, 4, (10,), minibatches=2, ppo_epochs=3, old_pass=True)
-    machine, footprint = Machine("", 1, 1e9, 1e9), Footprint(2, 4, 8, 4)
-    first, second = (floors(SMALL, work, machine, footprint) for work in (one, many))
+    machine = Machine("", 1, 1e9, 1e9)
+    first, second = (floors(Variant(SMALL, work), machine) for work in (one, many))
     assert second["train"] == 3 * first["train"]
     assert second["old"] == pytest.approx(scoring_flops(SMALL, one) / 1e9)
     assert first["optimizer"] == 1952 * (2 * 14 + 4) / 1e9
@@ -100,5 +102,4 @@ def test_flops_with_an_adapter_by_hand() -> None:
     assert training_flops(adapted, WORK) == 4 * 1152 * 44 + 6 * 100 * 44 + 4 * 800 * 24 + 3.5 * 64 * 2 * 194
     assert scoring_flops(adapted, WORK) == scoring_flops(SMALL, WORK) + 2 * 100 * 44
     assert prefill_flops(adapted, WORK) == prefill_flops(SMALL, WORK) + 2 * 100 * 20
-    machine, footprint = Machine("", 1, 1e9, 1e9), Footprint(2, 4, 8, 4)
-    assert floors(adapted, WORK, machine, footprint)["optimizer"] == 100 * (2 * 14 + 4) / 1e9
+    assert floors(Variant(adapted, WORK), Machine("", 1, 1e9, 1e9))["optimizer"] == 100 * (2 * 14 + 4) / 1e9

@@ -7,22 +7,31 @@ from pathlib import Path
 import pytest
 
 from oncurve.base.errors import ConfigError
-from oncurve.forecast import MODELS, machine, memory_here, named_shape, shape_of_size
-from oncurve.forecast.machines import parse_bytes
+from oncurve.forecast.machines import machine, memory_here, parse_quantity
+from oncurve.forecast.shapes import shape_of_size
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("80GiB", 80 * 2**30), ("4300GB/s", 4.3e12), ("4.3 TB/s", 4.3e12), ("512mb", 512e6), ("24e9", 24e9), ("1k", 1e3)],
+    [
+        ("80GiB", 80 * 2**30),
+        ("4300GB/s", 4.3e12),
+        ("4.3 TB/s", 4.3e12),
+        ("512mb", 512e6),
+        ("24e9", 24e9),
+        ("1k", 1e3),
+        ("7B", 7e9),
+        ("7_000_000", 7e6),
+    ],
 )
 def test_amounts(text: str, value: float) -> None:
-    assert parse_bytes(text, "--memory") == pytest.approx(value)
+    assert parse_quantity(text, "--memory", "80GiB") == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "much", "-3GB", "0GB", "80 parsecs", "nan"])
+@pytest.mark.parametrize("text", ["", "much", "-3GB", "0GB", "80 parsecs", "nan", "9e999"])
 def test_what_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--memory.*like 80GiB"):
-        parse_bytes(text, "--memory")
+        parse_quantity(text, "--memory", "80GiB")
 
 
 def test_a_machine_by_name_by_numbers_and_by_both() -> None:
@@ -57,10 +66,7 @@ def test_an_impossible_machine_is_refused(
         machine(*words)
 
 
-def test_shapes_by_name_and_by_size() -> None:
-    assert named_shape("Qwen2.5-7B") is MODELS["qwen2.5-7b"]
-    with pytest.raises(ConfigError, match="did you mean"):
-        named_shape("qwen2.5-7")
+def test_a_shape_by_its_size() -> None:
     seven = shape_of_size(7e9)
     assert seven.parameters == 7e9
     assert seven.body + seven.head == pytest.approx(7e9, rel=0.15)
@@ -71,7 +77,7 @@ def test_shapes_by_name_and_by_size() -> None:
 
 def test_the_room_here_is_real() -> None:
     room = memory_here()
-    assert 0 < room.available <= room.total * 1.01
+    assert room.available > 0
     assert room.limit
 
 
@@ -92,7 +98,6 @@ def test_a_limit_of_version_2(tmp_path: Path) -> None:
     group(tmp_path, "0::/a/b\n", "a", files)  # the limit stands a level above the process's own group
     room = memory_here(tmp_path)
     assert room.limit == "cgroup v2 memory.max of /a"
-    assert room.total == 300e6
     assert 150e6 < room.available < 150e6 + 20e9  # and what this process holds
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from oncurve.forecast import Activations, Footprint, ModelShape, Variant, Work, activations_of, memory_of, suggestions
-from oncurve.forecast.memory import HEAP, cache_bytes
+from oncurve.forecast import ModelShape
+from oncurve.forecast.memory import HEAP, Activations, Variant
+from oncurve.forecast.outlook import suggestions
+from oncurve.forecast.shapes import Work
 from oncurve.learner.optimizer.update import MasterAdamW
 
 SHAPE = ModelShape(2, 8, 2, 1, 4, 16, 100, True)  # 1952 parameters, 800 outside of the layers, K/V 16 numbers a token
@@ -36,7 +38,7 @@ WORK = Work(4, 3, 4, (10,), rows=6, micro_tokens=44)  # 22 tokens a group, two g
     ],
 )
 def test_bytes_a_parameter(settings: dict[str, Any], total: int) -> None:
-    assert Footprint.of(**settings).total == total
+    assert Variant(SHAPE, WORK, **settings).footprint.total == total
 
 
 def tensors() -> list[torch.Tensor]:
@@ -67,7 +69,7 @@ def held_by_an_optimizer(**settings: Any) -> float:
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
 def test_bytes_a_parameter_are_those_that_are_held(dtype: torch.dtype, name: str) -> None:
-    assert held_by_an_optimizer(dtype=dtype) == Footprint.of(name).total
+    assert held_by_an_optimizer(dtype=dtype) == Variant(SHAPE, WORK, name).footprint.total
 
 
 @pytest.mark.slow
@@ -76,18 +78,19 @@ def test_lean_bytes_a_parameter_are_those_that_are_held() -> None:
         for masters in ("float32", "split"):
             held = held_by_an_optimizer(dtype=torch.bfloat16, moments=moments, masters=masters)
             # with lean states there is one workspace of fixed size beside, smaller than a matrix here
-            assert held == Footprint.of("bfloat16", moments, masters).total
+            assert held == Variant(SHAPE, WORK, "bfloat16", moments, masters).footprint.total
 
 
 def test_keys_and_values_of_what_is_in_flight() -> None:
     # 6 rows at a time are 2 groups: 2·10 prompt tokens and 6·4 completion tokens, 2·2·1·4·2 = 32 bytes each
-    assert cache_bytes(SHAPE, WORK, 2) == 32 * (2 * 10 + 6 * 4)
-    assert cache_bytes(SHAPE, replace(WORK, rows=1), 2) == 32 * (10 + 3 * 4)
+    assert Variant(SHAPE, WORK).cache == 32 * (2 * 10 + 6 * 4)
+    assert Variant(SHAPE, replace(WORK, rows=1)).cache == 32 * (10 + 3 * 4)
 
 
 def test_the_peak_by_hand() -> None:
-    footprint, activations = Footprint(2, 4, 8, 4, 2), Activations(token=100, inside=10, fixed=1000, heap=1.0)
-    found = memory_of(SHAPE, WORK, footprint, activations, process=5000)
+    activations = Activations(token=100, inside=10, fixed=1000, heap=1.0)
+    variant = Variant(SHAPE, WORK, reference=True, on_cpu=False)
+    found = replace(variant, process=5000).memory(activations)
     state = 5000 + 1952 * 16
     # two passes, so the second starts with all gradients: 4·1952 + 2·100·44 + 10·44 + 1000
     assert found.phases["training"] == state + 7808 + 8800 + 440 + 1000
@@ -95,25 +98,24 @@ def test_the_peak_by_hand() -> None:
     assert found.phases["rollout"] == state + 1.25 * 32 * 44 + 3 * 4 * 100 * 6
     assert (found.peak, found.when) == (found.phases["training"], "training")
     # one pass of all four groups: it starts with the head's gradient at most, and ends with all of them
-    alone = memory_of(SHAPE, replace(WORK, micro_tokens=1000), footprint, activations)
-    assert alone.phases["training"] == 1952 * 16 + 4 * 800 + 2 * 100 * 88 + 10 * 88 + 1000
-    few = memory_of(SHAPE, replace(WORK, micro_tokens=1000), footprint, Activations(1, 1, 0, 1.0))
-    assert few.phases["training"] == 1952 * 16 + 7808 + 88 + 88
+    whole = replace(variant, work=replace(WORK, micro_tokens=1000))
+    assert whole.memory(activations).phases["training"] == 1952 * 16 + 4 * 800 + 2 * 100 * 88 + 10 * 88 + 1000
+    assert whole.memory(Activations(1, 1, 0, 1.0)).phases["training"] == 1952 * 16 + 7808 + 88 + 88
 
 
 def test_activations_by_hand() -> None:
     work = Work(1, 1, 4, (4,))  # keys and values stand once for the prompt and once behind it: (4 + 4)/4 = 2
     kept = 2 * (4 * 8 + 3 * 8 + 2 * 4 * 2 + 4 * 16)
-    found = activations_of(SHAPE, work, 2)
+    found = Variant(SHAPE, work).activations()
     assert (found.token, found.inside, found.heap) == (kept, 2 * (2 * 16 + 4 * 8), HEAP)
-    with_checkpoints = activations_of(SHAPE, work, 2, checkpointing=True)
+    with_checkpoints = Variant(SHAPE, work, checkpointing=True).activations()
     assert (with_checkpoints.token, with_checkpoints.inside) == (2 * 8, found.inside + kept)
-    assert activations_of(SHAPE, work, 2, on_cpu=False).heap == 1
+    assert Variant(SHAPE, work, on_cpu=False).activations().heap == 1
 
 
 def test_suggestions_say_what_each_saves() -> None:
     shape = ModelShape(24, 896, 14, 2, 64, 4864, 151936, True)
-    variant = Variant(shape, Work(32, 8, 400, (100,)), "float32", "float32", "float32", True, False)
+    variant = Variant(shape, Work(32, 8, 400, (100,)), "float32", reference=True)
     found = suggestions(variant, 0)
     assert [suggestion.settings.partition("=")[0] for suggestion in found[:-1]] == [
         "learner.tokens_per_micro_batch",
@@ -136,17 +138,18 @@ def test_with_an_adapter_only_its_parameters_are_trained_by_hand() -> None:
     assert SHAPE.low_rank(2) == 512
     adapted = replace(SHAPE, adapter=512)
     assert (SHAPE.trained, adapted.trained, adapted.parameters) == (1952, 512, 1952)
-    footprint, activations = Footprint(2, 4, 8, 4), Activations(token=100, inside=10, fixed=1000, heap=1.0)
-    found = memory_of(adapted, WORK, footprint, activations, process=5000)
+    activations = Activations(token=100, inside=10, fixed=1000, heap=1.0)
+    variant = Variant(adapted, WORK, on_cpu=False)
+    found = replace(variant, process=5000).memory(activations)
     state = 5000 + 1952 * 2 + 512 * 14
     assert found.phases["training"] == state + 4 * 512 + 8800 + 440 + 1000
     assert found.parts["parameters"] == 1952 * 2 + 512 * 6
     assert (found.parts["optimizer"], found.parts["gradients"], found.parts["reference"]) == (512 * 8, 512 * 4, 0)
     # a frozen copy of the adapter, and a critic with an adapter of its own: 2 and 14 bytes a parameter of it
-    both = memory_of(adapted, WORK, Footprint.of(reference=True, critic=True), activations)
+    both = replace(variant, reference=True, critic=True).memory(activations)
     assert (both.parts["reference"], both.parts["critic"]) == (512 * 2, 512 * 14)
     # one pass begins without a gradient: embedding and head are frozen
-    alone = memory_of(adapted, replace(WORK, micro_tokens=1000), footprint, activations)
+    alone = replace(variant, work=replace(WORK, micro_tokens=1000)).memory(activations)
     assert alone.phases["training"] == 1952 * 2 + 512 * 14 + 2 * 100 * 88 + 10 * 88 + 1000
 
 
@@ -154,17 +157,16 @@ def test_a_quantised_base_takes_4_bits_and_the_scales_of_its_blocks_by_hand() ->
     # 64·256 weights: 64·256/2 bytes, 256 scales of a byte, one of 4 bytes; the 800 of embedding and head stay
     shape = replace(SHAPE, hidden=64, intermediate=64, heads=1, kv_heads=1, head_dim=64, vocabulary=10, adapter=512)
     assert (shape.layer_products, shape.outside_layers) == (4 * 64 * 64 + 3 * 64 * 64, 640)
-    plain, packed = Footprint(), Footprint(quantized=True)
-    per_block = 64 * 256 / 2 + 256 + 4
-    assert packed.weights(shape) == 2 * (640 + 512) + shape.body / (64 * 256) * per_block
-    assert plain.weights(shape) == 2 * (640 + shape.body + 512)
-    work, activations = replace(WORK, micro_tokens=1000), Activations(1, 1, 0, 1.0)
-    peaks = [memory_of(shape, work, each, activations).phases["training"] for each in (plain, packed)]
+    plain = Variant(shape, replace(WORK, micro_tokens=1000), on_cpu=False)
+    packed, per_block = replace(plain, quantized=True), 64 * 256 / 2 + 256 + 4
+    assert packed.weights == 2 * (640 + 512) + shape.body / (64 * 256) * per_block
+    assert plain.weights == 2 * (640 + shape.body + 512)
+    peaks = [each.memory(Activations(1, 1, 0, 1.0)).phases["training"] for each in (plain, packed)]
     # one matrix is unpacked at a time, to 2 bytes
-    assert peaks[0] - peaks[1] == plain.weights(shape) - packed.weights(shape) - 2 * 64 * 64
+    assert peaks[0] - peaks[1] == plain.weights - packed.weights - 2 * 64 * 64
 
 
 def test_the_reference_of_an_adapter_is_the_model_with_it_off() -> None:
-    variant = Variant(replace(SHAPE, adapter=512), WORK, "bfloat16", "float32", "float32", True, False, held=False)
+    variant = Variant(replace(SHAPE, adapter=512), WORK, reference=True, held=False)
     assert variant.footprint.reference == 0
     assert replace(variant, held=True).footprint.reference == 2

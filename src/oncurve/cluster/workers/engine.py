@@ -20,7 +20,7 @@ from oncurve.base.errors import ConfigError, OncurveError
 from oncurve.base.output import urgent
 from oncurve.cluster.workers.busy import Busy
 from oncurve.cluster.workers.deadlines import Deadlines
-from oncurve.cluster.workers.queue import Call, OnBegin, Rollout
+from oncurve.cluster.workers.queue import Call, Rollout
 from oncurve.cluster.workers.sending import Sending
 from oncurve.cluster.workers.shards import Lost
 from oncurve.cluster.workers.weights import Carrier, Snapshot
@@ -55,7 +55,6 @@ class FleetEngine(Closing):
     start_seconds the time that a worker has in addition for its first shard, in which it starts a server
     exact         whether the workers' log-probs are those of the weights, as the driver's are
     workers       how many workers the fleet has when none is lost
-    partial       what was submitted is interrupted when there are new weights, and continued by these
     """
 
     def __init__(
@@ -70,16 +69,15 @@ class FleetEngine(Closing):
         start_seconds: float = 0.0,
         exact: bool = True,
         workers: int = 1,
-        partial: bool = False,
     ) -> None:
         self.local, self.sampling, self._make_fleet = local, sampling, make_fleet
-        self._shard_groups, self._threads, self._partial = shard_groups, threads, partial
+        self._shard_groups, self._threads = shard_groups, threads
         self._carrier, self._start, self._exact, self._workers = carrier, start_seconds, exact, workers
         self._fleet: Fleet | None = None
         self._sending: Sending | None = None
         self._next: Sending | None = None
         self._calls, self._has = dict[int, Call](), dict[int, str]()
-        self._open, self._refusals, self._refused = list[Rollout](), set[str](), False
+        self._refusals, self._refused = set[str](), False
         self._deadlines, self._alive_at = Deadlines(wait_seconds), 0.0
         self._busy, self._measured = Busy(), defaultdict[str, float](float)
         self._patience, self._told = max(PATIENCE_SECONDS, start_seconds), exact
@@ -91,7 +89,7 @@ class FleetEngine(Closing):
 
     @property
     def _bits(self) -> str:
-        return " to the same bits" if self._exact and not self._open else ""
+        return " to the same bits" if self._exact else ""
 
     def follow(self, weights: Weights) -> None:
         """Sample from these weights from now on. Workers get them with their next shard.
@@ -133,7 +131,6 @@ class FleetEngine(Closing):
             self._busy.ends(worker)
         self._calls.clear()
         self._has.clear()
-        self._open = []
         self.local.close()
 
     def rest(self) -> None:
@@ -175,49 +172,12 @@ class FleetEngine(Closing):
                     self._decode_here(rollout, rollout.queue.popleft())
             else:
                 while not rollout.done:
-                    self._turn(fleet, [rollout, *self._open], _TURN_SECONDS)
+                    self._turn(fleet, rollout)
                 self._measured["cluster/workers_alive"] = float(len(fleet.up()))
         finally:
-            self._forget([rollout])
+            for call in self._calls.values():
+                call.index = None  # where an error has ended the rollout, what workers still do is of no use
         return [rollout.groups[index] for index in range(len(prompts))]
-
-    def submit(self, prompts: Sequence[Prompt], draw: int, on_begin: OnBegin, on_group: OnGroup) -> None:
-        """Sample a group for each prompt while `advance` is called, after those that were submitted before.
-
-        on_begin   called with a prompt's index when its group is begun, by the weights that were followed last; again
-                   where it is begun again
-        """
-        if not self._open:
-            self._alive_at = time.monotonic()
-        groups = self._shard_groups
-        self._open.append(Rollout.of(prompts, draw, self.sampling, groups, on_group, on_begin=on_begin))
-
-    def advance(self, seconds: float) -> None:
-        """Hand out shards of what was submitted, and take in what workers have done within so many `seconds`, or until
-        something has happened. A shard that this process has to decode itself takes as long as it takes.
-
-        Raises as `generate`.
-        """
-        if not self._open:
-            return
-        waiting, fleet, ready = next((each for each in self._open if each.queue), None), self._fleet, self._ready()
-        if ready is None and waiting is not None:
-            self._decode_here(waiting, waiting.queue.popleft())
-        elif fleet is not None:
-            self._turn(fleet, self._open, seconds)
-            self._measured["cluster/workers_alive"] = float(len(fleet.up()))
-        self._open = [each for each in self._open if not each.done]
-
-    def withdraw(self) -> None:
-        """Forget what was submitted."""
-        self._forget(self._open)
-        self._open = []
-
-    def _forget(self, rollouts: Sequence[Rollout]) -> None:
-        """What workers still do for these is of no use."""
-        for call in self._calls.values():
-            if any(call.rollout is each for each in rollouts):
-                call.index = None
 
     def _ready(self) -> Fleet | None:
         """The fleet, with the weights at hand; None: there is none, or no room for them."""
@@ -230,60 +190,40 @@ class FleetEngine(Closing):
             fleet.settled(self._patience)
         return fleet
 
-    def _turn(self, fleet: Fleet, rollouts: Sequence[Rollout], seconds: float) -> None:
+    def _turn(self, fleet: Fleet, rollout: Rollout) -> None:
         """Hand out shards, decode one here if it has come to that, and take in what has happened."""
         if self._fleet is not fleet:
             raise RuntimeError("the engine was closed during a rollout")
-        self._interrupt(fleet)
-        up = self._dispatch(fleet, rollouts)
-        own = next((each for each in rollouts if each.own), None)
-        waiting = next((each for each in rollouts if each.queue), None)
-        if own is not None:
-            self._decode_here(own, own.own.popleft())
-        elif waiting is not None and self._is_alone(fleet, up):
-            self._decode_here(waiting, waiting.queue.popleft())
-        busy = any(each.own for each in rollouts) or rollouts[0].done
-        self._hear(fleet, 0.0 if busy else seconds if self._calls else _SHORT_TURN_SECONDS)
+        up = self._dispatch(fleet, rollout)
+        if rollout.own:
+            self._decode_here(rollout, rollout.own.popleft())
+        elif rollout.queue and self._is_alone(fleet, up):
+            self._decode_here(rollout, rollout.queue.popleft())
+        busy = bool(rollout.own) or rollout.done
+        self._hear(fleet, 0.0 if busy else _TURN_SECONDS if self._calls else _SHORT_TURN_SECONDS)
         self._end_late_ones(fleet)
 
-    def _dispatch(self, fleet: Fleet, rollouts: Sequence[Rollout]) -> list[int]:
-        """Give every free worker a shard, or where none is left the next weights; the workers that are up."""
+    def _dispatch(self, fleet: Fleet, rollout: Rollout) -> list[int]:
+        """Give every free worker a shard, or where none is left the next weights; return the workers that are up."""
         up, sending, ahead = fleet.up(), self._sending, self._next
         assert sending is not None
         free = [worker for worker in up if worker not in self._calls]
         first = {worker for worker in free if worker not in self._has}
-        chosen = free[: sum(len(each.queue) for each in rollouts)]
+        chosen = free[: len(rollout.queue)]
         if not self._bring(fleet, chosen, free, sending):
-            for rollout in rollouts if self._carrier.gives_up else ():
+            if self._carrier.gives_up:
                 rollout.leave_to_driver()
             return up
         for worker in chosen:
-            rollout = next(each for each in rollouts if each.queue)
             index = rollout.queue.popleft()
             limit = self._deadlines.limit(rollout.sampling) + self._start * (worker in first)
-            number = self._ask(fleet, worker, sending.snapshot.digest, rollout, index)
+            digest, (prompts, firsts) = sending.snapshot.digest, rollout.begin(index)
+            number = fleet.call(worker, "decode", digest, prompts, rollout.draw, rollout.sampling, firsts)
             self._calls[worker] = Call(number, rollout, index, sending, now := time.monotonic(), now + limit)
             self._busy.begins(worker)
         if ahead is not None and ahead.ready:
             self._bring(fleet, free[len(chosen) :], (), ahead)
         return up
-
-    def _ask(self, fleet: Fleet, worker: int, digest: str, rollout: Rollout, index: int) -> int:
-        """Have a worker decode a shard, or go on with one that was interrupted; the number of the call."""
-        begun = rollout.begun.get(index)
-        if begun is not None:
-            return fleet.call(worker, "go_on", digest, begun, rollout.draw, rollout.sampling)
-        prompts, firsts = rollout.begin(index)
-        return fleet.call(worker, "decode", digest, prompts, rollout.draw, rollout.sampling, firsts)
-
-    def _interrupt(self, fleet: Fleet) -> None:
-        """Interrupt what workers decode by other weights than the present ones."""
-        present = "" if self._sending is None else self._sending.key
-        for worker, call in self._calls.items():
-            stale = call.sending.key != present and not call.interrupted
-            if self._partial and stale and call.index is not None and any(call.rollout is each for each in self._open):
-                fleet.call(worker, "interrupt")
-                call.interrupted = True
 
     def _publish(self, fleet: Fleet) -> bool:
         """Make the weights ready for workers that lack them, in one copy. False: it is refused, which is said once."""
@@ -355,9 +295,6 @@ class FleetEngine(Closing):
             call.rollout.own.append(call.index)
             call.rollout.refused[call.index] = str(event.value)
             return
-        if call.interrupted and (cut := call.rollout.cut(call.index, event.value)):
-            self._measured["cluster/completions_continued"] += cut
-            return
         self._deadlines.took(call.rollout.sampling, time.monotonic() - call.began)
         self._measured["cluster/tokens_redone"] += call.rollout.keep(call.index, event.value)
 
@@ -389,7 +326,6 @@ class FleetEngine(Closing):
             urgent(
                 "oncurve: no worker can sample; this process decodes with oncurve's own engine as long as that is so"
             )
-        rollout.begun.pop(index, None)
         prompts, firsts = rollout.begin(index)
         with computing_threads(self._threads):
             groups = self.local.generate(prompts, rollout.draw, rollout.sampling, None, firsts)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from oncurve.cluster.workers.sending import Sending
 from oncurve.cluster.workers.shards import rollout_shards
-from oncurve.rollout import OnGroup, Sampling, count_samples, was_interrupted
+from oncurve.rollout import OnGroup, Sampling, count_samples
 from oncurve.types import Group, Prompt
-
-OnBegin = Callable[[int], None]
 
 
 @dataclass
 class Rollout:
-    """The prompts of one call of `FleetEngine.generate` or `FleetEngine.submit`.
+    """The prompts of one call of `FleetEngine.generate`.
 
     firsts    the sample index that each prompt's group begins at
     shards    prompts that are decoded together, by their indices
@@ -25,8 +23,6 @@ class Rollout:
     losses    by shard, how many workers were lost with it
     refused   by shard, why a worker could not decode it
     groups    by prompt, those that have come
-    begun     by shard, its groups as far as they were written when it was interrupted
-    on_begin  called with the index of each prompt of a shard that a process is given
     """
 
     prompts: Sequence[Prompt]
@@ -35,13 +31,11 @@ class Rollout:
     sampling: Sampling
     on_group: OnGroup | None
     shards: list[range]
-    on_begin: OnBegin | None = None
     queue: deque[int] = field(init=False)
     own: deque[int] = field(default_factory=deque)
     losses: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     refused: dict[int, str] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
-    begun: dict[int, Sequence[Group]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -52,11 +46,10 @@ class Rollout:
         shard_groups: int,
         on_group: OnGroup | None,
         firsts: Sequence[int] | None = None,
-        on_begin: OnBegin | None = None,
     ) -> Rollout:
         """The prompts in shards of `shard_groups`; without `firsts` samples are counted within `prompts`."""
         firsts = count_samples(prompts, sampling.group_size) if firsts is None else firsts
-        return cls(prompts, firsts, draw, sampling, on_group, rollout_shards(len(prompts), shard_groups), on_begin)
+        return cls(prompts, firsts, draw, sampling, on_group, rollout_shards(len(prompts), shard_groups))
 
     def __post_init__(self) -> None:
         self.queue = deque(range(len(self.shards)))
@@ -69,24 +62,12 @@ class Rollout:
     def begin(self, index: int) -> tuple[list[Prompt], list[int]]:
         """Prompts and first samples of a shard that is decoded now."""
         shard = self.shards[index]
-        if self.on_begin is not None:
-            for prompt in shard:
-                self.on_begin(prompt)
         return [self.prompts[i] for i in shard], [self.firsts[i] for i in shard]
 
     def leave_to_driver(self) -> None:
         """The shards that no process has are for the driver."""
         self.own.extend(self.queue)
         self.queue.clear()
-
-    def cut(self, index: int, groups: Sequence[Group]) -> int:
-        """The groups of a shard have come that was interrupted: how many completions are not whole. If there are any,
-        the shard is to go on before others begin."""
-        count = sum(was_interrupted(row, self.sampling) for group in groups for row in group.completions)
-        if count:
-            self.begun[index] = groups
-            self.queue.appendleft(index)
-        return count
 
     def keep(self, index: int, groups: Sequence[Group]) -> int:
         """The groups of a shard have come: the number of their tokens, if the shard was lost before; otherwise 0."""
@@ -103,7 +84,6 @@ class Call:
 
     index        of the shard of `rollout`; None: of one that was given up
     sending      the weights by which it decodes; their copy is there as long as the worker may read it
-    interrupted  it was told to answer with what it has
     """
 
     number: int
@@ -112,4 +92,3 @@ class Call:
     sending: Sending
     began: float
     deadline: float
-    interrupted: bool = False

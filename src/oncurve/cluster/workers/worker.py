@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from oncurve.cluster.workers.weights import digest_of, take
 from oncurve.machine.threads import keep_freed_memory
 from oncurve.models import CausalModel, LocalWeights
 from oncurve.processes.fleets import CPU
-from oncurve.rollout import InProcessEngine, RolloutEngine, Sampling
+from oncurve.rollout import RolloutEngine, Sampling
 from oncurve.types import Group, Prompt
 
 Brought = Sequence[memoryview] | Path | Invitation
@@ -39,9 +37,6 @@ class Worker:
         self.model, self.engine, self._threads, self._device = model, build(), threads, device
         self._digest: str | None = None
         self._receiver = Receiver()
-        self._interrupted = threading.Event()
-        if isinstance(self.engine, InProcessEngine):
-            self.engine.interrupted = self._interrupted.is_set
 
     def begin(self) -> None:
         """Called once in the worker's own process."""
@@ -71,27 +66,10 @@ class Worker:
         Lost: log-probs are not finite, or the weights are no longer those that came. An error of the right weights is
         for the driver, which meets it too.
         """
-        return self._checked(digest, partial(self.engine.generate, prompts, draw, sampling, None, firsts))
-
-    def go_on(
-        self, digest: str, groups: Sequence[Group], draw: int, sampling: Sampling | None
-    ) -> list[Group] | OncurveError | Lost:
-        """The groups, of which some completions were interrupted, as `decode` does. Raises RuntimeError: other weights
-        are here, or the engine is of another kind."""
-        if not isinstance(self.engine, InProcessEngine):
-            raise RuntimeError(f"{type(self.engine).__name__} cannot continue a completion")
-        return self._checked(digest, partial(self.engine.continued, groups, draw, sampling))
-
-    def interrupt(self) -> None:
-        """What is decoded now ends with its next token. Called in another thread; it has no effect on later calls."""
-        self._interrupted.set()
-
-    def _checked(self, digest: str, sample: Callable[[], list[Group]]) -> list[Group] | OncurveError | Lost:
         if self._digest != digest:
             raise RuntimeError(f"a shard for the weights {digest} has come, and the weights here are {self._digest}")
-        self._interrupted.clear()
         try:
-            groups = sample()
+            groups = self.engine.generate(prompts, draw, sampling, None, firsts)
         except OncurveError as error:
             if digest_of(self.model) != digest:
                 return Lost(f"its weights were damaged after it had taken them: {error}")

@@ -68,8 +68,6 @@ IMPOSSIBLE_WHERE: dict[str, Callable[[RunConfig], bool]] = {
     "other_learner_on_ranks": lambda c: not c.cluster.alone and not c.learner.built_in,
     "quantised_base_divided": lambda c: c.cluster.divided and c.model.quantization is not None,
     "split_masters_divided": lambda c: c.cluster.divided and c.learner.masters == "split",
-    "stop_in_partial": lambda c: c.cluster.partial and bool(c.rollout.stop),
-    "filter_in_window": lambda c: c.cluster.windowed and c.filter.dynamic_sampling,
     "vllm_quantised": lambda c: c.cluster.served and c.model.quantization is not None,
     "vllm_stop": lambda c: c.cluster.served and bool(c.rollout.stop),
     "vllm_temperature": lambda c: c.cluster.served and 0 < c.rollout.temperature < 0.01,

@@ -42,12 +42,14 @@ class Piece:
     stop: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """These elements of a tensor, flat: a view."""
+        """Return these elements of a tensor, flat: a view."""
         return tensor.view(-1)[self.start : self.stop]
 
 
 def pieces(sizes: Mapping[str, int], most: int) -> Iterator[list[Piece]]:
-    """Parameters of `sizes` cut, in order, into slices of at most `most` elements; small parameters share a slice."""
+    """Return parameters of `sizes` cut, in order, into slices of at most `most` elements; small parameters share a
+    slice.
+    """
     batch: list[Piece] = []
     left = most
     for name, size in sizes.items():
@@ -78,7 +80,7 @@ class Moments:
         self.both = [torch.zeros(like.shape, dtype=dtype, device=like.device) for _ in range(2)]
 
     def load_slice(self, index: int, piece: Piece, scratch: Tensor) -> Tensor:
-        """Moment `index` of a piece in the master's precision: a view of the moment, or `scratch`, filled."""
+        """Return moment `index` of a piece in the master's precision: a view of the moment, or `scratch`, filled."""
         stored = piece.of(self.both[index])
         return scratch.copy_(stored) if stored.dtype == torch.bfloat16 else stored
 
@@ -105,7 +107,9 @@ class Workspace:
         self._table = rounding_table(size, device)
 
     def at(self, offset: int, size: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The three scratch tensors and the noise of the two moments, for `size` elements at `offset` of the slice."""
+        """Return the three scratch tensors and the noise of the two moments, for `size` elements at `offset` of the
+        slice.
+        """
         here = slice(offset, offset + size)
         return [scratch[here] for scratch in self._scratch], [noise[here] for noise in self._noise]
 
@@ -196,5 +200,5 @@ class SlicedAdamW:
 
 
 def _as_int32(value: int) -> int:
-    """The int32 with the same low 32 bits as `value`."""
+    """Return the int32 with the same low 32 bits as `value`."""
     return (value + 2**31) % 2**32 - 2**31

@@ -27,16 +27,16 @@ class Master(Protocol):
     dtype: torch.dtype
 
     def whole(self) -> Tensor:
-        """The whole master in the parameter's shape. It may be a copy, so do not write to it."""
+        """Return the whole master in the parameter's shape. It may be a copy, so do not write to it."""
 
     def load_slice(self, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """Elements `start` to `stop`, flat, in full precision: a view of the master, or `scratch`, filled."""
+        """Return elements `start` to `stop`, flat, in full precision: a view of the master, or `scratch`, filled."""
 
     def store_slice(self, start: int, stop: int, values: Tensor) -> None:
         """Write back what `load_slice` gave, changed; the parameter follows. `values` is undefined afterwards."""
 
     def stored(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it, by kind. Views."""
+        """Return what a checkpoint holds of it, by kind. Views."""
 
     def refresh(self) -> None:
         """Make the parameter follow what `stored` holds, after that was written to."""
@@ -51,11 +51,11 @@ class WholeMaster:
         self.dtype = master.dtype
 
     def whole(self) -> Tensor:
-        """The master itself."""
+        """Return the master itself."""
         return self._master
 
     def load_slice(self, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """A view of the master."""
+        """Return a view of the master."""
         return self._master.detach().view(-1)[start:stop]
 
     def store_slice(self, start: int, stop: int, values: Tensor) -> None:
@@ -64,7 +64,7 @@ class WholeMaster:
             self.parameter.data.view(-1)[start:stop].copy_(values)
 
     def stored(self) -> dict[str, Tensor]:
-        """The master as `master`."""
+        """Return the master as `master`."""
         return {"master": self._master.detach()}
 
     def refresh(self) -> None:
@@ -92,12 +92,12 @@ class SplitMaster:
             self.store_slice(0, parameter.numel(), exact.to(torch.float32, copy=True).view(-1))
 
     def whole(self) -> Tensor:
-        """The two halves joined in a new tensor."""
+        """Return the two halves joined in a new tensor."""
         joined = torch.empty(self._low.numel(), dtype=torch.float32, device=self._low.device)
         return self.load_slice(0, joined.numel(), joined).view(self._low.shape)
 
     def load_slice(self, start: int, stop: int, scratch: Tensor) -> Tensor:
-        """The two halves of the slice joined in `scratch`."""
+        """Return the two halves of the slice joined in `scratch`."""
         scratch.copy_(self.parameter.data.view(-1)[start:stop])
         scratch.view(torch.int32).add_(self._low.view(-1)[start:stop])
         return scratch
@@ -110,7 +110,7 @@ class SplitMaster:
         self.parameter.data.view(-1)[start:stop].view(torch.int16).copy_(high)
 
     def stored(self) -> dict[str, Tensor]:
-        """The two halves as `high` and `low`."""
+        """Return the two halves as `high` and `low`."""
         return {"high": self.parameter.detach(), "low": self._low}
 
     def refresh(self) -> None:
@@ -118,7 +118,7 @@ class SplitMaster:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """A half-precision tensor in float32; any other as it is."""
+    """Return a half-precision tensor in float32; any other as it is."""
     return tensor.float() if tensor.dtype in HALF else tensor
 
 
@@ -131,7 +131,7 @@ def cast_parameter(parameter: nn.Parameter, dtype: torch.dtype | None) -> Tensor
 
 
 def make_master(parameter: nn.Parameter, dtype: torch.dtype | None, split: bool) -> Master:
-    """The master of a trainable parameter, which is cast to `dtype`: it holds the values from before the cast.
+    """Return the master of a trainable parameter, which is cast to `dtype`: it holds the values from before the cast.
 
     A float32 or float64 parameter is its own master; a bfloat16 one has a split master where `split`. From now on the
     gradient accumulates in the master's precision (`keep_gradient`).

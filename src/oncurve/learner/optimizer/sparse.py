@@ -79,7 +79,7 @@ def _settle(weight: nn.Parameter, stand_in: Tensor) -> None:
 
 
 def _embeddings(module: nn.Module) -> list[tuple[nn.Embedding, nn.Parameter]]:
-    """The embeddings on the CPU that are trained and have a dense gradient, each with its weight."""
+    """Return the embeddings on the CPU that are trained and have a dense gradient, each with its weight."""
     return [
         (part, part.weight)
         for part in module.modules()

@@ -30,7 +30,7 @@ MomentKind = Literal["float32", "bfloat16"]
 
 
 def scheduled_rate(peak: float, update: int, total: int, warmup: int, schedule: Schedule) -> float:
-    """The learning rate of one update: a pure function of its index, so a resumed run needs no scheduler state.
+    """Return the learning rate of one update: a pure function of its index, so a resumed run needs no scheduler state.
 
         warm-up, u < W:    peak · (u + 1) / W           (the first update already moves; update W - 1 is at the peak)
         after, with x = (u - W) / max(1, N - W), at most 1:
@@ -107,11 +107,11 @@ class MasterAdamW:
 
     @property
     def trained_count(self) -> int:
-        """How many numbers are trained."""
+        """Return how many numbers are trained."""
         return sum(self.parameters[name].numel() for name in self.trained)
 
     def _exact(self, name: str) -> Tensor:
-        """A parameter's value in full precision."""
+        """Return a parameter's value in full precision."""
         return self._masters[name].whole() if name in self._masters else widened(self.frozen[name].detach())
 
     def zero_grad(self) -> None:
@@ -120,7 +120,9 @@ class MasterAdamW:
             parameter.grad = None
 
     def gradients(self) -> dict[str, Tensor]:
-        """Every trained parameter's accumulated gradient, dense, in the master's precision; 0 where none arrived."""
+        """Return every trained parameter's accumulated gradient, dense, in the master's precision; 0 where none
+        arrived.
+        """
         found: dict[str, Tensor] = {}
         for name in self.trained:
             parameter = self.parameters[name]
@@ -136,7 +138,7 @@ class MasterAdamW:
         return found
 
     def gradient_norm(self) -> float:
-        """The Euclidean norm of the whole accumulated gradient; not finite if any part of it is not."""
+        """Return the Euclidean norm of the whole accumulated gradient; not finite if any part of it is not."""
         return float(torch.nn.utils.get_total_norm(self.gradients().values()))
 
     @torch.no_grad()
@@ -158,7 +160,7 @@ class MasterAdamW:
         return True
 
     def state(self) -> dict[str, Tensor]:
-        """Every master and moment by name: `master.*` (split: `high.*` and `low.*`), `moment1.*`, `moment2.*`.
+        """Return every master and moment by name: `master.*` (split: `high.*` and `low.*`), `moment1.*`, `moment2.*`.
 
         Views: valid until the next step.
         """
@@ -211,7 +213,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load(self, folder: Path, name: str, record: Mapping[str, Any]) -> None:
-        """The inverse of `save`, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError, with nothing changed, for another model's."""
         tensors, steps = durable.read_tensors(folder / f"{name}.safetensors"), int(record["steps"])
         if self._base is not None:
             self._base.check(record["base"])

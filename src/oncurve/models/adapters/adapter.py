@@ -50,20 +50,22 @@ class Adapter:
 
     @property
     def quantized(self) -> bool:
-        """Whether a layer of the base is quantised, so that the adapter cannot be merged into it."""
+        """Return whether a layer of the base is quantised, so that the adapter cannot be merged into it."""
         return any(not layer.base.weight.is_floating_point() for layer in self._layers.values())
 
     @property
     def state(self) -> tuple[int, ...]:
-        """What the layers add now: the addresses of the factors; empty where the adapter is off."""
+        """Return what the layers add now: the addresses of the factors; empty where the adapter is off."""
         return tuple(tensor.data_ptr() for tensor in factors_in_use(self._module))
 
     def off(self) -> AbstractContextManager[None]:
-        """A context in which the model is its base."""
+        """Return a context in which the model is its base."""
         return self._switch.choosing({})
 
     def using(self, factors: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """A context in which the model has other factors, by the names of `parameters`, such as a frozen copy."""
+        """Return a context in which the model has other factors, by the names of `parameters`, such as a frozen
+        copy.
+        """
         return self._switch.choosing(
             {
                 path: LowRank(factors[_a(path)], factors[_b(path)], layer.trained.scale)
@@ -72,17 +74,21 @@ class Adapter:
         )
 
     def copy_frozen(self) -> dict[str, Tensor]:
-        """A copy of the factors as they are now, by the names of `parameters`. Writing to its tensors moves it."""
+        """Return a copy of the factors as they are now, by the names of `parameters`. Writing to its tensors moves
+        it.
+        """
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     @torch.no_grad()
     def begins_as_base(self) -> bool:
-        """Whether the adapter changes nothing now: B = 0 in every layer."""
+        """Return whether the adapter changes nothing now: B = 0 in every layer."""
         return all(not bool(layer.trained.b.any()) for layer in self._layers.values())
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
-        """A context in which no B is 0, for checks of the paths that compute the products; B gets its bits back."""
+        """Return a context in which no B is 0, for checks of the paths that compute the products; B gets its bits
+        back.
+        """
         before = {path: layer.trained.b.detach().clone() for path, layer in self._layers.items()}
         try:
             for layer in self._layers.values():
@@ -99,7 +105,7 @@ class Adapter:
         write_directory(folder, self.files(masters))
 
     def files(self, masters: Mapping[str, Tensor] | None = None) -> dict[str, bytes | Mapping[str, Tensor]]:
-        """The adapter's files in PEFT's form, by name.
+        """Return the adapter's files in PEFT's form, by name.
 
         `masters` stand in for the factors by the parameters' names. The configuration names the base model.
         """
@@ -110,7 +116,7 @@ class Adapter:
 
     @contextmanager
     def removed(self) -> Iterator[None]:
-        """A context in which the module is the base model: its layers are in their own places."""
+        """Return a context in which the module is the base model: its layers are in their own places."""
         for path, layer in self._layers.items():
             _replace(self._module, path, layer.base)
         try:
@@ -128,7 +134,8 @@ class Adapter:
             return peft.PeftModelForCausalLM(self._module, self.config)
 
     def merged(self, masters: Mapping[str, Tensor] | None = None) -> Mapping[str, Tensor]:
-        """Every tensor of the base by its own name, with s B A added to the adapted weights; each is made when read.
+        """Return every tensor of the base by its own name, with s B A added to the adapted weights; each is made when
+        read.
 
         `masters` stand in for the module's tensors, by their names in it. The sum is in float32 at least, and has the
         dtype of the weight that it is added to.
@@ -162,7 +169,7 @@ class Adapter:
         return LazyTensors(names, make)
 
     def _name_in_base(self, name: str) -> str:
-        """The name in the base model of a tensor of the module."""
+        """Return the name in the base model of a tensor of the module."""
         path, _, rest = name.rpartition(".base_layer.")
         return f"{path}.{rest}" if path in self._layers else name
 

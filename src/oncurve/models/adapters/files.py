@@ -73,12 +73,12 @@ class StoredAdapter:
 
 
 def name_on_disk(name: str) -> str:
-    """The name in a file of a parameter of a module."""
+    """Return the name in a file of a parameter of a module."""
     return _PREFIX + name.replace(f".{NAME}.weight", ".weight")
 
 
 def read_adapter(folder: Path, peft: Any, key: str = "lora.path") -> StoredAdapter:
-    """The adapter in `folder`, the value of the setting `key`.
+    """Return the adapter in `folder`, the value of the setting `key`.
 
     Raises ModelError: no adapter, one of another kind than LoRA, or with a part that oncurve does not compute.
     """
@@ -140,14 +140,16 @@ def _check_settings(settings: Mapping[str, Any], peft: Any, folder: Path) -> Non
 
 
 def config_text(config: Any, base: str) -> bytes:
-    """The text of an adapter_config.json of an adapter on the model `base`, a folder or a hub id; "" if not known."""
+    """Return the text of an adapter_config.json of an adapter on the model `base`, a folder or a hub id; "" if not
+    known.
+    """
     where = str(Path(base).resolve()) if base and Path(base).is_dir() else base or None
     settings = config.to_dict() | {"base_model_name_or_path": where, "inference_mode": True}
     return (json.dumps(_plain(settings), indent=2, sort_keys=True) + "\n").encode()
 
 
 def _plain(value: Any) -> Any:
-    """The value with sets as sorted lists."""
+    """Return the value with sets as sorted lists."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return sorted(value) if isinstance(value, set | frozenset) else value

@@ -74,13 +74,15 @@ def refuse_adapter(module: nn.Module) -> None:
 
 
 def count_factors(module: nn.Module, settings: LoraSettings) -> int:
-    """Parameters of a new adapter in `module`, r·(H + O) of each layer. Raises ModelError as `put_adapter` does."""
+    """Return parameters of a new adapter in `module`, r·(H + O) of each layer. Raises ModelError as `put_adapter`
+    does.
+    """
     layers = dict(_linear(module))
     return settings.rank * sum(sum(features(layers[path])) for path in _targets(module, settings.targets))
 
 
 def import_peft() -> Any:
-    """The package peft. Raises ModelError with the command that installs it."""
+    """Return the package peft. Raises ModelError with the command that installs it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -91,7 +93,7 @@ def import_peft() -> Any:
 
 
 def _beginning(parameters: Mapping[str, nn.Parameter], seed: int) -> dict[str, Tensor]:
-    """The values of a new adapter by the parameters' names."""
+    """Return the values of a new adapter by the parameters' names."""
     values = {name: torch.zeros(parameter.shape, dtype=torch.float64) for name, parameter in parameters.items()}
     for index, (name, value) in enumerate(values.items()):
         if ".lora_A." in name:
@@ -101,14 +103,14 @@ def _beginning(parameters: Mapping[str, nn.Parameter], seed: int) -> dict[str, T
 
 
 def _linear(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers below `module` that can have an adapter, by name."""
+    """Return the layers below `module` that can have an adapter, by name."""
     for path, part in module.named_modules():
         if type(part) is nn.Linear or type(part).__name__ in ("Conv1D", "Linear4bit"):
             yield path, part
 
 
 def _tied(module: nn.Module) -> set[str]:
-    """The names of the parts whose weight another part has, too."""
+    """Return the names of the parts whose weight another part has, too."""
     owners: dict[int, list[str]] = {}
     for path, part in module.named_modules():
         weight = part._parameters.get("weight")
@@ -118,7 +120,7 @@ def _tied(module: nn.Module) -> set[str]:
 
 
 def _targets(module: nn.Module, wanted: str | Sequence[str]) -> list[str]:
-    """The full names of the layers that get an adapter. Raises ModelError: a name that means no linear layer."""
+    """Return the full names of the layers that get an adapter. Raises ModelError: a name that means no linear layer."""
     layers, tied = dict(_linear(module)), _tied(module)
     network = cast(Any, module)
     head = network.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
@@ -151,7 +153,7 @@ def _is(path: str, name: str) -> bool:
 
 
 def _short(module: nn.Module, paths: Sequence[str]) -> list[str]:
-    """The last parts of the layers' names where these mean no other layer; else the whole names."""
+    """Return the last parts of the layers' names where these mean no other layer; else the whole names."""
     ends = sorted({path.rpartition(".")[2] for path in paths})
     meant = [path for path, _ in module.named_modules() if any(_is(path, end) for end in ends)]
     return ends if sorted(meant) == sorted(paths) else list(paths)
@@ -173,7 +175,7 @@ def _check_fits(module: nn.Module, stored: StoredAdapter) -> None:
 
 
 def features(layer: Any) -> tuple[int, int]:
-    """How many numbers a linear layer takes, and how many it gives."""
+    """Return how many numbers a linear layer takes, and how many it gives."""
     if hasattr(layer, "in_features"):
         return int(layer.in_features), int(layer.out_features)
     rows, columns = layer.weight.shape  # Conv1D has the transposed matrix

@@ -38,7 +38,7 @@ class LowRank:
 
 
 class Switch:
-    """Which factors the layers of one model add.
+    """The choice of factors that the layers of one model add.
 
     chosen   None: the trained ones. Otherwise factors by the layers' names; a layer that is not there adds nothing
     """
@@ -48,7 +48,7 @@ class Switch:
 
     @contextmanager
     def choosing(self, chosen: Mapping[str, LowRank] | None) -> Iterator[None]:
-        """A context in which the layers add `chosen`."""
+        """Return a context in which the layers add `chosen`."""
         before, self.chosen = self.chosen, chosen
         try:
             yield
@@ -73,7 +73,7 @@ class Adapted(nn.Module):
 
     @property
     def transposed(self) -> bool:
-        """Whether the base has the transposed matrix, as GPT-2's `Conv1D`."""
+        """Return whether the base has the transposed matrix, as GPT-2's `Conv1D`."""
         return not hasattr(self.base, "in_features")
 
     @property
@@ -89,7 +89,7 @@ class Adapted(nn.Module):
         return self.trained if chosen is None else chosen.get(self.path)
 
     def forward(self, x: Tensor, *inputs: Any, **others: Any) -> Tensor:
-        """`(..., H)` -> `(..., O)`."""
+        """Return `(..., H)` -> `(..., O)`."""
         rows = x.reshape(-1, x.shape[-1])
         output = self.base(rows, *inputs, **others)
         own = type(self.base).__name__ in _OWN_OUTPUT
@@ -107,17 +107,17 @@ def adopt(layer: nn.Module, path: str, switch: Switch) -> Adapted:
 
 
 def base_of(layer: nn.Module) -> nn.Module:
-    """The frozen layer of an adapted one; any other layer itself."""
+    """Return the frozen layer of an adapted one; any other layer itself."""
     return cast(nn.Module, layer.base) if isinstance(layer, Adapted) else layer
 
 
 def low_rank_of(layer: nn.Module) -> LowRank | None:
-    """The factors that a layer adds now; None: it adds nothing."""
+    """Return the factors that a layer adds now; None: it adds nothing."""
     return layer.low_rank if isinstance(layer, Adapted) else None
 
 
 def factors_in_use(module: nn.Module) -> Iterator[Tensor]:
-    """The factors that the layers below `module` add now."""
+    """Return the factors that the layers below `module` add now."""
     for part in module.modules():
         found = low_rank_of(part)
         if found is not None:
@@ -125,14 +125,14 @@ def factors_in_use(module: nn.Module) -> Iterator[Tensor]:
 
 
 def products(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """The outputs `(..., O)` of linear layers with one input `x (..., H)`."""
+    """Return the outputs `(..., O)` of linear layers with one input `x (..., H)`."""
     rows = x.reshape(-1, x.shape[-1])
     added = _add_low_rank([base_of(layer)(rows) for layer in layers], [low_rank_of(layer) for layer in layers], rows)
     return [output.view(*x.shape[:-1], output.shape[-1]) for output in added]
 
 
 def _add_low_rank(outputs: list[Tensor], ranks: Sequence[LowRank | None], x: Tensor) -> list[Tensor]:
-    """Each layer's base output `(N, O)`, with its low-rank product of `x (N, H)` added in place.
+    """Return each layer's base output `(N, O)`, with its low-rank product of `x (N, H)` added in place.
 
     Rows, and no views of them: the backward pass of an addition in place to a view copies the gradient.
     """
@@ -152,7 +152,7 @@ def _add_low_rank(outputs: list[Tensor], ranks: Sequence[LowRank | None], x: Ten
 def joined_factors(
     ranks: Sequence[LowRank | None], sizes: Sequence[int], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | None:
-    """The factors of layers with one input as one pair `a (R, H)`, `b (O, R)`; None: no layer adds any.
+    """Return the factors of layers with one input as one pair `a (R, H)`, `b (O, R)`; None: no layer adds any.
 
     `a` has the layers' A, R the sum of their ranks; `b` has each layer's s B on its diagonal, O the sum of `sizes`, the
     layers' output features. So `b a x` is what all layers add to their outputs.

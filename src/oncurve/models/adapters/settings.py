@@ -53,7 +53,7 @@ class LoraSettings(Component):
 
     @property
     def adapted(self) -> bool:
-        """Whether an adapter is trained."""
+        """Return whether an adapter is trained."""
         return self.rank > 0 or self.path is not None
 
     @property

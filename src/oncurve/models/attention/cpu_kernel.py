@@ -25,7 +25,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def fits(query: Tensor, value: Tensor) -> bool:
-    """Whether this kernel is the faster one: half precision on the CPU, keys and values of one size.
+    """Return whether this kernel is the faster one: half precision on the CPU, keys and values of one size.
 
     In float32 the kernel's own backward is used as it is, and there is nothing to gain.
     """
@@ -117,7 +117,7 @@ def _of(mask: Tensor | None, rows: slice) -> Tensor | None:
 
 
 def _whole(prefix: Tensor | None, suffix: Tensor, prefix_of_row: Tensor | None, rows: slice, query: Tensor) -> Tensor:
-    """`(r, h, P + C, d)` in the query's dtype: the keys or values that these rows see, once per query head."""
+    """Return `(r, h, P + C, d)` in the query's dtype: the keys or values that these rows see, once per query head."""
     count, steps, kv_heads, size = suffix[rows].shape
     length = 0 if prefix is None else prefix.shape[1]
     shared = query.shape[2] // kv_heads
@@ -150,6 +150,6 @@ class _Sums:
             self._prefix.index_add_(0, self._prefix_of_row[rows], summed[:, :, :length])
 
     def result(self) -> tuple[Tensor | None, Tensor]:
-        """Gradients of the prefixes `(M, P, h_kv, d)`, or None, and of the rows `(R, C, h_kv, d)`."""
+        """Return gradients of the prefixes `(M, P, h_kv, d)`, or None, and of the rows `(R, C, h_kv, d)`."""
         prefix = None if self._prefix is None else self._prefix.transpose(1, 2).to(self._dtype)
         return prefix, self._suffix

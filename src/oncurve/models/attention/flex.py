@@ -53,7 +53,7 @@ _HALF_CLOSE = 5e-2
 
 
 def kernel_for(device: torch.device) -> Kernel:
-    """`flex_attention`, compiled on CUDA; elsewhere as it is, which makes all scores and has no backward."""
+    """Return `flex_attention`, compiled on CUDA; elsewhere as it is, which makes all scores and has no backward."""
     if device.type != "cuda":
         return flex_attention
     if not _COMPILED:
@@ -113,13 +113,13 @@ class FlexContext(PackedContext):
     def _by_rows(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        """The padded rows' attention; nothing for the tokens that fill up the last block."""
+        """Return the padded rows' attention; nothing for the tokens that fill up the last block."""
         count = len(self.ids) - self._missing
         attended = super().attend(layer, query[:count], key[:count], value[:count], scaling, window)
         return nn.functional.pad(attended, (0, 0, 0, 0, 0, self._missing))
 
     def allowed(self, window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """The mask as FlexAttention takes it: of (batch, head, query, key), whether the query sees the key."""
+        """Return the mask as FlexAttention takes it: of (batch, head, query, key), whether the query sees the key."""
         group, row, position = self._group, self._row, self.positions
 
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -147,7 +147,9 @@ class FlexContext(PackedContext):
         )
 
     def _blocks(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Pairs of blocks `(queries, keys)` that may hold an allowed pair, and those in which every pair is allowed."""
+        """Return pairs of blocks `(queries, keys)` that may hold an allowed pair, and those in which every pair is
+        allowed.
+        """
         group, row, position = (_Range(x, self._block) for x in (self._group, self._row, self.positions))
         number = torch.arange(len(self._group) // self._block, device=self._group.device)
         mine = (row.low == _PROMPT)[None, :] | row.overlap()
@@ -167,17 +169,17 @@ class _Range:
         self.low, self.high = numbers.view(-1, block).aminmax(dim=1)
 
     def overlap(self) -> Tensor:
-        """`(queries, keys)`: whether any number may be in both."""
+        """Return `(queries, keys)`: whether any number may be in both."""
         return (self.low[:, None] <= self.high[None, :]) & (self.low[None, :] <= self.high[:, None])
 
     def same(self) -> Tensor:
-        """`(queries, keys)`: whether one number is in both and no other in either."""
+        """Return `(queries, keys)`: whether one number is in both and no other in either."""
         one = self.low == self.high
         return one[:, None] & one[None, :] & (self.low[:, None] == self.low[None, :])
 
 
 def _listed(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Of `pairs (q, k)`, how many keys each query has, and their numbers first: int32 `(1, 1, q)`, `(1, 1, q, k)`."""
+    """Return for `pairs (q, k)` each query's count of keys and their numbers: int32 `(1, 1, q)`, `(1, 1, q, k)`."""
     numbers = torch.argsort(pairs.to(torch.int8), dim=1, descending=True, stable=True)
     return pairs.sum(1, dtype=torch.int32)[None, None], numbers.to(torch.int32)[None, None].contiguous()
 
@@ -195,7 +197,8 @@ def _tried(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, window: in
 def trial(
     kernel: Kernel, heads: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, windowed: bool
 ) -> str | None:
-    """Why a kernel is not used: it fails, or differs from the padded rows in value or gradient. None: it may be used.
+    """Return why a kernel is not used: it fails, or differs from the padded rows in value or gradient. None: it may be
+    used.
 
     `heads` are numbers of query and key heads, and their features in keys and values. Rows of two lengths are tried,
     because a compiler makes another kernel once lengths differ.

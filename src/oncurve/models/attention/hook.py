@@ -98,7 +98,7 @@ def _is_set(given: Any) -> bool:
 
 
 def _slides(module: nn.Module, layer: int, given: int | None) -> bool:
-    """Whether the configuration gives this layer a window: transformers' own masks go by it, ours by `given`."""
+    """Return whether the configuration gives this layer a window: transformers' own masks go by it, ours by `given`."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:

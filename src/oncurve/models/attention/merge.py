@@ -40,6 +40,6 @@ def attend_part(
 
 
 def merge_softmax(one: Tensor, lse_of_one: Tensor, other: Tensor, lse_of_other: Tensor) -> Tensor:
-    """Two parts `(..., d)` with log-sum-exps `(...)` as attention over both, `(..., d)`."""
+    """Return two parts `(..., d)` with log-sum-exps `(...)` as attention over both, `(..., d)`."""
     share = torch.sigmoid(lse_of_one - lse_of_other)[..., None]
     return torch.lerp(other, one, share.to(one.dtype))

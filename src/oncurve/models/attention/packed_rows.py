@@ -64,13 +64,13 @@ class Rows:
         """`(N,)`: slot of each token in the flattened padded form."""
 
     def pad(self, x: Tensor) -> Tensor:
-        """`(N, ...)` -> `(R, L, ...)`; a view where no row is shorter than another."""
+        """Return `(N, ...)` -> `(R, L, ...)`; a view where no row is shorter than another."""
         if not self.uniform:
             x = _Scatter.apply(x, self.slots, self.count * self.longest)  # type: ignore[no-untyped-call]
         return x.reshape(self.count, self.longest, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
-        """`(R, L, ...)` -> `(N, ...)`."""
+        """Return `(R, L, ...)` -> `(N, ...)`."""
         x = x.reshape(self.count * self.longest, *x.shape[2:])
         if self.uniform:
             return x
@@ -78,11 +78,11 @@ class Rows:
         return picked
 
     def positions(self) -> Tensor:
-        """`(N,)`: each token's position in its row."""
+        """Return `(N,)`: each token's position in its row."""
         return self.slots % max(self.longest, 1)
 
     def row_of_token(self) -> Tensor:
-        """`(N,)`: each token's row."""
+        """Return `(N,)`: each token's row."""
         return self.slots // max(self.longest, 1)
 
 
@@ -105,7 +105,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to add to scores: 0 where allowed, -inf elsewhere."""
+    """Return a mask to add to scores: 0 where allowed, -inf elsewhere."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
 
 
@@ -193,7 +193,9 @@ class PackedContext:
         return torch.cat([prompts_out, self._completions.unpad(attended)])
 
     def _after_prefix(self, prefix: Tensor, suffix: Tensor) -> Tensor:
-        """`(M, P, h_kv, d)` and `(b, C, h_kv, d)` -> `(b, P + C, h_kv, d)`: each row after its group's prefix."""
+        """Return `(M, P, h_kv, d)` and `(b, C, h_kv, d)` -> `(b, P + C, h_kv, d)`: each row after its group's
+        prefix.
+        """
         if self._copies is None:
             return torch.cat([prefix.index_select(0, self._groups), suffix], 1)
         groups, copies = self._prompts.count, self._copies
@@ -201,7 +203,7 @@ class PackedContext:
         return torch.cat([repeated, suffix.view(groups, copies, *suffix.shape[1:])], 2).flatten(0, 1)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """`(1 | b, 1, C, P + C)`: one for all rows where all prompts are equally long."""
+        """Return `(1 | b, 1, C, P + C)`: one for all rows where all prompts are equally long."""
         longest, width = self._prompts.longest, self._completions.longest
         if window is not None and window >= longest + width:
             window = None

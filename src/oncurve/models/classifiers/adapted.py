@@ -16,7 +16,7 @@ from oncurve.models.loading import save
 
 
 def with_adapter(classifier: Classifier, lora: LoraSettings, seed: int) -> Classifier:
-    """`classifier` with the adapter of `lora` in its backbone, in place; without one it stays as it is.
+    """Return `classifier` with the adapter of `lora` in its backbone, in place; without one it stays as it is.
 
     Raises ModelError: the backbone lacks the layers that are named; `lora.path`, which is for policies.
     """

@@ -61,7 +61,8 @@ class Classifier:
     adapter: Adapter | None = None
 
     def encode(self, prompt: Messages, completion: Messages, step_offsets: Sequence[int] = ()) -> Encoded:
-        """Prompt and completion as tokens; `step_offsets` are the offsets in the completion just after each step.
+        """Return prompt and completion as tokens; `step_offsets` are the offsets in the completion just after each
+        step.
 
         A step is scored at the token that writes its last visible character, so that white space between steps, and
         how a tokenizer joins it to its neighbours, changes nothing.
@@ -84,7 +85,8 @@ class Classifier:
         return Encoded(tuple(ids), tuple(_token_at(spans, end) for end in visible))
 
     def _layout(self, prompt: Messages, completion: Messages, placed: bool) -> tuple[str, int, bool]:
-        """The whole text, the offset of the completion in it, and whether the tokenizer is to add its own tokens.
+        """Return the whole text, the offset of the completion in it, and whether the tokenizer is to add its own
+        tokens.
 
         Of a chat the offset is found only with `placed`; it is 0 otherwise.
         """
@@ -103,7 +105,7 @@ class Classifier:
         return apply_template(self.tokenizer, messages, f"{self.name}: the")
 
     def _place(self, messages: Sequence[Mapping[str, Any]], text: str) -> int:
-        """The offset in a chat's text at which its last message begins; templates may strip white space from it.
+        """Return the offset in a chat's text at which its last message begins; templates may strip white space from it.
 
         Another message in its place shows the text that the template writes after it.
         """
@@ -118,7 +120,8 @@ class Classifier:
         return len(before) - len(visible) - (len(written) - len(written.lstrip()))
 
     def scores(self, texts: Sequence[Encoded]) -> Tensor:
-        """The rewards `(b,)` of texts, or the log-odds `(s,)` of all their steps, text after text; differentiable.
+        """Return the rewards `(b,)` of texts, or the log-odds `(s,)` of all their steps, text after text;
+        differentiable.
 
         All texts take one forward pass; `batches_by_length` divides many texts into batches.
         """
@@ -158,7 +161,9 @@ def _as_messages(text: Messages, role: str) -> list[dict[str, Any]]:
 
 
 def log_odds(logits: Tensor, label: int | None) -> Tensor:
-    """`ln p / (1 - p)` of one label, `z_k - ln Σ_{l≠k} exp z_l`, of logits `(..., L)`; the only logit where L = 1."""
+    """Return `ln p / (1 - p)` of one label, `z_k - ln Σ_{l≠k} exp z_l`, of logits `(..., L)`; the only logit where L =
+    1.
+    """
     if label is None:
         return logits.squeeze(-1)
     others = [other for other in range(logits.shape[-1]) if other != label]
@@ -178,7 +183,7 @@ def batches_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]
 
 
 def _token_at(spans: Sequence[Sequence[int]], end: int) -> int:
-    """The token that writes the last character before `end`; of several that write it together the last one."""
+    """Return the token that writes the last character before `end`; of several that write it together the last one."""
     for token in reversed(range(len(spans))):
         start, stop = spans[token]
         if start < end <= stop:

@@ -20,7 +20,7 @@ _FIRST_CAPACITY = 64
 
 
 class _Layout:
-    """Where n rows, in order of their M groups, are in `(M, G)`, G the rows of the largest group."""
+    """The places of n rows, in order of their M groups, in `(M, G)`, G the rows of the largest group."""
 
     def __init__(self, groups: Tensor, group_count: int) -> None:
         counts = torch.bincount(groups, minlength=group_count)
@@ -30,14 +30,18 @@ class _Layout:
         self._slots = groups * self.copies + within
 
     def to_groups(self, x: Tensor, kv_heads: int) -> Tensor:
-        """Queries `(n, h, d)` -> `(M, h_kv, G · h / h_kv, d)`: all that attend to the same keys become one matrix."""
+        """Rearrange queries `(n, h, d)` -> `(M, h_kv, G · h / h_kv, d)`: all that attend to the same keys become one
+        matrix.
+        """
         size = x.shape[2]
         if not self.uniform:
             x = x.new_zeros(self.groups * self.copies, *x.shape[1:]).index_copy_(0, self._slots, x)
         return x.view(self.groups, self.copies, kv_heads, -1, size).transpose(1, 2).flatten(2, 3)
 
     def to_rows(self, x: Tensor) -> Tensor:
-        """`(M, h_kv, G · s, ...)` -> `(n, s, h_kv, ...)`: a view of what `attend_part` gives, for equal groups."""
+        """Return `(M, h_kv, G · s, ...)` -> `(n, s, h_kv, ...)`: a view of what `attend_part` gives, for equal
+        groups.
+        """
         x = x.transpose(1, 2)
         x = x.reshape(self.groups * self.copies, -1, *x.shape[2:])
         return x if self.uniform else x.index_select(0, self._slots)
@@ -113,7 +117,7 @@ class Cohort:
         return merge_softmax(prefix, prefix_lse, own, own_lse.transpose(1, 2)).transpose(1, 2).flatten(1, 2)
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor | None:
-        """`(M, 1, 1, P)` to add to the prefix scores: prompts shorter than P, keys out of the window."""
+        """Return `(M, 1, 1, P)` to add to the prefix scores: prompts shorter than P, keys out of the window."""
         longest = self._prefixes.longest
         if window is not None and window > longest + self.step:
             window = None

@@ -58,7 +58,7 @@ class CachedDecoder:
 
     @torch.no_grad()
     def step(self, ids: Tensor) -> Tensor:
-        """One token per row: the hidden states that predict the next."""
+        """Return one token per row: the hidden states that predict the next."""
         hidden = self._run(ids.to(self._positions.device), self._positions, self._context)
         for cohort in self._cohorts:
             cohort.advance()

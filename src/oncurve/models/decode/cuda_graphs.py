@@ -83,7 +83,8 @@ class Graphs:
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """How steps are captured on a device: as CUDA graphs that share one pool of memory; None where there are none.
+    """Return how steps are captured on a device: as CUDA graphs that share one pool of memory; None where there are
+    none.
 
     Sharing is safe because a step returns nothing: its intermediate tensors are not used after it.
     """
@@ -168,7 +169,9 @@ class GraphBuffers:
         self.hidden[self.cache.rows_of(slot)] = hidden
 
     def sizes(self, ages: dict[int, int]) -> tuple[int, int]:
-        """Slots and positions of the graph that holds a step of the slots `ages`, whose rows have so many tokens."""
+        """Return slots and positions of the graph that holds a step of the slots `ages`, whose rows have so many
+        tokens.
+        """
         slots, width = self.shape.groups, _FIRST_WIDTH
         while slots > 1 and -(-slots // 2) > max(ages):
             slots = -(-slots // 2)

@@ -29,7 +29,7 @@ class GraphLoop:
         self._buffers, self._logits = buffers, logits
 
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[Ended]:
-        """The rows of the request, in their order."""
+        """Return the rows of the request, in their order."""
         rows, prompts = self.rows_for(request), request.prompts
         rows.begin(request.groups_at_once, max(prompt.shape[0] for prompt in prompts), request.max_new_tokens)
         decoding = _Decoding(rows, request, on_group)
@@ -46,7 +46,9 @@ class GraphLoop:
         return [decoding.ended[number] for number in range(request.keys.numel())]
 
     def rows_for(self, request: DecodeRequest) -> GraphRows:
-        """Rows for the request: those of the last rollout, with their graphs, unless sampler, G or `eos_ids` differ."""
+        """Return rows for the request: those of the last rollout, with their graphs, unless sampler, G or `eos_ids`
+        differ.
+        """
         settings = (request.copies, request.draw, tuple(sorted(set(request.eos_ids))))
         owner = self._buffers.owner
         if owner is None or owner[0] != settings:
@@ -93,7 +95,7 @@ class _Decoding:
         self._hand_over()
 
     def _cut(self, number: int, tokens: list[int], by_eos: bool) -> tuple[int, str] | None:
-        """How many tokens, and the text, of a row that a stop string ended; each new token is searched once."""
+        """Return how many tokens, and the text, of a row that a stop string ended; each new token is searched once."""
         if self._stop is None:
             return None
         searched = self._searched.get(number, 0)
@@ -116,7 +118,7 @@ class _Decoding:
         self.ended[number] = Ended(tuple(tokens[:count]), tuple(logprobs[:count]), ended, text)
 
     def _hand_over(self) -> None:
-        """Groups whose rows have all ended."""
+        """Return the groups whose rows have all ended."""
         copies = self._copies
         for slot, group in sorted(self.group_in.items(), key=lambda item: item[1]):
             numbers = range(group * copies, (group + 1) * copies)

@@ -30,7 +30,7 @@ GROWING, EOS, LENGTH = range(3)
 
 @dataclass(frozen=True)
 class RowStatus:
-    """Of every row `slot · G + copy` its state, and how many tokens it has."""
+    """The state of every row `slot · G + copy`, and its number of tokens."""
 
     states: list[int]
     counts: list[int]
@@ -125,12 +125,14 @@ class GraphRows:
         steps.add_(states == GROWING)
 
     def poll(self) -> RowStatus:
-        """The state of all rows. Waits for the device."""
+        """Return the state of all rows. Waits for the device."""
         states, counts = torch.stack([self._states, self._counts]).tolist()
         return RowStatus(states, counts)
 
     def written(self, rows: Sequence[int], longest: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The first `longest` tokens of some rows, and their log-probabilities; beyond a row's count is anything."""
+        """Return the first `longest` tokens of some rows, and their log-probabilities; beyond a row's count is
+        anything.
+        """
         assert self._logprobs is not None  # rows have run
         chosen = torch.tensor(list(rows), dtype=torch.int64, device=self._buffers.device)
         tokens, logprobs = (

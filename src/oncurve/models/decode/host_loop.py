@@ -47,7 +47,7 @@ class HostLoop:
     # made under inference mode can never take part in a gradient.
     @torch.no_grad()
     def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[Ended]:
-        """The rows of the request, in their order."""
+        """Return the rows of the request, in their order."""
         capacity = max(request.copies, min(request.keys.numel(), request.max_concurrent or request.keys.numel()))
         rows = Rows(capacity, request.max_new_tokens, request.eos_ids, self._device)
         return _Decoding(self._make, request, rows, on_group).run()
@@ -77,9 +77,6 @@ class _Decoding:
         while len(self._rows):
             ids, logprobs = self._draw(hidden)
             self._record(self._rows.write(ids, logprobs, self._request.stop))
-            if self._request.interrupted is not None and self._request.interrupted():
-                self._interrupt()
-                break
             admissible = self._admissible()
             if admissible or self._rows.finished_share() >= _COMPACT_SHARE or self._rows.full():
                 ids = self._compact(ids)
@@ -87,21 +84,15 @@ class _Decoding:
             hidden = self._admit(admissible, stepped)
         return [self._ended[row] for row in range(self._request.keys.numel())]
 
-    def _interrupt(self) -> None:
-        """End all rows as they are, and those that wait without a token."""
-        self._record(self._rows.cut())
-        waiting = range(self._waiting * self._copies, self._request.keys.numel())
-        self._record({row: Ended((), (), "length", None) for row in waiting})
-
     def _admissible(self) -> int:
-        """How many of the groups that wait are admitted now."""
+        """Return how many of the groups that wait are admitted now."""
         remaining = len(self._request.prompts) - self._waiting
         fit = min(remaining, self._rows.free // self._copies)
         enough = fit == remaining or self._rows.free >= _ADMIT_SHARE * self._rows.capacity
         return fit if enough else 0
 
     def _admit(self, count: int, hidden: Tensor | None) -> Tensor:
-        """Hidden states of all rows: `hidden` of those that are there, then those of `count` new groups."""
+        """Return hidden states of all rows: `hidden` of those that are there, then those of `count` new groups."""
         if count:
             request, groups = self._request, slice(self._waiting, self._waiting + count)
             self._waiting += count
@@ -137,7 +128,7 @@ class _Decoding:
                 self._on_group(group, [self._ended[row] for row in range(first, first + self._copies)])
 
     def _draw(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and log-probabilities `(n,)` of the next tokens, from hidden states `(n, H)`: head and sampler."""
+        """Return ids and log-probabilities `(n,)` of the next tokens, from hidden states `(n, H)`: head and sampler."""
         assert self._decoder is not None  # there are rows
         uniforms = self._rows.uniforms()
         pieces = []

@@ -30,7 +30,7 @@ class Prefixes:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values to write into, of the sizes of `key` and `value (..., h_kv, d)`."""
+        """Return the layer's keys and values to write into, of the sizes of `key` and `value (..., h_kv, d)`."""
         if layer not in self.layers:
             count, longest = len(self.lengths), self.longest
             self.layers[layer] = (
@@ -40,7 +40,7 @@ class Prefixes:
         return self.layers[layer]
 
     def of(self, prompts: Tensor) -> Prefixes:
-        """Those of some prompts, by their indices; the others' memory is freed once these replace the whole."""
+        """Return the caches of some prompts, by index; the others' memory is freed once these replace the whole."""
         some = Prefixes(self.lengths[prompts])
         chosen = (prompts, slice(None), slice(some.longest))
         some.layers = {layer: (key[chosen], value[chosen]) for layer, (key, value) in self.layers.items()}
@@ -97,7 +97,7 @@ class StretchContext:
         return sdpa(query[None], keys[:, first:], values[:, first:], scaling, mask)[0]
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
-        """`(end - start, end)`: to the past, and no further than the window."""
+        """Return `(end - start, end)`: to the past, and no further than the window."""
         if window not in self._masks:
             position = torch.arange(self._end, device=like.device)
             distance = position[self._start :, None] - position[None, :]
@@ -116,7 +116,7 @@ class _Piece:
 
 
 def prefill(run: Run, prompts: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Prefixes]:
-    """The hidden states `(M, H)` of the prompts' last tokens, and what is kept of the prompts."""
+    """Return the hidden states `(M, H)` of the prompts' last tokens, and what is kept of the prompts."""
     counts = [prompt.shape[0] for prompt in prompts]
     prefixes = Prefixes(torch.tensor(counts, device=device))
     last: dict[int, Tensor] = {}
@@ -137,7 +137,7 @@ def prefill(run: Run, prompts: Sequence[Tensor], device: torch.device) -> tuple[
 
 
 def _pieces(counts: Sequence[int]) -> Iterator[_Piece]:
-    """All prompts by piece, from the longest on, so that those of a piece are about equally long."""
+    """Return all prompts by piece, from the longest on, so that those of a piece are about equally long."""
     gathered: list[int] = []
     for index in sorted(range(len(counts)), key=lambda index: -counts[index]):
         if counts[index] > PIECE_TOKENS:

@@ -74,7 +74,7 @@ class Rows:
         self._uniforms_used = _POSITIONS_AT_ONCE
 
     def uniforms(self) -> Tensor:
-        """The uniforms `(n,)` float64 for each row's next token; a new one at every call."""
+        """Return the uniforms `(n,)` float64 for each row's next token; a new one at every call."""
         if self._uniforms_used == _POSITIONS_AT_ONCE:
             ahead = torch.arange(_POSITIONS_AT_ONCE, device=self._device)[:, None]
             self._uniforms = uniform_at(self._keys[None, :], self._position[None, :] + ahead)
@@ -105,11 +105,6 @@ class Rows:
         self._at += 1
         return ended
 
-    def cut(self) -> dict[int, Ended]:
-        """End all rows that still grow, by "length", with the tokens that they have. Nothing is written after it."""
-        self._position -= 1  # `write` has moved on from the newest token
-        return self._finish(self._growing.clone(), "length", {})
-
     def _finish_stopped(self, ids: Tensor, stop: StopStrings) -> dict[int, Ended]:
         """End the rows whose newest token completed a stop string."""
         growing = self._growing.nonzero().squeeze(1)
@@ -126,7 +121,7 @@ class Rows:
         return self._finish(torch.isin(self._numbers, torch.tensor(list(texts), device=self._device)), "stop", texts)
 
     def _finish(self, over: Tensor, ending: Ending, texts: dict[int, str]) -> dict[int, Ended]:
-        """The rows of `over` (n,) bool end with the token just written."""
+        """Return the rows of `over` (n,) bool end with the token just written."""
         assert self._logprobs is not None  # a token has been written
         rows = over.nonzero().squeeze(1)
         lengths = (self._position[rows] + 1).tolist()
@@ -150,11 +145,11 @@ class Rows:
         return ended
 
     def finished_share(self) -> float:
-        """The share of rows that have ended and are still computed."""
+        """Return the share of rows that have ended and are still computed."""
         return 1 - self._growing_count / len(self)
 
     def full(self) -> bool:
-        """Whether some rows have T tokens: they have ended and must be compacted away before the next step."""
+        """Return whether some rows have T tokens: they have ended and must be compacted away before the next step."""
         return bool(self._full_at) and self._full_at[0] <= self._step
 
     def compact(self) -> Tensor:

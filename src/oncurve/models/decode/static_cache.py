@@ -42,7 +42,7 @@ class CacheShape:
         return self.groups * self.copies
 
     def suffix(self, kv_heads: int) -> tuple[int, int, int, int]:
-        """The shape of a layer's suffix, but for the features."""
+        """Return the shape of a layer's suffix, but for the features."""
         return self.groups, kv_heads, self.copies, self.new_tokens
 
 
@@ -84,11 +84,11 @@ class StaticCache:
         self.steps[self.rows_of(slot)] = 0
 
     def rows_of(self, slot: int) -> slice:
-        """The rows of one slot."""
+        """Return the rows of one slot."""
         return slice(slot * self.shape.copies, (slot + 1) * self.shape.copies)
 
     def positions(self, slots: int) -> Tensor:
-        """`(m · G,)`: the position of each row's next token in its text."""
+        """Return `(m · G,)`: the position of each row's next token in its text."""
         written = self.steps[: slots * self.shape.copies].view(slots, -1)
         return (self.lengths[:slots, None] + written).flatten()
 
@@ -143,12 +143,12 @@ class StaticContext:
         return attended.transpose(1, 2).reshape(slots * shape.copies, kv_heads * shared, -1)
 
     def _enter(self, x: Tensor, kv_heads: int) -> Tensor:
-        """`(n, h, d)` -> `(m, h_kv, G, h / h_kv, d)`, contiguous."""
+        """Return `(n, h, d)` -> `(m, h_kv, G, h / h_kv, d)`, contiguous."""
         shape = self._cache.shape
         return x.reshape(self._slots, shape.copies, kv_heads, -1, x.shape[2]).transpose(1, 2).contiguous()
 
     def _next_positions(self, kv_heads: int) -> Tensor:
-        """`(m · h_kv · G,)`: where in the suffix each row's next key is written, for every key head."""
+        """Return `(m · h_kv · G,)`: where in the suffix each row's next key is written, for every key head."""
         if kv_heads not in self._positions:
             shape, slots = self._cache.shape, self._slots
             steps = self._cache.steps[: slots * shape.copies].view(slots, 1, -1).expand(-1, kv_heads, -1)
@@ -161,7 +161,7 @@ class StaticContext:
 def _weights(
     before: Tensor, own: Tensor, lengths: Tensor, steps: Tensor, scaling: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """One softmax over the scores `(m, h_kv, G, s, P)` of the prefix and `(m, h_kv, G, s, w)` of the suffix.
+    """Return one softmax over the scores `(m, h_kv, G, s, P)` of the prefix and `(m, h_kv, G, s, w)` of the suffix.
 
     lengths (m,) of the prefixes; steps (m, G), the position of the newest token, which every row sees: no row is empty.
     """

@@ -15,7 +15,7 @@ from oncurve.randomness import row_keys, uniform_at
 def forced_logits(
     loop: TokenLoop, prompts: Sequence[Tensor], ids: Tensor, lengths: Tensor | None = None, at_once: int | None = None
 ) -> Tensor:
-    """Logits `(M, G, T, V)`, float32 at least, that predict each token of the completions `ids (M, G, T)`.
+    """Return logits `(M, G, T, V)`, float32 at least, that predict each token of the completions `ids (M, G, T)`.
 
     lengths   (M, G) in 0..T: row by row, so many tokens are decoded, and later logits mean nothing; None: T
     at_once   `DecodeRequest.max_concurrent`
@@ -45,7 +45,7 @@ class _Forced:
         """`(n · (T + 1) + 1, V)`; the last row is of rows that are no longer there."""
 
     def __call__(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """The known tokens, with log-probabilities of 0."""
+        """Return the known tokens, with log-probabilities of 0."""
         if not len(self.logits):
             self.logits = at_least_float32(logits).new_zeros(len(self._ids) + 1, logits.shape[1])
         same = uniforms[:, None] == self._uniforms[None, :]

@@ -34,7 +34,7 @@ class _Kept:
         return 0 if self._tensor is None else self._tensor.nbytes
 
     def of(self, parameter: Tensor) -> Tensor:
-        """The buffer, in the parameter's shape, contiguous."""
+        """Return the buffer, in the parameter's shape, contiguous."""
         if self._tensor is None:
             self._tensor = torch.empty(parameter.shape, dtype=self.dtype)
         return self._tensor
@@ -73,7 +73,7 @@ class GradientByRows:
             rows[first : first + _ROWS_AT_ONCE] += piece[first : first + _ROWS_AT_ONCE]
 
     def done(self) -> Tensor | None:
-        """The gradient that the backward pass returns, once every row has been put."""
+        """Return the gradient that the backward pass returns, once every row has been put."""
         if not self._direct:
             return self._rows
         self._weight.grad = self._rows
@@ -95,19 +95,19 @@ def keep_gradient(parameter: nn.Parameter, dtype: torch.dtype) -> None:
 
 
 def kept_gradient(parameter: Tensor) -> Tensor | None:
-    """The buffer that the gradient of `parameter` is accumulated in; None without one."""
+    """Return the buffer that the gradient of `parameter` is accumulated in; None without one."""
     kept: _Kept | None = getattr(parameter, _NAME, None)
     return None if kept is None else kept.of(parameter)
 
 
 def kept_bytes(parameters: Iterable[Tensor]) -> int:
-    """The bytes that the buffers of `parameters` take now, with or without a gradient in them."""
+    """Return the bytes that the buffers of `parameters` take now, with or without a gradient in them."""
     kept: list[_Kept | None] = [getattr(parameter, _NAME, None) for parameter in parameters]
     return sum(one.nbytes for one in kept if one is not None)
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """The dtype that the gradient of `parameter` is accumulated in."""
+    """Return the dtype that the gradient of `parameter` is accumulated in."""
     kept: _Kept | None = getattr(parameter, _NAME, None)
     if kept is not None:
         return kept.dtype
@@ -116,7 +116,7 @@ def gradient_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def _is_accumulated(leaf: Tensor) -> bool:
-    """Whether the running backward pass accumulates into `.grad`, rather than returning gradients."""
+    """Return whether the running backward pass accumulates into `.grad`, rather than returning gradients."""
     node = torch.autograd.graph.get_gradient_edge(leaf).node
     try:
         return bool(torch._C._will_engine_execute_node(node))

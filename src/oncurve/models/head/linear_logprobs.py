@@ -51,7 +51,7 @@ _ALIGNED = 64
 
 
 def matrix_of(head: nn.Module) -> Tensor | None:
-    """The `(V, H)` matrix that `head` multiplies hidden states by; None where it does anything else."""
+    """Return the `(V, H)` matrix that `head` multiplies hidden states by; None where it does anything else."""
     if type(head) is not nn.Linear or [name for name, _ in head.named_parameters()] != ["weight"]:
         return None
     hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
@@ -68,7 +68,8 @@ def linear_logprobs(
     kept_bytes: int | None = None,
     workspace_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`log softmax(hidden Wᵀ / temperature)[id]` of each token `(N,)`, and the entropies `(N,)` in nats if wanted.
+    """Return `log softmax(hidden Wᵀ / temperature)[id]` of each token `(N,)`, and the entropies `(N,)` in nats if
+    wanted.
 
     Args:
         hidden: `(N, H)`.
@@ -181,7 +182,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
 @compiled
 def _moments(logits: Tensor, temperature: float, with_mean: bool) -> tuple[Tensor, Tensor]:
-    """Of z = `logits (n, v)` / τ: `log Σ_v exp z` and the mean of z under its softmax (or 0), `(n,)` each."""
+    """Return for z = `logits (n, v)` / τ: `log Σ_v exp z` and the mean of z under its softmax (or 0), `(n,)` each."""
     logits = logits.to(_exact(logits))
     top = logits.amax(1, keepdim=True)
     below = logits - top
@@ -196,7 +197,8 @@ def _moments(logits: Tensor, temperature: float, with_mean: bool) -> tuple[Tenso
 
 @compiled
 def _gradient(logits: Tensor, total: Tensor, temperature: float, slopes: Tensor | None) -> Tensor:
-    """Rows of the gradient in z = `logits (n, v)` / τ as if no token had been chosen, in the dtype of the logits.
+    """Return rows of the gradient in z = `logits (n, v)` / τ as if no token had been chosen, in the dtype of the
+    logits.
 
     `π`, or with `slopes (n, 3)` = f, s, H of each row `f π + s π (log π + H)`: -s is the gradient of the entropy H.
     """
@@ -209,12 +211,12 @@ def _gradient(logits: Tensor, total: Tensor, temperature: float, slopes: Tensor 
 
 
 def _exact(x: Tensor) -> torch.dtype:
-    """The dtype of sums."""
+    """Return the dtype of sums."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _product(hidden: Tensor, matrix: Tensor, work: Tensor) -> Tensor:
-    """The logits `(N, v)` of one block, made in `work`."""
+    """Return the logits `(N, v)` of one block, made in `work`."""
     shape = len(hidden), len(matrix)
     return torch.mm(hidden, matrix.t(), out=work[: shape[0] * shape[1]].view(shape))
 
@@ -235,13 +237,15 @@ def _write(block: Tensor, values: Tensor, place: Tensor, inside: Tensor) -> None
 
 
 def _place(ids: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
-    """Where in the block each token's id stands (anywhere if it does not), and whether it does: `(N, 1)` each."""
+    """Return where in the block each token's id stands (anywhere if it does not), and whether it does: `(N, 1)`
+    each.
+    """
     place = ids[:, None] - first
     return place.clamp(0, last - first - 1), (place >= 0) & (place < last - first)
 
 
 def _blocks(tokens: int, weight: Tensor, workspace_bytes: int) -> list[tuple[int, int]]:
-    """Ranges of the vocabulary, the first the widest, whose logits of all tokens fill at most the workspace."""
+    """Return ranges of the vocabulary, the first the widest, whose logits of all tokens fill at most the workspace."""
     vocabulary = weight.shape[0]
     count = -(-tokens * vocabulary * weight.itemsize // max(1, workspace_bytes)) or 1
     width = -(-vocabulary // count)
@@ -251,6 +255,6 @@ def _blocks(tokens: int, weight: Tensor, workspace_bytes: int) -> list[tuple[int
 
 
 def _slices(block: Tensor) -> Iterator[slice]:
-    """Rows of the block, as many at a time as fill `_AT_ONCE`."""
+    """Return rows of the block, as many at a time as fill `_AT_ONCE`."""
     size = max(1, (_AT_ONCE if block.device.type == "cpu" else _ACCELERATOR_AT_ONCE) // block.shape[1])
     return (slice(start, start + size) for start in range(0, len(block), size))

@@ -53,7 +53,7 @@ def token_stats(
     observe: frozenset[str] = frozenset(),
     read: Callable[[Tensor], Tensor] | None = None,
 ) -> TokenStats:
-    """Log-probabilities of the completion tokens under `softmax(logits / temperature)`, and other statistics.
+    """Return log-probabilities of the completion tokens under `softmax(logits / temperature)`, and other statistics.
 
     Args:
         model: the policy being trained, or a reference under `torch.no_grad`.
@@ -99,7 +99,7 @@ def token_stats(
 
 
 def _as_stats(exists: Tensor, columns: dict[str, Tensor], values: Tensor | None) -> TokenStats:
-    """Columns `(N,)` as stats `(b, T)`, 0 where no token exists."""
+    """Return columns `(N,)` as stats `(b, T)`, 0 where no token exists."""
     empty = {name: torch.zeros(exists.shape, dtype=c.dtype, device=c.device) for name, c in columns.items()}
     stats = {name: empty[name].masked_scatter(exists, column) for name, column in columns.items()}
     return TokenStats(**stats, values=values)
@@ -108,7 +108,7 @@ def _as_stats(exists: Tensor, columns: dict[str, Tensor], values: Tensor | None)
 def _fused(
     hidden: Tensor, matrix: Tensor, ids: Tensor, temperature: float, needs: frozenset[str], observe: frozenset[str]
 ) -> dict[str, Tensor]:
-    """The columns by `linear_logprobs`; those that are only observed have no gradient."""
+    """Return the columns by `linear_logprobs`; those that are only observed have no gradient."""
     measured = needs | observe
     logprobs, entropy = linear_logprobs(hidden, matrix, ids, temperature, with_entropy="entropy" in measured)
     if entropy is None:
@@ -149,7 +149,7 @@ def _in_chunks(
     size: int,
     forget: bool,
 ) -> list[Tensor]:
-    """`measure` over chunks of `size` tokens, each column concatenated to `(N,)`."""
+    """Return `measure` over chunks of `size` tokens, each column concatenated to `(N,)`."""
     pieces = []
     for start in range(0, max(hidden.shape[0], 1), size):
         rows = slice(start, start + size)
@@ -162,7 +162,7 @@ def _in_chunks(
 
 
 def _sizes(model: CausalModel, hidden: Tensor) -> tuple[int, int]:
-    """The number of tokens whose float32 logits make a chunk, and of those kept for the backward."""
+    """Return the number of tokens whose float32 logits make a chunk, and of those kept for the backward."""
     if hidden.shape[0] and model not in _VOCABULARY:
         with torch.no_grad():  # one row through the head: costly where the vocabulary is large, so once per model
             _VOCABULARY[model] = model.logits(hidden[:1]).shape[-1]

@@ -36,7 +36,7 @@ class _Recomputed(nn.Module):
     """The class that `recompute_layers` puts before a layer's own class; copies of the layer keep it."""
 
     def forward(self, *inputs: Any, **others: Any) -> Any:
-        """The layer's own forward, checkpointed where a gradient is wanted."""
+        """Return the layer's own forward, checkpointed where a gradient is wanted."""
         run = super().forward
         if not torch.is_grad_enabled():
             return run(*inputs, **others)
@@ -44,7 +44,7 @@ class _Recomputed(nn.Module):
         others = {name: _no_cache(value) for name, value in others.items()}
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            """Contexts of the first run and of the second, at which our attention is switched off again."""
+            """Return contexts of the first run and of the second, at which our attention is switched off again."""
             ours = others.get("oncurve_context") is not None
             return nullcontext(), switched(_config(self)) if ours else nullcontext()
 
@@ -52,14 +52,14 @@ class _Recomputed(nn.Module):
 
 
 def _no_cache(value: Any) -> Any:
-    """The value; None for a KV cache, to which a layer that is run again would append twice."""
+    """Return the value; None for a KV cache, to which a layer that is run again would append twice."""
     from transformers import Cache
 
     return None if isinstance(value, Cache) else value
 
 
 def _config(layer: nn.Module) -> Any:
-    """The configuration of the layer's attention."""
+    """Return the configuration of the layer's attention."""
     return next(part.config for part in layer.modules() if hasattr(part, "config"))
 
 

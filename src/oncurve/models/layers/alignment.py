@@ -20,7 +20,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @torch.no_grad()
 def aligned(module: Module) -> Module:
-    """`module`, with every parameter and buffer at a multiple of `ALIGNMENT` bytes.
+    """Return `module`, with every parameter and buffer at a multiple of `ALIGNMENT` bytes.
 
     Unaligned tensors are copied, one at a time. Tied weights stay tied.
     """

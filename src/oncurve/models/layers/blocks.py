@@ -41,7 +41,7 @@ class Shared:
         self._rotation: Rotation | None = None
 
     def rotation(self, tables: tuple[Tensor, Tensor]) -> Rotation:
-        """The rotation of transformers' `(1, N, d)` cosines and sines, computed once for all layers."""
+        """Return the rotation of transformers' `(1, N, d)` cosines and sines, computed once for all layers."""
         if self._tables is not tables or self._rotation is None:
             cosines, sines = tables
             half = sines.shape[-1] // 2
@@ -51,7 +51,7 @@ class Shared:
 
     @contextmanager
     def using(self, prepacked: PrepackedWeights) -> Iterator[None]:
-        """A context in which the model uses these packed products."""
+        """Return a context in which the model uses these packed products."""
         self.prepacked = prepacked
         try:
             yield
@@ -67,11 +67,11 @@ class Block(nn.Module):
     shared: Shared
 
     def groups(self) -> list[list[nn.Module]]:
-        """The layers of `products`."""
+        """Return the layers of `products`."""
         return [[getattr(self, name) for name in names] for names in self.products]
 
     def _product(self, x: Tensor, index: int) -> Tensor | list[Tensor]:
-        """`products[index]` of `x`: one concatenated tensor where they are packed; else one tensor each."""
+        """Return `products[index]` of `x`: one concatenated tensor where they are packed; else one tensor each."""
         packed = self.shared.prepacked.get(self)
         if packed is not None:
             return packed[index](x)
@@ -97,7 +97,7 @@ class _Attention(Block):
         return (out if isinstance(out, Tensor) else out[0])[None], None
 
     def _heads(self, x: Tensor, rotation: Rotation) -> Sequence[Tensor]:
-        """`x (N, H)` -> rotated queries `(N, h, d)` and keys `(N, h_kv, d)`, values `(N, h_kv, d)`."""
+        """Return `x (N, H)` -> rotated queries `(N, h, d)` and keys `(N, h_kv, d)`, values `(N, h_kv, d)`."""
         products = self._product(x, 0)
         if isinstance(products, Tensor):
             *asking, values = (int(getattr(self, name).out_features) // self.size for name in self.products[0])
@@ -121,7 +121,7 @@ class _GatedMLP(Block):
     products = (("gate_proj", "up_proj"), ("down_proj",))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(..., H)` -> `(..., H)`."""
+        """Return `(..., H)` -> `(..., H)`."""
         products = self._product(x, 0)
         gate, up = products.chunk(2, -1) if isinstance(products, Tensor) else products
         activation: Any = self.act_fn
@@ -135,12 +135,12 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def blocks_of(module: nn.Module) -> list[Block]:
-    """The blocks below `module` that were replaced."""
+    """Return the blocks below `module` that were replaced."""
     return [part for part in module.modules() if isinstance(part, Block)]
 
 
 def keeps_nothing(body: nn.Module) -> bool:
-    """Whether a run of `body` stores no tensor in it, so that it may run under inference mode.
+    """Return whether a run of `body` stores no tensor in it, so that it may run under inference mode.
 
     That is known where attention and MLP of every layer are blocks and the rotation's frequencies are constant. A
     stored tensor of inference mode could not take part in a gradient afterwards.
@@ -227,7 +227,7 @@ def _adopt_attention(attention: Any, twin: Any) -> bool:
 
 
 def _given(attention: Any, size: int, rotated: int | None = None) -> dict[str, Any]:
-    """Hidden states of five tokens, and tables that rotate `rotated` numbers of a head; None: all of them."""
+    """Return hidden states of five tokens, and tables that rotate `rotated` numbers of a head; None: all of them."""
     weight = attention.q_proj.weight
     angles = _example(1, 5 * (rotated or size), weight).view(1, 5, -1)
     return {

@@ -13,7 +13,7 @@ _NAMES = ("max_position_embeddings", "max_target_positions")
 
 
 def positions_of(module: nn.Module) -> int | None:
-    """The positions of `module`: how many tokens of a row may be *fed*; None: its configuration has no number.
+    """Return the positions of `module`: how many tokens of a row may be *fed*; None: its configuration has no number.
 
     A table of positions that begins after a padding index, as RoBERTa's does, has that many fewer. A number that is not
     above 0, such as XLNet's -1, is no limit.
@@ -30,14 +30,14 @@ def positions_of(module: nn.Module) -> int | None:
 
 
 def stated_positions(config: Any) -> int | None:
-    """The positions that a network's configuration states; None: it has no number."""
+    """Return the positions that a network's configuration states; None: it has no number."""
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     stated = (getattr(text_config, name, None) for name in _NAMES)
     return next((number for number in stated if isinstance(number, int) and number > 0), None)
 
 
 def longest_row_of(module: nn.Module) -> int | None:
-    """The most tokens a row may have, prompt and completion together; None: any.
+    """Return the most tokens a row may have, prompt and completion together; None: any.
 
     One more than the positions, because a row's last token is sampled and never fed; fewer where a run has fixed the
     reach of a rotation that depends on it (`rotation`).

@@ -58,7 +58,7 @@ class PrepackedLinear:
             self._first = None if self._first is None else reorder(self._first, rows)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """All layers' outputs of `x`, concatenated."""
+        """Return all layers' outputs of `x`, concatenated."""
         if self._first is not None:
             x = torch.cat([x, self._product(x, self._first, None)], -1)
         outputs = [self._product(x, weight, bias) for weight, bias in self._pieces]
@@ -75,13 +75,15 @@ PrepackedWeights = Mapping[nn.Module, Sequence[PrepackedLinear]]
 
 
 def prepacked_bytes(weights: int, half: bool) -> int:
-    """Bytes of the packed copy of `weights` bytes of weights, in half precision or not; 0: they are not packed."""
+    """Return bytes of the packed copy of `weights` bytes of weights, in half precision or not; 0: they are not
+    packed.
+    """
     return weights if weights <= (MOST_PREPACKED_BYTES if half else MOST_JOINED_BYTES) else 0
 
 
 @torch.no_grad()
 def prepack(products: Mapping[nn.Module, Sequence[Sequence[nn.Module]]], rows: int) -> PrepackedWeights:
-    """Every block's products packed for about `rows` rows; empty where packing does not pay or is not possible.
+    """Return every block's products packed for about `rows` rows; empty where packing does not pay or is not possible.
 
     A block with a layer that is no plain `nn.Linear`, adapted or not, or has hooks is not packed.
     """

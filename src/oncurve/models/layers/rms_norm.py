@@ -84,7 +84,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(..., H)` -> `(..., H)`."""
+        """Return `(..., H)` -> `(..., H)`."""
         if not torch.is_grad_enabled():  # a decode step has many norms of few rows: a Function costs more
             return _rms_norm(x, self.weight, self.eps)
         normed: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ class RMSNorm(nn.Module):
 
 
 def keeps_a_wide_residual(body: nn.Module) -> bool:
-    """Whether `body` may take float32 embeddings although its weights are half precision.
+    """Return whether `body` may take float32 embeddings although its weights are half precision.
 
     That is so where all its norms are `RMSNorm`: they take the float32 residual, and return half precision.
     """
@@ -145,7 +145,7 @@ def replace_norms(module: nn.Module, undo: ExitStack | None = None) -> int:
 
 @torch.no_grad()
 def _twin(norm: nn.Module) -> RMSNorm | None:
-    """Its replacement, or None: not an RMS norm, or one that computes something else (such as `1 + weight`)."""
+    """Return its replacement, or None: not an RMS norm, or one that computes something else (such as `1 + weight`)."""
     weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
     if not type(norm).__name__.endswith("RMSNorm") or isinstance(norm, RMSNorm) or list(norm.children()):
         return None

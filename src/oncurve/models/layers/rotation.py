@@ -44,7 +44,9 @@ class _Held(nn.Module):
     reach: _Reach
 
     def forward(self, x: Tensor, position_ids: Tensor, *others: Any, **more: Any) -> Any:
-        """The tables of `position_ids (..., L)`, made as if the last position of a row of `reach` were among them."""
+        """Return the tables of `position_ids (..., L)`, made as if the last position of a row of `reach` were among
+        them.
+        """
         farthest = position_ids.new_full((*position_ids.shape[:-1], 1), max(0, self.reach.tokens - 2))
         tables = super().forward(x, torch.cat([position_ids, farthest], -1), *others, **more)
         return _first(tables, position_ids.shape[-1])
@@ -84,7 +86,9 @@ def set_reach(module: nn.Module, tokens: int) -> None:
 
 
 def reach_of(module: nn.Module) -> int | None:
-    """The longest row of `module` that its rotation allows, in tokens; None: its rotation depends on no length."""
+    """Return the longest row of `module` that its rotation allows, in tokens; None: its rotation depends on no
+    length.
+    """
     return next((part.reach.tokens for part in _held(module)), None)
 
 
@@ -98,14 +102,14 @@ def _put_back(part: nn.Module, kind: type[nn.Module]) -> None:
 
 
 def _kinds(part: Any) -> list[dict[str, str]]:
-    """The keyword arguments for calling a rotation: one for each type of layer where it distinguishes them."""
+    """Return the keyword arguments for calling a rotation: one for each type of layer where it distinguishes them."""
     kind = getattr(part, "rope_type", None)
     return [{"layer_type": name} for name in kind] if isinstance(kind, dict) else [{}]
 
 
 @torch.no_grad()
 def _depends_on_length(part: nn.Module, kind: dict[str, str], last: int) -> bool:
-    """Whether the first positions are rotated in another way when `last` is among the positions.
+    """Return whether the first positions are rotated in another way when `last` is among the positions.
 
     False for a module with another signature than transformers' rotations: it has no tables of positions.
     """
@@ -122,7 +126,7 @@ def _depends_on_length(part: nn.Module, kind: dict[str, str], last: int) -> bool
 
 
 def _first(tables: Any, count: int) -> Any:
-    """The first positions of tables `(..., L, d)`."""
+    """Return the first positions of tables `(..., L, d)`."""
     cut = tuple(table[..., :count, :] for table in _tables(tables))
     return cut[0] if isinstance(tables, Tensor) else cut
 

@@ -12,7 +12,7 @@ from oncurve.models.loading.hub import online
 
 
 def stored_adapter(path: str, key: str = "lora.path") -> StoredAdapter:
-    """The adapter that `path`, the value of the setting `key`, names.
+    """Return the adapter that `path`, the value of the setting `key`, names.
 
     Raises ModelError: no such folder, no adapter in it, or one that oncurve does not compute.
     """
@@ -28,12 +28,12 @@ def stored_adapter(path: str, key: str = "lora.path") -> StoredAdapter:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether `folder` holds an adapter in PEFT's form, and no model."""
+    """Return whether `folder` holds an adapter in PEFT's form, and no model."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def base_of_adapter(folder: Path) -> str:
-    """The base model that the adapter in `folder` names. Raises ModelError: it names none."""
+    """Return the base model that the adapter in `folder` names. Raises ModelError: it names none."""
     try:
         base = json.loads((folder / CONFIG).read_bytes()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:

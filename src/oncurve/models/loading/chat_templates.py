@@ -31,7 +31,7 @@ RENDERING |= {"tokenize", "padding", "truncation", "max_length", "return_tensors
 
 
 def has_template(tokenizer: Any) -> bool:
-    """Whether the tokenizer has a chat template."""
+    """Return whether the tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
@@ -49,7 +49,7 @@ def check_variables(tokenizer: Any, variables: Mapping[str, Any]) -> None:
 def render(
     tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
 ) -> tuple[int, ...]:
-    """The token ids of a prompt.
+    """Return the token ids of a prompt.
 
     A string is tokenised as it is, with the tokens that the tokenizer puts at the start of a text (BOS, where it does
     so). An empty string is the BOS token alone. Messages `[{"role": ..., "content": ...}, ...]` go through the chat
@@ -86,7 +86,7 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], variables: Mapp
 
 
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], whose: str, **options: Any) -> str:
-    """The text that the tokenizer's chat template makes of messages; `whose` is its owner in error messages.
+    """Return the text that the tokenizer's chat template makes of messages; `whose` is its owner in error messages.
 
     A thread can end a template that loops, but not a single operation that takes hours. In jinja's sandbox only powers
     can be so large, and no chat needs them: they are refused.
@@ -147,7 +147,7 @@ def _limited_memory() -> Iterator[None]:
 
 
 def _has_powers(template: Any) -> bool:
-    """Whether one of a tokenizer's templates, a text or texts by name, has the operator `**`."""
+    """Return whether one of a tokenizer's templates, a text or texts by name, has the operator `**`."""
     texts = template.values() if isinstance(template, Mapping) else [template]
     return any("**" in text and _lexed_power(text) for text in texts if isinstance(text, str))
 

@@ -23,7 +23,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 def directory_of(path: str, key: str = "model.path") -> Path | None:
-    """The directory that `path`, the value of the setting `key`, names, checked; None where it is a hub id.
+    """Return the directory that `path`, the value of the setting `key`, names, checked; None where it is a hub id.
 
     Raises:
         ModelError: no path, a path to nothing, or a directory that holds no model oncurve can load.
@@ -42,7 +42,9 @@ def directory_of(path: str, key: str = "model.path") -> Path | None:
 
 
 def _near(folder: Path) -> str:
-    """The model next to `folder`, which does not exist, that has a name like its: `"; did you mean 'x'?"`, or `""`."""
+    """Return the model next to `folder`, which does not exist, that has a name like its: `"; did you mean 'x'?"`, or
+    `""`.
+    """
     try:
         return suggest(folder.name, [each.name for each in folder.parent.iterdir() if (each / "config.json").is_file()])
     except OSError:
@@ -65,7 +67,8 @@ def _check_directory(folder: Path) -> None:
 
 
 def revised(name: str, revision: str, weights: bool = True) -> Path:
-    """The folder of a hub id's files at a revision (branch, tag or commit), which are downloaded where they are not.
+    """Return the folder of a hub id's files at a revision (branch, tag or commit), which are downloaded where they are
+    not.
 
     `weights` False: without the weights. Raises ModelError: the hub, or an earlier download, has no such revision.
     """
@@ -116,7 +119,7 @@ def _check_configuration(config: Any, source: str) -> None:
 
 
 def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> bool:
-    """Whether every floating weight of a model is stored in bfloat16, so that float32 would add nothing.
+    """Return whether every floating weight of a model is stored in bfloat16, so that float32 would add nothing.
 
     The files of a directory are read; of a hub id the configuration, which was written with them.
     """
@@ -133,7 +136,7 @@ def stored_in_bfloat16(source: str, local: bool, trust_remote_code: bool) -> boo
 
 
 def load_config(source: str, local: bool, trust_remote_code: bool = False) -> Any:
-    """The configuration of a directory or hub id, without its settings of how a network is computed.
+    """Return the configuration of a directory or hub id, without its settings of how a network is computed.
 
     A `config.json` can name an attention or an implementation of experts, for which transformers fetches a compiled
     kernel from the hub, and a pickled file of weights. oncurve uses transformers' defaults, and *.safetensors. The same
@@ -162,7 +165,7 @@ def load_config(source: str, local: bool, trust_remote_code: bool = False) -> An
 
 
 def _nested(config: Any) -> Iterator[Any]:
-    """The configuration, and those within it."""
+    """Return the configuration, and those within it."""
     yield config
     for value in vars(config).values():
         if hasattr(value, "_attn_implementation_internal"):
@@ -170,7 +173,7 @@ def _nested(config: Any) -> Iterator[Any]:
 
 
 def load_tokenizer(source: str, local: bool, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a directory or hub id. Raises ModelError where there is none."""
+    """Return the tokenizer of a directory or hub id. Raises ModelError where there is none."""
     with quiet(), explained(source, "tokenizer"), offline(local):
         from transformers import AutoTokenizer
 
@@ -186,7 +189,7 @@ def load_module(
     trust_remote_code: bool = False,
     **options: Any,
 ) -> tuple[Any, list[str]]:
-    """The module that a class of transformers loads, and the sorted names of weights that the files lack."""
+    """Return the module that a class of transformers loads, and the sorted names of weights that the files lack."""
     module, loading = loader.from_pretrained(
         source,
         config=config,
@@ -202,7 +205,7 @@ def load_module(
 
 @contextmanager
 def explained(source: str, what: str, trust: str | None = "model.trust_remote_code") -> Iterator[None]:
-    """Turns transformers' errors into a `ModelError` with a suggestion; `trust`: the setting that lets code run."""
+    """Turn transformers' errors into a `ModelError` with a suggestion; `trust`: the setting that lets code run."""
     try:
         yield
     except UserError:
@@ -224,7 +227,7 @@ def explained(source: str, what: str, trust: str | None = "model.trust_remote_co
 
 
 def said_by(error: BaseException) -> str:
-    """A library's whole error, its type and all of its lines, to be put below a message of ours."""
+    """Return a library's whole error, its type and all of its lines, to be put below a message of ours."""
     lines = [line.rstrip() for line in str(error).strip().splitlines()]
     first = type(error).__name__ + (f": {lines[0]}" if lines else "")
     return "\n" + "\n".join(f"  {line}".rstrip() for line in [first, *lines[1:]])

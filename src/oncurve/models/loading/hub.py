@@ -1,4 +1,4 @@
-"""Whether the model hub can be reached and answers: checked in seconds, before its client tries for minutes."""
+"""A check, in seconds, that the model hub can be reached and answers, before its client tries for minutes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ANSWER_SECONDS = 10.0
 
 
 def online() -> bool:
-    """Whether the hub can be used: it is reachable, and it answers."""
+    """Return whether the hub can be used: it is reachable, and it answers."""
     return reachable() and answers()
 
 
 def reachable(seconds: float = SECONDS) -> bool:
-    """Whether a connection to the hub (or to the proxy in between) can be opened within `seconds`.
+    """Return whether a connection to the hub (or to the proxy in between) can be opened within `seconds`.
 
     False at once where `HF_HUB_OFFLINE` is set. Looking up a name has no deadline of its own, so a thread does it.
     """
@@ -40,7 +40,7 @@ def reachable(seconds: float = SECONDS) -> bool:
 
 
 def answers(seconds: float = ANSWER_SECONDS) -> bool:
-    """Whether the hub answers within `seconds`, with an error too.
+    """Return whether the hub answers within `seconds`, with an error too.
 
     With a server that accepts connections and never answers, the hub's client would take minutes: it waits ten seconds
     for each of several requests for each of several files, and tries each again.
@@ -57,7 +57,7 @@ def answers(seconds: float = ANSWER_SECONDS) -> bool:
 
 
 def _within(seconds: float, check: Callable[[], bool]) -> bool:
-    """The result of `check`; False where it takes longer than `seconds`, and its thread then ends by itself."""
+    """Return the result of `check`; False where it takes longer than `seconds`, and its thread then ends by itself."""
     results: list[bool] = []
     thread = Thread(target=lambda: results.append(check()), daemon=True)
     thread.start()
@@ -67,7 +67,7 @@ def _within(seconds: float, check: Callable[[], bool]) -> bool:
 
 @contextmanager
 def offline(local: bool) -> Iterator[None]:
-    """A context in which, with `local`, nothing reaches the hub, whatever a file of the model names.
+    """Return a context in which, with `local`, nothing reaches the hub, whatever a file of the model names.
 
     `local_files_only` holds for the files that transformers looks up itself. Other downloads, such as the compiled
     kernels of an architecture, follow this setting of huggingface_hub.
@@ -83,7 +83,7 @@ def offline(local: bool) -> Iterator[None]:
 
 
 def _first_address(endpoint: str) -> tuple[str, int]:
-    """Host and port of the first connection of a request to `endpoint`."""
+    """Return host and port of the first connection of a request to `endpoint`."""
     address = urlsplit(endpoint)
     proxy = None if proxy_bypass(address.hostname or "") else getproxies().get(address.scheme, getproxies().get("all"))
     if proxy:

@@ -20,17 +20,19 @@ class Weights(Protocol):
 
     @property
     def version(self) -> int:
-        """How often the weights have changed; an engine writes it on every completion that it samples."""
+        """Return how often the weights have changed; an engine writes it on every completion that it samples."""
         ...
 
     def local(self) -> CausalModel | None:
-        """The live model where it is in this process, so that nothing is copied; None: only `buckets` has the weights.
+        """Return the live model where it is in this process, so that nothing is copied; None: only `buckets` has the
+        weights.
 
         The learner goes on changing this model: an engine that may lag must copy it.
         """
 
     def buckets(self, nbytes: int) -> Iterator[Mapping[str, Tensor]]:
-        """All tensors under their Hugging Face names, in the dtype that the model computes in, on the model's device.
+        """Return all tensors under their Hugging Face names, in the dtype that the model computes in, on the model's
+        device.
 
         A bucket has at most `nbytes` bytes, unless a single tensor has more. Tied weights come once; an adapter is
         merged into the weights. The tensors may be
@@ -46,11 +48,11 @@ class LocalWeights:
     version: int
 
     def local(self) -> CausalModel:
-        """The model itself."""
+        """Return the model itself."""
         return self.model
 
     def buckets(self, nbytes: int) -> Iterator[Mapping[str, Tensor]]:
-        """The module's own tensors, in its order."""
+        """Return the module's own tensors, in its order."""
         bucket: dict[str, Tensor] = {}
         size = 0
         for name, tensor in hub_tensors(self.model.module, self.model.adapter):
@@ -64,7 +66,9 @@ class LocalWeights:
 
 
 def changing_tensors(model: CausalModel) -> Mapping[str, Tensor]:
-    """The tensors that training may change, by the module's own names; tied ones once. With an adapter, those of it."""
+    """Return the tensors that training may change, by the module's own names; tied ones once. With an adapter, those of
+    it.
+    """
     if model.adapter is not None:
         return {name: parameter.detach() for name, parameter in model.adapter.parameters.items()}
     seen: set[tuple[int, torch.Size, torch.dtype]] = set()
@@ -78,8 +82,9 @@ def changing_tensors(model: CausalModel) -> Mapping[str, Tensor]:
 
 
 def held(weights: LocalWeights) -> LocalWeights:
-    """The weights as they are now, in a model of its own that no update changes. Of a model with an adapter only the
-    adapter is copied. Raises ModelError: the model cannot be copied."""
+    """Return the weights as they are now, in a model of its own that no update changes. Of a model with an adapter only
+    the adapter is copied. Raises ModelError: the model cannot be copied.
+    """
     model = weights.model
     trained = set() if model.adapter is None else set(map(id, model.adapter.parameters.values()))
     frozen = [] if model.adapter is None else [each for each in model.module.parameters() if id(each) not in trained]

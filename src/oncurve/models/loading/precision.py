@@ -26,7 +26,7 @@ _CPU_FEATURES = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "sve_bf16": "
 
 
 def native_bfloat16(device: torch.device) -> tuple[bool, str]:
-    """Whether `device` multiplies bfloat16 matrices in hardware, and the evidence for it."""
+    """Return whether `device` multiplies bfloat16 matrices in hardware, and the evidence for it."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         found = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -43,7 +43,7 @@ def native_bfloat16(device: torch.device) -> tuple[bool, str]:
 
 
 def resolved(wanted: Precision, device: torch.device) -> tuple[Literal["float32", "bfloat16"], str]:
-    """The dtype of `wanted` on `device`, and why."""
+    """Return the dtype of `wanted` on `device`, and why."""
     if wanted != "auto":
         return wanted, "as model.dtype says"
     native, why = native_bfloat16(device)
@@ -51,7 +51,7 @@ def resolved(wanted: Precision, device: torch.device) -> tuple[Literal["float32"
 
 
 def device_of(device: str, section: str) -> torch.device:
-    """The device that the setting `<section>.device` names. Raises ModelError: there is no CUDA device."""
+    """Return the device that the setting `<section>.device` names. Raises ModelError: there is no CUDA device."""
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise ModelError(f'{section}.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu"')

@@ -78,7 +78,9 @@ def save(
 def _files_of_transformers(
     module: nn.Module, tokenizer: Any, tensors: LazyTensors, folder: Path
 ) -> tuple[dict[str, bytes], dict[str, Mapping[str, Tensor]]]:
-    """The files that transformers writes, by way of `folder`, and the weights, where they are not among these."""
+    """Return the files that transformers writes, by way of `folder`, and the weights, where they are not among
+    these.
+    """
     network, weights = cast(Any, module), {}
     names = _names_on_disk(network, folder)
     if names is None:  # transformers converts this model's tensors on their way, so it needs them all
@@ -95,7 +97,7 @@ def _files_of_transformers(
 
 
 def hub_tensors(module: nn.Module, adapter: Adapter | None = None) -> Iterator[tuple[str, Tensor]]:
-    """The module's own tensors, detached, under the names that `save` writes them by; tied ones once.
+    """Return the module's own tensors, detached, under the names that `save` writes them by; tied ones once.
 
     The `adapter` in the module is merged into the weights. Where transformers converts tensors as it writes them, all
     of them go through a temporary folder.
@@ -122,7 +124,8 @@ def hub_tensors(module: nn.Module, adapter: Adapter | None = None) -> Iterator[t
 
 
 def _names_on_disk(network: Any, folder: Path) -> dict[str, str] | None:
-    """The name on disk of each tensor that transformers writes, and its name in the model; None: it changes them.
+    """Return the name on disk of each tensor that transformers writes, and its name in the model; None: it changes
+    them.
 
     Found by saving a copy with one number per tensor, tied ones tied; `folder` then has all the other files.
     """
@@ -142,7 +145,7 @@ def _names_on_disk(network: Any, folder: Path) -> dict[str, str] | None:
 
 
 def _with_dtype(path: Path, tensors: Mapping[str, Tensor]) -> bytes:
-    """The configuration with the dtype of what was written, which need not be the module's."""
+    """Return the configuration with the dtype of what was written, which need not be the module's."""
     config = json.loads(path.read_bytes())
     floating = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(floating) == 1:
@@ -151,7 +154,7 @@ def _with_dtype(path: Path, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _stand_in(module: nn.Module, state: Mapping[str, Tensor], dtype: torch.dtype | None) -> LazyTensors:
-    """The module's tensors with `state` in the place of its own, tied ones together, in `dtype`."""
+    """Return the module's tensors with `state` in the place of its own, tied ones together, in `dtype`."""
     own = {name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}
     if unknown := set(state) - set(own):
         raise ModelError(f"the model has no tensor {sorted(unknown)[0]!r}")

@@ -12,7 +12,7 @@ _ALONE = threading.RLock()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A context without progress bars, advice, and requests to a server to convert a repository's pickles.
+    """Return a context without progress bars, advice, and requests to a server to convert a repository's pickles.
 
     One thread at a time is in it: transformers loads by changes of the whole process, such as how modules are made, and
     a load in another thread would then miss weights that are there.

@@ -60,7 +60,7 @@ class LoadedModel:
 
 
 def vocabulary_of(module: Any) -> int | None:
-    """How many tokens `module` can be given, by its embedding; None: not known."""
+    """Return how many tokens `module` can be given, by its embedding; None: not known."""
     found = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
     tables = [found] if isinstance(found, nn.Embedding) else module.modules()
     return max((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=None)
@@ -107,7 +107,7 @@ class ModelConfig(Component):
     )
 
     def source(self, weights: bool = True) -> str:
-        """What the model is loaded from: `path`, or the folder of the downloaded files of a `revision`.
+        """Return what the model is loaded from: `path`, or the folder of the downloaded files of a `revision`.
 
         `weights` False: configuration and tokenizer alone are fetched. Raises ModelError: there is no such revision.
         """
@@ -124,15 +124,15 @@ class ModelConfig(Component):
         return DTYPES[self.precision()[0]]
 
     def precision(self) -> tuple[Literal["float32", "bfloat16"], str]:
-        """`dtype` on this machine, and the reason for it. Raises ModelError: no such device."""
+        """Return `dtype` on this machine, and the reason for it. Raises ModelError: no such device."""
         return resolved(self.dtype, self.torch_device)
 
     def precision_here(self) -> tuple[Literal["float32", "bfloat16"], str] | None:
-        """`precision`, or None where the device that `device` asks for is not on this machine."""
+        """Return `precision`, or None where the device that `device` asks for is not on this machine."""
         return None if self.device == "cuda" and not torch.cuda.is_available() else self.precision()
 
     def on_this_machine(self) -> ModelConfig:
-        """The same with `dtype` by name, so that it stays what it is wherever the run goes on."""
+        """Return the same with `dtype` by name, so that it stays what it is wherever the run goes on."""
         return self.model_copy(update={"dtype": self.precision()[0]})
 
     def build(self, masters: bool = False, lora: LoraSettings = NO_ADAPTER, seed: int = 0) -> LoadedModel:
@@ -185,7 +185,8 @@ class ModelConfig(Component):
 
 
 def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:
-    """A module that is in memory already, as `ModelConfig.build` would give it: its path chosen, its EOS ids found.
+    """Return a module that is in memory already, as `ModelConfig.build` would give it: its path chosen, its EOS ids
+    found.
 
     Any module with `forward(input_ids) -> logits` will do; `tokenizer` may be None where prompts are token ids.
     """
@@ -195,7 +196,7 @@ def loaded_from(module: nn.Module, tokenizer: Any = None) -> LoadedModel:
 
 
 def adapted(loaded: LoadedModel, lora: LoraSettings, seed: int = 0) -> LoadedModel:
-    """`loaded` with the adapter of `lora` in its module, where it has none yet; its path is chosen again.
+    """Return `loaded` with the adapter of `lora` in its module, where it has none yet; its path is chosen again.
 
     Raises ModelError: it has an adapter, or lacks the layers that are named.
     """
@@ -207,7 +208,8 @@ def adapted(loaded: LoadedModel, lora: LoraSettings, seed: int = 0) -> LoadedMod
 
 
 def eos_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a completion, of the generation config, the config and the tokenizer, where they are there.
+    """Return every token that ends a completion, of the generation config, the config and the tokenizer, where they are
+    there.
 
     A set, because a chat model ends its turns with another token than its texts.
     """

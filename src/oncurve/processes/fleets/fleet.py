@@ -114,8 +114,7 @@ class Fleet(Protocol):
 
     def call(self, process: int, method: str, *arguments: Any) -> int:
         """Call a method of the object of `process`; the number of the call. A process that has ended answers nothing,
-        and an `Ended` of it comes, or has come. A call of "interrupt" is done at once, during another one, and has no
-        answer."""
+        and an `Ended` of it comes, or has come."""
 
     def wait(self, seconds: float) -> list[Event]:
         """What has happened since the last call, in order; after so many `seconds` perhaps nothing."""

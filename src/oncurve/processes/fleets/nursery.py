@@ -162,7 +162,7 @@ def serve(made: Any, end: socket.socket, remark: str = "") -> NoReturn:
     channel = Channel(end, _SEND_SECONDS)
     calls: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_beat, args=(channel,), daemon=True).start()
-    threading.Thread(target=_listen, args=(channel, calls, made), daemon=True).start()
+    threading.Thread(target=_listen, args=(channel, calls), daemon=True).start()
     made.begin()
     channel.send(("up", os.getpid(), remark))
     while True:
@@ -200,14 +200,11 @@ def _beat(channel: Channel) -> None:
         waiting.wait(BEAT_SECONDS)
 
 
-def _listen(channel: Channel, calls: SimpleQueue[Any], made: Any) -> None:
-    """Take calls. That of `interrupt` is done at once, during another one, and has no answer."""
+def _listen(channel: Channel, calls: SimpleQueue[Any]) -> None:
+    """Put the calls that come into `calls`; end this process where the channel is closed."""
     while True:
         try:
             for message in channel.arrived():
-                if message[1] == "interrupt":
-                    made.interrupt(*message[2])
-                else:
-                    calls.put(message)
+                calls.put(message)
         except ClosedError:
             os._exit(0)  # also in the middle of a call: its result is of no use any more

@@ -107,14 +107,15 @@ class Number(NamedTuple):
     percent: bool = False
 
     def equals(self, other: Number) -> bool:
-        """The same value; where one of them has a percent sign, also that one over 100: 50 % is 50, and 0.5."""
+        """Return the same value; where one of them has a percent sign, also that one over 100: 50 % is 50, and 0.5."""
         mine = self.value / 100 if self.percent and not other.percent else self.value
         theirs = other.value / 100 if other.percent and not self.percent else other.value
         return self.value == other.value or mine == theirs
 
 
 def text_after(text: str, marker: str | None) -> str | None:
-    """The text after the last `marker` (such as `</think>`); without a marker all of it; None if it never occurs.
+    """Return the text after the last `marker` (such as `</think>`); without a marker all of it; None if it never
+    occurs.
 
     After an opening tag (`<answer>`) only the text up to its closing tag counts, if there is one.
     """
@@ -128,7 +129,8 @@ def text_after(text: str, marker: str | None) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` or `\fbox{...}`, braces balanced; `\boxed 7` is `7`. None: there is none.
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, braces balanced; `\boxed 7` is `7`. None: there is
+    none.
 
     A box that is never closed (a truncated completion) does not count; the one before it does. Of nested boxes the
     innermost counts.
@@ -137,7 +139,7 @@ def boxed(text: str) -> str | None:
 
 
 def _last_box(text: str) -> tuple[int, str | None]:
-    """The start of the last closed box's content, and the content; (-1, None) without one. One pass."""
+    """Return the start of the last closed box's content, and the content; (-1, None) without one. One pass."""
     last: tuple[int, str | None] = (-1, None)
     opened: list[int | None] = []  # for each open brace the start of its box's content; None: not a box
     for token in _BRACES.finditer(text):
@@ -155,7 +157,7 @@ def _last_box(text: str) -> tuple[int, str | None]:
 
 
 def final_answer(text: str) -> str | None:
-    r"""The text that is marked as the final answer, stripped; None when nothing marks one.
+    r"""Return the text that is marked as the final answer, stripped; None when nothing marks one.
 
     The last of `#### ...` (to the end of the line) and `\boxed{...}`, whichever comes last; without those the last
     of `A: ...` at the beginning of a line, `Answer: ...`, `answer is ...`, where an empty rest of the line means the
@@ -178,7 +180,7 @@ def final_answer(text: str) -> str | None:
 
 
 def _preferred(mark: re.Pattern[str], text: str, unless: re.Pattern[str]) -> re.Match[str] | None:
-    """The last `mark` in the text that `unless` does not follow; where it follows all of them, the last one."""
+    """Return the last `mark` in the text that `unless` does not follow; where it follows all of them, the last one."""
     last = preferred = None
     for last in mark.finditer(text):
         if not unless.match(text, last.end()):
@@ -187,7 +189,7 @@ def _preferred(mark: re.Pattern[str], text: str, unless: re.Pattern[str]) -> re.
 
 
 def plain(text: str) -> str:
-    r"""The text with its numbers written one way, as LaTeX has them.
+    r"""Return the text with its numbers written one way, as LaTeX has them.
 
     `1 000`, `1\,000` and `1'000` are `1000` (digits grouped by three, by the same sign throughout), `5 million` is
     `5 \times 10^{6}`, `2 1/2` and `2½` are `2\frac{1}{2}`, `minus 5` is `-5`, `x equals 5` is `x = 5`. Blanks of all
@@ -205,7 +207,7 @@ def _as_latex(mixed: re.Match[str]) -> str:
 
 
 def number_in(text: str, last: bool = False) -> Number | None:
-    r"""The first (or `last`) number that a text states, exactly; None when it states none.
+    r"""Return the first (or `last`) number that a text states, exactly; None when it states none.
 
     Read: sign, `$1,234.50`, `.5`, `3/4`, `2 1/2`, `\frac{3}{4}`, `1e3`, `3 \times 10^5`, `1 000`, `5 million`.
     Currency, percent signs and units are no part of the value: `42%` is 42. After an equals sign the right side counts:
@@ -232,25 +234,25 @@ def number_in(text: str, last: bool = False) -> Number | None:
 
 
 def _is_bound(text: str, number: re.Match[str]) -> bool:
-    """Whether a number in the text is denied, or a bound of an inequality."""
+    """Return whether a number in the text is denied, or a bound of an inequality."""
     before = text[max(0, number.start() - _REACH) : number.start()]
     return bool(_DENIED.search(before) or _BOUND.match(text, number.end()))
 
 
 def _are_joined(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
-    """Whether two numbers of the text are alternatives, the ends of a range, members of a list, or terms."""
+    """Return whether two numbers of the text are alternatives, the ends of a range, members of a list, or terms."""
     between = text[one.end() : other.start()]
     return len(between) <= _REACH and bool(_JOINED.fullmatch(between) or (other["sign"] and between == " "))
 
 
 def whole_number(text: str) -> Number | None:
-    """The number that is the whole text; None where the text is anything else."""
+    """Return the number that is the whole text; None where the text is anything else."""
     match = _NUMBER.fullmatch(_numbers_plain(text).strip())
     return _value(match) if match and match["no"] is None else None
 
 
 def _numbers_plain(text: str) -> str:
-    """The text with its powers of ten as exponents (`3e5`) and its fractions of digits as `3/4`."""
+    """Return the text with its powers of ten as exponents (`3e5`) and its fractions of digits as `3/4`."""
     text = _TIMES_TEN.sub(lambda power: f"e{power[1] or power[2]}", plain(text))
     text = _POWER_OF_TEN.sub(lambda power: f"1e{power[1] or power[2]}", text)
     text = _FRACTION.sub(lambda f: f" {f[1]}{f[2] or f[3]}/{f[4] or f[5]} ".replace("--", ""), text)
@@ -273,7 +275,9 @@ def _value(match: re.Match[str]) -> Number | None:
 
 
 def marked_number(text: str, unmarked: bool = True) -> Number | None:
-    """The first number in the text's `final_answer`; where nothing marks one the last number of all (`unmarked`)."""
+    """Return the first number in the text's `final_answer`; where nothing marks one the last number of all
+    (`unmarked`).
+    """
     marked = final_answer(text)
     if marked is not None:
         return number_in(marked)

@@ -80,7 +80,7 @@ class Adapted:
                 raise ConfigError(f"reward {name}: kwargs: it takes no {key!r}{suggest(key, self._names)}")
 
     def _signature(self) -> tuple[Callable[[Mapping[str, Any]], Any], Accepts]:
-        """The call for the function's signature, and the arguments that it takes."""
+        """Return the call for the function's signature, and the arguments that it takes."""
         if {"solution_str", "ground_truth"} <= set(self._names):
             takes = ("completion", "data_source", *VERL_TRUTH, "extra_info")
             return self._verl, Accepts(needs=(VERL_TRUTH,), takes=takes)
@@ -95,7 +95,7 @@ class Adapted:
         return self._columns, Accepts(needs=needs, takes=tuple(used), everything=self._everything)
 
     def __call__(self, item: Mapping[str, Any]) -> Any:
-        """The function's value, or for a batch `{"rewards", "metrics", "extras"}`."""
+        """Return the function's value, or for a batch `{"rewards", "metrics", "extras"}`."""
         return self._call(item)
 
     def _columns(self, item: Mapping[str, Any]) -> Any:
@@ -109,7 +109,7 @@ class Adapted:
         return self._with_steps({"steps": value} if isinstance(value, (list, tuple)) else value, text)
 
     def _with_steps(self, value: Any, text: str) -> Any:
-        """The function's value for `text`, with steps as `step_ends` and `step_rewards`.
+        """Return the function's value for `text`, with steps as `step_ends` and `step_rewards`.
 
         Raises ValueError: numbers for another number of steps, or steps that lie outside the text.
         """
@@ -163,7 +163,7 @@ class Adapted:
 
 
 def _awaited(value: Any) -> Any:
-    """The result of a coroutine function, also where an event loop is already running (a notebook)."""
+    """Return the result of a coroutine function, also where an event loop is already running (a notebook)."""
     if not inspect.isawaitable(value):
         return value
     import asyncio  # here: it is slow to import, and few rewards need it
@@ -188,7 +188,7 @@ def served(
     split: str = "newline",
     kwargs: Mapping[str, Any] | None = None,
 ) -> Adapted:
-    """The worker's side: the function at `path`, or the one in the parent's cloudpickle bytes (base64)."""
+    """Return the worker's side: the function at `path`, or the one in the parent's cloudpickle bytes (base64)."""
     folder = Path(base) if base else None
     splitter = splitter_of(split, folder)
     if path is not None:

@@ -23,13 +23,16 @@ _POWER = re.compile(rf"(?:(?<=[0-9)\]}}])|(?<=[^A-Za-z][A-Za-z])|(?<=\A[A-Za-z])
 
 
 def digits_plain(text: str) -> str:
-    """The text with digits of other forms, and fractions of one character, in ASCII: `2½` is `2 1/2`, `９` is `9`."""
+    """Return the text with digits of other forms, and fractions of one character, in ASCII: `2½` is `2 1/2`, `９` is
+    `9`.
+    """
     return text if text.isascii() else text.translate(_DIGITS)
 
 
 def as_latex(text: str) -> str:
-    r"""The text with signs as LaTeX's commands, and without currencies and degrees at numbers: `x²` is `x^2`, `√2` is
-    `\sqrt{2}`, `45 €` and `45°` are `45`. Ornaments such as check marks are left out."""
+    r"""Return the text with signs as LaTeX's commands, and without currencies and degrees at numbers: `x²` is `x^2`,
+    `√2` is `\sqrt{2}`, `45 €` and `45°` are `45`. Ornaments such as check marks are left out.
+    """
     if text.isascii():
         return text
     text = _UNITS.sub("", _ORNAMENTS.sub("", text)).translate(_SYMBOLS)

@@ -46,7 +46,9 @@ class Choice(AnswerReward):
     """Whether the last mention counts where nothing marks an answer."""
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """Why the row's options are none, or its answer is none of them; None: the reward can use the row."""
+        """Return why the row's options are none, or its answer is none of them, or None if the reward can use the
+        row.
+        """
         given = row.get(self.options) if self.options is not None else None
         if self.options in row and _options(given) is None:
             return (
@@ -61,7 +63,7 @@ class Choice(AnswerReward):
         return said
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in this process; no user code is involved."""
+        """Run in this process; no user code is involved."""
         options = ((self.options,),) if self.options is not None else ()
         return InProcess(self._item, Accepts(needs=(("completion",), (self.answer,), *options)))
 
@@ -71,7 +73,9 @@ class Choice(AnswerReward):
         return 0.0 if text is None else self(text, item[self.answer], options)
 
     def __call__(self, completion: str, answer: Any, options: Any = None) -> float | None:
-        """1.0, 0.0 or None as the class says; `options` is what its column holds. Raises ValueError: no such answer."""
+        """Return 1.0, 0.0 or None as the class says; `options` is what its column holds. Raises ValueError: no such
+        answer.
+        """
         if answer is None or answer == "":
             return None
         labelled = _options(options)
@@ -82,7 +86,7 @@ class Choice(AnswerReward):
 
 
 def chosen(text: str, options: Mapping[str, str] | None = None, unmarked: bool = True) -> str | None:
-    """The label of the option that a text chooses; None where it chooses none, or several.
+    """Return the label of the option that a text chooses; None where it chooses none, or several.
 
     options    the texts of the options by their labels; None: any letter or number of at most two digits is a label
     unmarked   whether the last mention counts where nothing marks an answer
@@ -101,7 +105,7 @@ def chosen(text: str, options: Mapping[str, str] | None = None, unmarked: bool =
 
 
 def _label(marked: str, options: Mapping[str, str] | None) -> str | None:
-    """The label that a marked answer begins with, or whose option it is."""
+    """Return the label that a marked answer begins with, or whose option it is."""
     plain = _WRAPPED.sub(r"\1", marked).lstrip(_ORNAMENTS.replace("(", ""))
     if options is not None and (by_text := _by_text(plain, options)) is not None:
         return by_text
@@ -113,7 +117,7 @@ def _label(marked: str, options: Mapping[str, str] | None) -> str | None:
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
-    """The label of the only option with this text; None: there is none, or there are several."""
+    """Return the label of the only option with this text; None: there is none, or there are several."""
     found = [label for label, option in options.items() if _same(option) == _same(text)]
     return found[0] if len(found) == 1 else None
 
@@ -123,7 +127,7 @@ def _same(text: str) -> str:
 
 
 def _options(given: Any) -> dict[str, str] | None:
-    """The options by their labels; None: `given` holds none."""
+    """Return the options by their labels; None: `given` holds none."""
     if isinstance(given, Mapping):
         labels, texts = _listed(given.get("label")), _listed(given.get("text"))
     else:
@@ -139,7 +143,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _right(answer: Any, options: Mapping[str, str] | None) -> str | None:
-    """The label of the right option, from the answer column; None: it names none."""
+    """Return the label of the right option, from the answer column; None: it names none."""
     if options is None:
         label = str(answer).strip(_ORNAMENTS + ".:").upper()
         return label if re.fullmatch(r"[A-Z]|[0-9]{1,2}", label) else _label(str(answer), None)

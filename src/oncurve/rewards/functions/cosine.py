@@ -17,7 +17,7 @@ from oncurve.rewards.settings import Runner
 
 
 def cosine_scaled(length: int, max_length: int, shortest: float, longest: float) -> float:
-    """Half a cosine from `shortest` at length 0 to `longest` at `max_length`, and `longest` beyond.
+    """Return half a cosine from `shortest` at length 0 to `longest` at `max_length`, and `longest` beyond.
 
         longest + (shortest - longest) / 2 · (1 + cos(π · min(length / max_length, 1)))
 
@@ -78,7 +78,7 @@ class Cosine(Math):
 
     @property
     def below_zero(self) -> bool:
-        """Whether the values of wrong completions are below 0."""
+        """Return whether the values of wrong completions are below 0."""
         return self.min_value_wrong < 0
 
     def for_lengths(self, longest: int) -> Cosine:
@@ -86,7 +86,7 @@ class Cosine(Math):
         return self.model_copy(update={"max_length": self.max_length or longest})
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in workers, as `math` does. Raises ConfigError without a `max_length`."""
+        """Run in workers, as `math` does. Raises ConfigError without a `max_length`."""
         if self.max_length is None:
             raise ConfigError("max_length is missing, the length in tokens at which both curves end")
         curves = {
@@ -114,7 +114,7 @@ class ScaledChecker(Checker):
         self._max_length, self._correct, self._wrong = max_length, correct, wrong
 
     def __call__(self, item: Mapping[str, Any]) -> float | None:
-        """The value of `{"completion": text, <answer>: text or number, "completion_ids": tokens}`, or None."""
+        """Return the value of `{"completion": text, <answer>: text or number, "completion_ids": tokens}`, or None."""
         right = super().__call__(item)
         if right is None:
             return None

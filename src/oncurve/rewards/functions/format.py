@@ -18,7 +18,7 @@ Preset = Literal["think", "think_answer", "answer", "boxed", "hashes"]
 
 
 def think(text: str) -> bool:
-    """Whether the text begins with `<think>`, which is closed and not opened again. The text after it is free.
+    """Return whether the text begins with `<think>`, which is closed and not opened again. The text after it is free.
 
     The pattern of TRL's `think_format_reward`: `(?s)^<think>(?!.*<think>)(.*?)</think>.*$`.
     """
@@ -27,7 +27,8 @@ def think(text: str) -> bool:
 
 
 def think_answer(text: str) -> bool:
-    """Whether the text is `<think>...</think> <answer>...</answer>`, each tag once, and white space around the two.
+    """Return whether the text is `<think>...</think> <answer>...</answer>`, each tag once, and white space around the
+    two.
 
     The form that DeepSeek-R1 was trained with (arXiv:2501.12948, table 1).
     """
@@ -35,7 +36,7 @@ def think_answer(text: str) -> bool:
 
 
 def answer(text: str) -> bool:
-    """Whether the text has one `<answer>...</answer>`, with something in it. The text around it is free."""
+    """Return whether the text has one `<answer>...</answer>`, with something in it. The text around it is free."""
     _, opened, rest = text.partition("<answer>")
     inner, closed, after = rest.partition("</answer>")
     return bool(opened and closed and inner.strip()) and not any(
@@ -44,12 +45,12 @@ def answer(text: str) -> bool:
 
 
 def boxed_answer(text: str) -> bool:
-    r"""Whether the text has a `\boxed{...}` that is closed, with something in it."""
+    r"""Return whether the text has a `\boxed{...}` that is closed, with something in it."""
     return bool((boxed(text) or "").strip())
 
 
 def hashes(text: str) -> bool:
-    """Whether the last line that is not empty is `#### ...`, as in GSM8K, and no other line begins so."""
+    """Return whether the last line that is not empty is `#### ...`, as in GSM8K, and no other line begins so."""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     marked = [line for line in lines if line.startswith("####")]
     return bool(marked) and marked == lines[-1:] and bool(marked[0].strip("# "))
@@ -103,7 +104,7 @@ class Format(WorkerSettings):
         return False
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in this process; a pattern in workers."""
+        """Run in this process; a pattern in workers."""
         if self.pattern is not None:
             return self.workers(
                 "oncurve.rewards.functions.matcher:Matcher", {"pattern": self.pattern, "mode": "search"}
@@ -114,7 +115,7 @@ class Format(WorkerSettings):
         return self(item["completion"])
 
     def __call__(self, completion: str) -> float:
-        """1.0 or 0.0."""
+        """Return 1.0 or 0.0."""
         return float(PRESETS[self.preset]("<think>" + completion if self.prompt_opens else completion))
 
 
@@ -122,7 +123,7 @@ _TAG = re.compile(r"</?(?:think|answer)>")
 
 
 def _is_tagged(text: str, tags: tuple[str, ...]) -> bool:
-    """Whether the tags occur once each, closed, in this order, with white space alone outside of them."""
+    """Return whether the tags occur once each, closed, in this order, with white space alone outside of them."""
     found = [match[0] for match in _TAG.finditer(text)]
     outside = _TAG.split(text)[::2]
     return found == [part for tag in tags for part in (f"<{tag}>", f"</{tag}>")] and not "".join(outside).strip()

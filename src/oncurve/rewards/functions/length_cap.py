@@ -33,7 +33,7 @@ class LengthCap(RewardSettings):
     """The value of a longer completion."""
 
     def for_lengths(self, longest: int) -> LengthCap:
-        """This reward. Raises ConfigError: no completion can be longer than `max_length`."""
+        """Return this reward. Raises ConfigError: no completion can be longer than `max_length`."""
         if self.max_length >= longest:
             raise ConfigError(
                 f"max_length: nothing is punished: completions have at most {longest} tokens (rollout.max_new_tokens); "
@@ -42,12 +42,12 @@ class LengthCap(RewardSettings):
         return self
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in this process; no user code is involved."""
+        """Run in this process; no user code is involved."""
         return InProcess(self._item, Accepts(needs=(("completion_ids",),)))
 
     def _item(self, item: Mapping[str, Any]) -> float:
         return self(len(item["completion_ids"]))
 
     def __call__(self, length: int) -> float:
-        """The punishment of a completion of `length` tokens: 0 or `penalty`."""
+        """Return the punishment of a completion of `length` tokens: 0 or `penalty`."""
         return self.penalty if length > self.max_length else 0.0

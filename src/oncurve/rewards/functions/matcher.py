@@ -19,5 +19,5 @@ class Matcher:
         self._match = compiled.search if mode == "search" else compiled.fullmatch
 
     def __call__(self, item: Mapping[str, Any]) -> float:
-        """1.0 or 0.0 for `{"completion": text}`."""
+        """Return 1.0 or 0.0 for `{"completion": text}`."""
         return float(self._match(item["completion"]) is not None)

@@ -57,7 +57,7 @@ class Math(AnswerReward, WorkerSettings):
     """
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in workers."""
+        """Run in workers."""
         return self.workers("oncurve.rewards.functions.math:Checker", {"answer": self.answer, "after": self.after})
 
 
@@ -78,11 +78,11 @@ class Checker:
         self.check("1", "2")  # the grammars are read in the time of a start
 
     def __call__(self, item: Mapping[str, Any]) -> float | None:
-        """1.0, 0.0 or None for `{"completion": text, <answer>: text or number}`."""
+        """Return 1.0, 0.0 or None for `{"completion": text, <answer>: text or number}`."""
         return self.check(item["completion"], str(item[self._answer]))
 
     def check(self, completion: str, answer: str) -> float | None:
-        """1.0 if `completion` gives the answer that `answer` gives, 0.0 if not, None if `answer` gives none."""
+        """Return 1.0 if `completion` gives the answer that `answer` gives, 0.0 if not, None if `answer` gives none."""
         gold = self._gold(answer)
         if not gold:
             return None
@@ -106,7 +106,8 @@ class Checker:
 
 
 def _to_parse(text: str) -> str:
-    """The input of math-verify, which looks for formulas in boxes and delimiters only: a bare one is put into a box.
+    """Return the input of math-verify, which looks for formulas in boxes and delimiters only: a bare one is put into a
+    box.
 
     A text with boxes stays as it is (math-verify reads several). Of a marked answer the formula counts, without the
     words around it.
@@ -125,7 +126,7 @@ def _to_parse(text: str) -> str:
 
 
 def _number(formula: str) -> Number | None:
-    """The number in the last box, alone or after a name and an equals sign: `5`, `x = 5`."""
+    """Return the number in the last box, alone or after a name and an equals sign: `5`, `x = 5`."""
     return whole_number(_NAMED.sub("", boxed(formula) or ""))
 
 
@@ -134,7 +135,7 @@ def _without_unit(formula: str) -> str:
 
 
 def _of_sentence(marked: str) -> str:
-    r"""The formula of a marked answer: all of it, or of a sentence the piece between the words.
+    r"""Return the formula of a marked answer: all of it, or of a sentence the piece between the words.
 
     The last equation counts, else the first piece with a digit or a letter: `She has 5 apples` is `5`,
     `a total of 3 + 4 = 7 apples` is `3 + 4 = 7`, `5 apples cost 7 dollars` is `5`, as for `numeric`. Words alone are
@@ -154,6 +155,8 @@ def _of_sentence(marked: str) -> str:
 
 
 def _trimmed(piece: str) -> str:
-    """The piece without the punctuation around it, and without a parenthesis whose other half is among the words."""
+    """Return the piece without the punctuation around it, and without a parenthesis whose other half is among the
+    words.
+    """
     trimmed = piece.strip(" ,;:!?*_≈~").removesuffix(".").removesuffix(" or").rstrip()
     return trimmed if trimmed.count("(") == trimmed.count(")") else trimmed.strip("() ")

@@ -49,7 +49,7 @@ class Overlong(RewardSettings):
         return self.model_copy(update={"max_length": most})
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in this process; no user code is involved. Raises ConfigError without a `max_length`."""
+        """Run in this process; no user code is involved. Raises ConfigError without a `max_length`."""
         if self.max_length is None:
             raise ConfigError("max_length is missing, the length in tokens from which on a completion has -1")
         return InProcess(self._item, Accepts(needs=(("completion_ids",),)))
@@ -58,6 +58,6 @@ class Overlong(RewardSettings):
         return self(len(item["completion_ids"]))
 
     def __call__(self, length: int) -> float:
-        """The punishment of a completion of `length` tokens, in -1..0."""
+        """Return the punishment of a completion of `length` tokens, in -1..0."""
         assert self.max_length is not None
         return max(-1.0, min(0.0, (self.max_length - self.buffer - length) / self.buffer))

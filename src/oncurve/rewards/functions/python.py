@@ -60,7 +60,7 @@ class Python(WorkerSettings):
         return name if name.isidentifier() else "reward"
 
     def start(self, base: Path | None) -> Runner:
-        """Workers for a path, or for a function that can be copied; else this process. Raises ConfigError."""
+        """Return workers for a path, or for a function that can be copied; else this process. Raises ConfigError."""
         settings = {"base": str(base or Path.cwd()), "split": self.split, "kwargs": self.kwargs}
         if self.function is None:
             return self.workers("oncurve.rewards.functions.callables:served", {"path": self.path, **settings})
@@ -78,7 +78,7 @@ class Python(WorkerSettings):
 
 
 def path_of(function: object) -> str | None:
-    """`"/folder/file.py:name"` of a function at the top of a file that was imported; None for every other.
+    """Return `"/folder/file.py:name"` of a function at the top of a file that was imported; None for every other.
 
     The name in the file must mean this very function: not a closure, a lambda, a decorated or a redefined one, one of a
     notebook, of a script that runs (a worker would run it, too), of a package (whose files import each other), or one
@@ -98,7 +98,7 @@ def path_of(function: object) -> str | None:
 
 
 def why_in_process(function: Callable[..., Any]) -> str | None:
-    """Why a function must run in this process; None: a copy of it in a worker computes the same.
+    """Return why a function must run in this process, or None if a copy of it in a worker computes the same.
 
     A copy has this process's variables as they are now, and its changes stay in the worker. So closures and functions
     that read changeable variables run here, and so do functions that use torch, on this process's tensors.
@@ -117,7 +117,7 @@ _UNCHANGEABLE = (type(None), bool, int, float, complex, str, bytes, re.Pattern, 
 
 
 def _kept_here(value: Any, seen: set[int]) -> str | None:
-    """The reason found in a function and in the functions that it reads, which cloudpickle copies by value."""
+    """Return the reason found in a function and in the functions that it reads, which cloudpickle copies by value."""
     if id(value) in seen:
         return None
     seen.add(id(value))

@@ -33,14 +33,14 @@ class Repetition(RewardSettings):
     """The value that a completion of nothing but one repeated n-gram approaches."""
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in this process, in time linear in the completion; no user code is involved."""
+        """Run in this process, in time linear in the completion; no user code is involved."""
         return InProcess(self._item, Accepts(needs=(("completion_ids",),)))
 
     def _item(self, item: Mapping[str, Any]) -> float:
         return self(item["completion_ids"])
 
     def __call__(self, ids: Sequence[int]) -> float:
-        """The punishment of a completion of these tokens, in `max_penalty`..0."""
+        """Return the punishment of a completion of these tokens, in `max_penalty`..0."""
         total = len(ids) - self.ngram_size + 1
         if total < 1:
             return 0.0

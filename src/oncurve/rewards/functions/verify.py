@@ -31,7 +31,7 @@ class Checked(AnswerReward):
     """A comparison with a column that runs in this process, in time linear in the text."""
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in this process; no user code is involved."""
+        """Run in this process; no user code is involved."""
         return InProcess(self._item, Accepts(needs=(("completion",), (self.answer,))))
 
     def _item(self, item: Mapping[str, Any]) -> float | None:
@@ -39,7 +39,7 @@ class Checked(AnswerReward):
         return 0.0 if text is None else self(text, item[self.answer])
 
     def __call__(self, completion: str, answer: Any) -> float | None:
-        """1 for a right completion, 0 for a wrong one, None where the answer column holds no answer."""
+        """Return 1 for a right completion, 0 for a wrong one, None where the answer column holds no answer."""
         raise TypeError(f"{type(self).__name__} defines no comparison")
 
 
@@ -54,7 +54,7 @@ class Exact(Checked):
     """Whether `paris` equals `Paris`."""
 
     def __call__(self, completion: str, answer: Any) -> float | None:
-        """1.0, 0.0 or None as the class says; an `answer` that is not text is compared as text."""
+        """Return 1.0, 0.0 or None as the class says; an `answer` that is not text is compared as text."""
         expected = self._plain(str(answer)) if answer is not None else ""
         return float(self._plain(completion) == expected) if expected else None
 
@@ -75,7 +75,7 @@ class Numeric(Checked):
     """Whether the last number of a text counts when nothing marks an answer."""
 
     def __call__(self, completion: str, answer: Any) -> float | None:
-        """1.0, 0.0 or None as the class says; `answer` is text or a number."""
+        """Return 1.0, 0.0 or None as the class says; `answer` is text or a number."""
         expected = marked_number(str(answer))
         if expected is None:
             return None
@@ -87,7 +87,7 @@ class Task(Checked):
     """1 if the completion solves a problem of the built-in task, by the task's own checker and its `answer` column."""
 
     def __call__(self, completion: str, answer: Any) -> float | None:
-        """1.0 or 0.0."""
+        """Return 1.0 or 0.0."""
         return float(is_correct(completion, str(answer)))
 
 
@@ -102,7 +102,7 @@ class TaskSteps(RewardSettings):
     default: ClassVar[str | None] = "task_steps"
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """The question is one of the task's."""
+        """Return the question is one of the task's."""
         question = row.get("question")
         try:
             read_question(question if isinstance(question, str) else "")
@@ -111,7 +111,7 @@ class TaskSteps(RewardSettings):
         return None
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in this process; no user code is involved."""
+        """Run in this process; no user code is involved."""
         return InProcess(self._item, Accepts(needs=(("completion",), ("question",))))
 
     def _item(self, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,5 +135,5 @@ class Regex(WorkerSettings):
     """Where it must match. "search": somewhere in the completion; "full": the whole completion."""
 
     def start(self, base: Path | None) -> Runner:
-        """Runs in workers."""
+        """Run in workers."""
         return self.workers("oncurve.rewards.functions.matcher:Matcher", {"pattern": self.pattern, "mode": self.mode})

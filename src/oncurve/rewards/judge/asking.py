@@ -68,7 +68,9 @@ class Asking(Closing):
                     Thread(target=self._work, daemon=True).start()
 
     def replies(self) -> list[Reply]:
-        """One reply per item, in order. Raises the error that ended the asking, after the requests on their way."""
+        """Return one reply per item, in order. Raises the error that ended the asking, after the requests on their
+        way.
+        """
         with self._changed:
             now = time.monotonic()
             self.overlapped_seconds = self._seconds + sum(now - begun for begun in self._begun.values())

@@ -55,7 +55,7 @@ class Endpoint:
     retries: int = 4
 
     def answer(self, body: Mapping[str, Any], seconds: float, stopped: Event) -> Answer:
-        """The answer to a request, within `seconds`; waits between tries end when `stopped` is set.
+        """Return the answer to a request, within `seconds`; waits between tries end when `stopped` is set.
 
         Raises Unanswered, and RewardError where every request would be refused: an unknown path, a wrong key.
         """
@@ -74,7 +74,7 @@ class Endpoint:
         raise AssertionError("the last try returns or raises")
 
     def check(self, seconds: float) -> str | None:
-        """Why nothing can be asked here: no connection, a refused key; None: something answers."""
+        """Return why nothing can be asked here: no connection, a refused key, or None if something answers."""
         try:
             answer = ask("GET", self.url + "/models", None, self._headers(), seconds=seconds, largest=0)
         except OSError as error:
@@ -110,7 +110,7 @@ class Endpoint:
 
 
 def _read(body: bytes) -> Answer:
-    """The answer in a body. Raises Temporary: it is no chat completion, as a proxy's page is none."""
+    """Return the answer in a body. Raises Temporary: it is no chat completion, as a proxy's page is none."""
     try:
         found = json.loads(body)
         text = found["choices"][0]["message"]["content"]
@@ -124,6 +124,6 @@ def _read(body: bytes) -> Answer:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """The seconds of a `Retry-After` header; 0 where there is none, or a date."""
+    """Return the seconds of a `Retry-After` header; 0 where there is none, or a date."""
     said = headers.get("Retry-After", "")
     return float(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0.0

@@ -36,7 +36,7 @@ _FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n\s*```\s*", re.DOTALL)
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError: a key is there twice."""
+    """Return a JSON object. Raises ValueError: a key is there twice."""
     table = dict(pairs)
     if len(table) < len(pairs):
         raise ValueError("a key is there twice")
@@ -148,7 +148,7 @@ class ModelJudge(RewardSettings):
         return self
 
     def complaint(self, row: Mapping[str, Any]) -> str | None:
-        """Why the template cannot be filled in with the columns of `row`; None: it can."""
+        """Return why the template cannot be filled in with the columns of `row`, or None if it can."""
         try:
             self.message({"completion": "", "prompt": "", "completion_ids": [], **row})
         except Exception as error:  # a template of the user's may raise anything
@@ -156,7 +156,7 @@ class ModelJudge(RewardSettings):
         return None
 
     def message(self, item: Mapping[str, Any]) -> str:
-        """The template with the values of `item` filled in."""
+        """Return the template with the values of `item` filled in."""
         return self._compiled.fill(item)
 
     @cached_property
@@ -164,7 +164,7 @@ class ModelJudge(RewardSettings):
         return _Template(self.template)
 
     def request(self, item: Mapping[str, Any]) -> Request:
-        """The request for an item, and the hash of what decides its answer: the body, not the address."""
+        """Return the request for an item, and the hash of what decides its answer: the body, not the address."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         body: dict[str, Any] = {
             "model": self.model,
@@ -178,7 +178,9 @@ class ModelJudge(RewardSettings):
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest(), body
 
     def read(self, text: str) -> Reply:
-        """The score in an answer; a fault of kind "type" where it holds none, several, or one outside the bounds."""
+        """Return the score in an answer; a fault of kind "type" where it holds none, several, or one outside the
+        bounds.
+        """
         try:
             score = self._score(text)
         except ValueError as error:
@@ -210,7 +212,7 @@ class ModelJudge(RewardSettings):
         return float(score)
 
     def start(self, base: Path | None) -> Runner:
-        """Asks from threads of this process. Raises ConfigError: no key, or nothing answers at the address."""
+        """Ask from threads of this process. Raises ConfigError: no key, or nothing answers at the address."""
         runner = EndpointRunner(self, Endpoint(self.url, self._key(), self.retries))
         problem = runner.endpoint.check(min(CHECK_SECONDS, self.timeout_seconds))
         if problem is not None:
@@ -239,7 +241,7 @@ class EndpointRunner:
 
     @property
     def announcement(self) -> str:
-        """What leaves this machine, for the plan."""
+        """Return what leaves this machine, for the plan."""
         sent = [name for (name,) in self.about["needs"]]
         limits = [
             f"{limit:,} {what}"
@@ -256,11 +258,11 @@ class EndpointRunner:
         self.replies.keep_in(file)
 
     def begin(self) -> Asking:
-        """The requests of one scoring."""
+        """Return the requests of one scoring."""
         return Asking(self.settings.request, self.replies.get, self._answer, self.settings.concurrency)
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
-        """One reply per item, in order."""
+        """Return one reply per item, in order."""
         with self.begin() as asking:
             asking.add(items)
             return asking.replies()
@@ -298,5 +300,5 @@ class _Template:
         self._template = environment.from_string(text)
 
     def fill(self, item: Mapping[str, Any]) -> str:
-        """The text with the values of `item`. Raises what the template raises."""
+        """Return the text with the values of `item`. Raises what the template raises."""
         return str(self._template.render(item))

@@ -1,4 +1,4 @@
-"""What a model has answered: kept in a file, so that a resumed run has the same rewards and pays for nothing twice."""
+"""Answers of a model, kept in a file, so that a resumed run has the same rewards and pays for nothing twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Replies(Closing):
         self._log = self._open.enter_context(AppendLog(file))
 
     def get(self, key: str) -> Reply | None:
-        """The reply to a request, if it has been answered."""
+        """Return the reply to a request, if it has been answered."""
         return self._known.get(key)
 
     def reserve(self) -> None:

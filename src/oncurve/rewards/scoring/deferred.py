@@ -51,7 +51,7 @@ class Scoring(Closing):
 
     @property
     def rewarded(self) -> bool:
-        """Whether there is a component."""
+        """Return whether there is a component."""
         return bool(self._components)
 
     def submit(self, index: int, group: Group) -> None:
@@ -61,7 +61,7 @@ class Scoring(Closing):
             scored.submit(index, group)
 
     def finish(self, groups: Sequence[Group]) -> list[Group]:
-        """All groups, in order, with a `Score` for every completion; a submitted group i must be `groups[i]`.
+        """Return all groups, in order, with a `Score` for every completion; a submitted group i must be `groups[i]`.
 
         Without a component every reward is 0.
 
@@ -96,7 +96,7 @@ class Scoring(Closing):
         return [replace(group, scores=tuple(next(remaining) for _ in group.completions)) for group in groups]
 
     def _score(self, index: int, replies: Sequence[Reply], prompt: Prompt, completion: Completion) -> Score:
-        """The score of completion number `index`, from one reply per component."""
+        """Return the score of completion number `index`, from one reply per component."""
         values: dict[str, float | None] = {}
         terms = []
         steps = _Steps(len(completion.text))
@@ -142,7 +142,7 @@ class Scoring(Closing):
         return self._locate(prompt, completion, ends)
 
     def _extras(self, index: int) -> dict[str, Any]:
-        """The extra values logged for completion number `index`, by "component/name"; None is left out."""
+        """Return the extra values logged for completion number `index`, by "component/name"; None is left out."""
         return {
             f"{scored.component.name}/{name}": values[index]
             for scored in self._components
@@ -194,7 +194,7 @@ class _Steps:
             self._scored_whole = True
 
     def result(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Ends and rewards, in the order of the text; empty where no component scored steps."""
+        """Return ends and rewards, in the order of the text; empty where no component scored steps."""
         if not self._rewards:
             return (), ()
         if self._scored_whole:
@@ -222,7 +222,7 @@ class ComponentScoring:
         self._error: OncurveError | None = None
 
     def runs_here(self) -> bool:
-        """Whether it runs in this process."""
+        """Return whether it runs in this process."""
         return self._job is None
 
     @property
@@ -253,7 +253,7 @@ class ComponentScoring:
             self._error = error
 
     def replies(self, groups: Sequence[Group]) -> list[Reply]:
-        """One reply per completion, group by group: `value` is a finite float or None, or there is a `fault`.
+        """Return one reply per completion, group by group: `value` is a finite float or None, or there is a `fault`.
 
         Raises DataError: a column is missing in a row, or cannot be sent to a worker. RewardError: a list of the
         wrong length.
@@ -280,7 +280,9 @@ class ComponentScoring:
         return DataError(f"reward {self.component.name}: a column cannot be sent to its worker: {error}")
 
     def _batch(self, groups: Sequence[Group], reply: Reply) -> list[Reply]:
-        """The replies of one call for all; after a fault of one call per group, so that a bad item spoils one group."""
+        """Return the replies of one call for all; after a fault of one call per group, so that a bad item spoils one
+        group.
+        """
         count = completion_count(groups)
         if reply.fault is None:
             return self._unpacked(reply, 0, count, count)
@@ -298,7 +300,9 @@ class ComponentScoring:
         return found
 
     def _unpacked(self, reply: Reply, start: int, expected: int, total: int) -> list[Reply]:
-        """The replies of `expected` completions, from number `start` of `total`; keeps what the function logged."""
+        """Return the replies of `expected` completions, from number `start` of `total`; keeps what the function
+        logged.
+        """
         if reply.fault is not None:
             return [reply] * expected
         result: Mapping[str, Any] = reply.value
@@ -333,7 +337,7 @@ class DeferredScoring(Closing):
         """Does nothing."""
 
     def finish(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with their scores."""
+        """Return the groups with their scores."""
         return self.score(groups)
 
     def close(self) -> None:
@@ -341,7 +345,7 @@ class DeferredScoring(Closing):
 
 
 def _as_text(name: str) -> str:
-    """The name as valid UTF-8: user code may name a metric by a lone surrogate."""
+    """Return the name as valid UTF-8: user code may name a metric by a lone surrogate."""
     return name.encode("utf-8", "replace").decode()
 
 

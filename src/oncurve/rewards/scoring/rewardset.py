@@ -62,7 +62,8 @@ class RewardSet(Closing):
         tables: Sequence[Mapping[str, Any] | RewardSettings | Callable[..., Any]],
         base: Path | None = None,
     ) -> RewardSet:
-        """The rewards of tables, settings or plain functions. Their workers are started and have loaded their code.
+        """Return the rewards of tables, settings or plain functions. Their workers are started and have loaded their
+        code.
 
         base   the folder against which paths are resolved
 
@@ -118,7 +119,7 @@ class RewardSet(Closing):
 
     @property
     def keeps(self) -> bool:
-        """Whether a reward has something that `keep_in` keeps."""
+        """Return whether a reward has something that `keep_in` keeps."""
         return any(hasattr(component.runner, "keep_in") for component in self.components)
 
     def keep_in(self, folder: Path) -> None:
@@ -129,12 +130,12 @@ class RewardSet(Closing):
                 keep(folder / f"{component.name}.jsonl")
 
     def begin(self, step: int = 0) -> Scoring:
-        """The scoring of one step, to which groups can be submitted while others are still being sampled."""
+        """Return the scoring of one step, to which groups can be submitted while others are still being sampled."""
         self._last = Scoring(self.components, step, self.locate)
         return self._last
 
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
-        """The groups with a `Score` for every completion. Raises the errors of `Scoring.finish`."""
+        """Return the groups with a `Score` for every completion. Raises the errors of `Scoring.finish`."""
         with self.begin(step) as scoring:
             return scoring.finish(groups)
 
@@ -156,7 +157,7 @@ class RewardSet(Closing):
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Puts the reward's name before the message of a ConfigError, unless it has it."""
+    """Put the reward's name before the message of a ConfigError, unless it has it."""
     try:
         yield
     except ConfigError as error:
@@ -178,7 +179,9 @@ def _component(
 
 
 def component_names(chosen: Sequence[RewardSettings]) -> list[str]:
-    """The name of each reward; unnamed ones of one kind are numbered. Raises ConfigError for a name given twice."""
+    """Return the name of each reward; unnamed ones of one kind are numbered. Raises ConfigError for a name given
+    twice.
+    """
     names: list[str] = []
     for component in chosen:
         name = component.name or component.default_name
@@ -190,7 +193,8 @@ def component_names(chosen: Sequence[RewardSettings]) -> list[str]:
 
 
 def verifier_of(chosen: Sequence[RewardSettings], named: str | None = None) -> str | None:
-    """The name of the reward whose value 1 means that a completion is right, whatever its weight; None: not known.
+    """Return the name of the reward whose value 1 means that a completion is right, whatever its weight; None: not
+    known.
 
     That is the reward `named`, if it is given; else the only checker of answers (`verifies`) of weight >= 0, or of
     several the only one of weight > 0; else, without a checker, the only reward of weight > 0, or the only reward at

@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def blind(self) -> bool:
-        """Whether the reference answer is worth no more than a made-up text."""
+        """Return whether the reference answer is worth no more than a made-up text."""
         return self.reference is not None and self.made_up is not None and self.reference <= self.made_up
 
 
@@ -74,7 +74,9 @@ def tried(component: RewardComponent, prompt: Prompt, place: str) -> Trial:
 
 
 def _with_reference(component: RewardComponent, prompt: Prompt) -> list[str]:
-    """Completions with the reference answer of the row: as it stands, and in the forms in which answers are marked."""
+    """Return completions with the reference answer of the row: as it stands, and in the forms in which answers are
+    marked.
+    """
     column = getattr(component.settings, "answer", "answer")
     given = prompt.columns.get(column)
     if not isinstance(given, str | int | float) or given == "":
@@ -111,7 +113,7 @@ def _value(reply: Reply) -> float | None:
 
 
 def _described(reply: Reply) -> str:
-    """A fault in a sentence: its last words, and the line of the user's code."""
+    """Return a fault in a sentence: its last words, and the line of the user's code."""
     *_, last = reply.message.strip().splitlines() or [str(reply.fault)]
     places = _AT.findall(reply.message)
     return f"{last} ({reply.fault}{f', {places[-1][0]} line {places[-1][1]}' if places else ''})"

@@ -86,7 +86,8 @@ def _held_out_by_default(config: RunConfig, base: Path) -> list[Argument]:
     if count < ENOUGH_ROWS:
         return []
     fraction = min(0.1, MOST_HELD_OUT / count)
-    return [Argument("data", "data.eval_fraction", fraction), Argument("data", "eval.every", EVALUATED_EVERY)]
+    every = min(EVALUATED_EVERY, config.over(count - int(fraction * count)).run.steps)
+    return [Argument("data", "data.eval_fraction", fraction), Argument("data", "eval.every", every)]
 
 
 def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[str], str]:

@@ -1,1 +1,1 @@
-"""Where the groups of a step come from: collected at once, or with a lag, with or without a surplus."""
+"""The sources of a step's groups: collected at once, or with a lag, with or without a surplus."""

@@ -24,10 +24,6 @@ OnFailure = Callable[[list[Group]], None]
 """Called with the groups that were sampled for a step, before the error that ended it goes on."""
 
 
-Sampled = Callable[[OnGroup], list[Group]]
-"""Samples the groups of a step, and calls its argument with each as soon as it is complete."""
-
-
 class GivenUpError(Exception):
     """The groups that were being collected are of no use any more."""
 
@@ -74,7 +70,7 @@ class Collecting:
     _sampled: list[Group] = field(default_factory=list)
 
     def collect(self, state: TrainerState, metrics: Metrics) -> Collected:
-        """The groups of the step after `state`.
+        """Return the groups of the step after `state`.
 
         With dynamic sampling, rounds follow each other until enough groups are kept or `max_rounds` are made. Those
         beyond `prompts` are surplus, less than one round's.
@@ -109,7 +105,7 @@ class Collecting:
         )
 
     def _carried_over(self, state: TrainerState) -> Iterator[tuple[int, Group]]:
-        """The surplus of the step before, each group with the position of its prompt."""
+        """Return the surplus of the step before, each group with the position of its prompt."""
         for waiting in state.surplus:
             (prompt,), _ = self.source.take(waiting.cursor, 1)
             if prompt.ids == waiting.prompt_ids:
@@ -117,36 +113,15 @@ class Collecting:
             else:
                 log.warning("a group kept for this step is left out: the data has another prompt in its place now")
 
-    def take(self, state: TrainerState, sampling: Sampled, metrics: Metrics) -> Collected:
-        """The groups that `sampling` hands over as the next step's, whatever their prompts; dynamic sampling is not
-        applied. Raises as `collect`."""
-        try:
-            groups = self._scored_as_they_come(state.step, sampling, metrics)
-            usable = tuple(group for group in groups if self._is_usable(group))
-            if not usable:
-                raise TrainingError(self._nothing_to_train_on(state.step + 1))
-        except OncurveError:
-            self.on_failure(self._sampled)
-            raise
-        return Collected(tuple(groups), usable, (), state.cursor + len(groups), state.draw + 1)
-
     def _round(self, step: int, cursor: int, draw: int, metrics: Metrics) -> tuple[list[Group], int]:
-        """A scored group for each of the next prompts, and the cursor after them."""
+        """Return a scored group for each of the next prompts, and the cursor after them."""
         prompts, cursor = self.source.take(cursor, self.prompts)
-
-        def sampling(on_group: OnGroup) -> list[Group]:
-            return sample(self.engine, prompts, draw, self.group_size, on_group=on_group)
-
-        return self._scored_as_they_come(step, sampling, metrics), cursor
-
-    def _scored_as_they_come(self, step: int, sampling: Sampled, metrics: Metrics) -> list[Group]:
-        """The groups that are sampled for the step after `step`, with their scores."""
         with self.scorer.begin(step) as scoring:
             with timer(metrics, "rollout"), divergence_explained(step):
-                groups = sampling(self._handing_to(scoring))
+                groups = sample(self.engine, prompts, draw, self.group_size, on_group=self._handing_to(scoring))
             for name, value in measured(self.engine).items():
                 metrics.add(name, value)
-            return self._scored(groups, scoring, metrics)
+            return self._scored(groups, scoring, metrics), cursor
 
     def _handing_to(self, scoring: Scoring) -> OnGroup:
         def hand_in(index: int, group: Group) -> None:
@@ -157,7 +132,7 @@ class Collecting:
         return hand_in
 
     def _scored(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:
-        """The groups with the scores that `scoring` began while they were sampled."""
+        """Return the groups with the scores that `scoring` began while they were sampled."""
         before = len(self._sampled)
         self._sampled += groups
         with timer(metrics, "reward"):

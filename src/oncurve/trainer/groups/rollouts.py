@@ -3,8 +3,6 @@
     Rollouts         when the step begins, by the weights as they are then
     LaggedRollouts   step n trains what the weights after step n - 1 - lag wrote, or those of the run's beginning
 
-`WindowedRollouts` (windowed.py) trains groups in the order in which they are finished, which is not exact.
-
 With S_j the weights after j steps and lag 2: steps 1, 2 and 3 train what S_0 wrote, step 4 what S_1 wrote, and so on.
 The groups of step m are a function of S_{m-1-lag} and of the position after the groups of step m - 1: of prompts, of
 draws and of surplus. So they may be collected as soon as these are known, while earlier steps train, and no bit depends
@@ -54,7 +52,9 @@ class Rollouts:
         engine.follow(weights)
 
     def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """The groups of the step after `state`, in a run of `steps`; `make` makes what collects those of one step."""
+        """Return the groups of the step after `state`, in a run of `steps`; `make` makes what collects those of one
+        step.
+        """
         return make().collect(state, metrics)
 
     @contextmanager
@@ -69,15 +69,17 @@ class Rollouts:
         """Release what is held. Twice is allowed."""
 
     def save(self, folder: Path, step: int) -> Mapping[str, Any]:
-        """The record of what the steps after `step` need in addition to the weights, for a checkpoint in `folder`."""
+        """Return the record of what the steps after `step` need in addition to the weights, for a checkpoint in
+        `folder`.
+        """
         return {}
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """The inverse of `save`; `weights` are the policy's."""
+        """Restore what `save` wrote; `weights` are the policy's."""
 
 
 @dataclass
-class Collection:
+class _Collection:
     """The groups of one step, as they are asked for and as they come.
 
     begin   the state that it begins at, or the collection that it follows
@@ -87,17 +89,17 @@ class Collection:
 
     collecting: Collecting
     weights: LocalWeights
-    begin: TrainerState | Collection
+    begin: TrainerState | _Collection
     step: int
     metrics: Metrics = field(default_factory=Metrics)
     result: Collected | None = None
     error: BaseException | None = None
     failed: list[Group] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
-    after: Collection | None = None
+    after: _Collection | None = None
 
     def state(self) -> TrainerState:
-        """The state that it begins at."""
+        """Return the state that it begins at."""
         if isinstance(self.begin, TrainerState):
             return replace(self.begin, step=self.step - 1)
         before = self.begin.result
@@ -120,11 +122,11 @@ class LaggedRollouts(Rollouts):
         self._versions: dict[int, LocalWeights] = {}
         self._stored: dict[int, str] = {}
         self._newest = 0
-        self._planned: deque[Collection] = deque()
-        self._orders: queue.SimpleQueue[Collection | None] = queue.SimpleQueue()
+        self._planned: deque[_Collection] = deque()
+        self._orders: queue.SimpleQueue[_Collection | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._using = threading.Lock()
-        self._current: Collection | None = None
+        self._current: _Collection | None = None
 
     def follow(self, engine: RolloutEngine, weights: Weights, step: int) -> None:
         """Keep a copy of the weights after `step` steps, and forget those that no later step needs.
@@ -133,20 +135,22 @@ class LaggedRollouts(Rollouts):
         """
         self._engine, self._newest = engine, weights.version
         if step not in self._versions:
-            self._versions[step] = copied(weights)
+            self._versions[step] = _copied(weights)
         for old in [each for each in self._versions if each < step - self.lag]:
             del self._versions[old]
             self._stored.pop(old, None)
 
     def collect(self, make: MakeCollecting, state: TrainerState, steps: int, metrics: Metrics) -> Collected:
-        """The groups of the step after `state`; those of the steps up to `lag` later are begun, as far as the run goes.
+        """Return the groups of the step after `state`; those of the steps up to `lag` later are begun, as far as the
+        run goes.
 
         What went wrong with groups of a step is raised when this step needs them.
         """
         last = max(state.step + 1, min(steps, state.step + 1 + self.lag) if self._ahead else 0)
         for step in range(state.step + 1 + len(self._planned), last + 1):
             before = self._planned[-1] if self._planned else None
-            planned = self._plan(make(), before or state, step)
+            version = self._versions[max(step - 1 - self.lag, min(self._versions))]
+            planned = _Collection(make(), version, before or state, step)
             self._planned.append(planned)
             if self._ahead:
                 self._orders.put(planned)
@@ -209,10 +213,10 @@ class LaggedRollouts(Rollouts):
         return {"versions": found}
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
-        """The inverse of `save`, bit for bit. Raises CheckpointError: the tensors are those of another model."""
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError: the tensors are those of another model."""
         self._versions.clear()
         for each in record.get("versions", ()):
-            kept = replace(copied(weights), version=int(each["version"]))
+            kept = replace(_copied(weights), version=int(each["version"]))
             tensors, own = durable.fetch(folder.parent / FROZEN, each["tensors"]), changing_tensors(kept.model)
             if {name: (t.shape, t.dtype) for name, t in tensors.items()} != {
                 name: (t.shape, t.dtype) for name, t in own.items()
@@ -223,23 +227,12 @@ class LaggedRollouts(Rollouts):
             self._versions[int(each["step"])] = kept
             self._stored[int(each["step"])] = each["tensors"]
 
-    def _plan(self, collecting: Collecting, begin: TrainerState | Collection, step: int) -> Collection:
-        """What will collect the groups of `step`."""
-        return Collection(collecting, self._versions[max(step - 1 - self.lag, min(self._versions))], begin, step)
-
-    def _gather(self, engine: RolloutEngine, now: Collection, state: TrainerState) -> Collected:
-        """The groups of the step after `state`."""
-        engine.follow(now.weights)
-        self._current = now  # from here on either thread finds what follows
-        self._prepare(now)
-        return now.collecting.collect(state, now.metrics)
-
-    def _prepare(self, now: Collection) -> None:
+    def _prepare(self, now: _Collection) -> None:
         """Have the weights of the step that follows sent during the rollout of this one."""
         if now.after is not None and self._engine is not None and now.after.weights is not now.weights:
             prepare(self._engine, now.after.weights)
 
-    def _wait_for(self, collection: Collection) -> None:
+    def _wait_for(self, collection: _Collection) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._work, args=(torch.get_num_threads(),), name="oncurve-rollouts", daemon=True
@@ -261,7 +254,7 @@ class LaggedRollouts(Rollouts):
                 return
             self._collect(order)
 
-    def _collect(self, now: Collection) -> None:
+    def _collect(self, now: _Collection) -> None:
         """Collect the groups of one step, or keep what went wrong."""
         assert self._engine is not None
         collecting = now.collecting
@@ -270,7 +263,10 @@ class LaggedRollouts(Rollouts):
             with self._using:
                 state = now.state()
                 if not collecting.given_up.is_set():
-                    now.result = self._gather(self._engine, now, state)
+                    self._engine.follow(now.weights)
+                    self._current = now  # from here on either thread finds what follows
+                    self._prepare(now)
+                    now.result = collecting.collect(state, now.metrics)
                     now.begin = state
         except BaseException as error:
             now.error = error
@@ -279,9 +275,10 @@ class LaggedRollouts(Rollouts):
             now.over.set()
 
 
-def copied(weights: Weights) -> LocalWeights:
-    """A copy of the weights, which no update changes. Raises ConfigError: they are not in this process. ModelError: the
-    model cannot be copied."""
+def _copied(weights: Weights) -> LocalWeights:
+    """Return a copy of the weights, which no update changes. Raises ConfigError: they are not in this process.
+    ModelError: the model cannot be copied.
+    """
     model = weights.local()
     if model is None:
         raise ConfigError(

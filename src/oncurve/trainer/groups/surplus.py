@@ -24,7 +24,7 @@ FILE = "surplus.jsonl"
 
 @dataclass
 class DynamicSampling:
-    """Which groups are kept, and how many rounds of sampling a step may take to find enough of them.
+    """The choice of groups that are kept, and the most rounds of sampling that a step takes to find enough of them.
 
     max_rounds      each draws `data.prompts_per_step` prompts, until as many groups are kept
     correct         whether a completion is right, whatever its reward, None where that is not known; without it, and
@@ -39,7 +39,7 @@ class DynamicSampling:
     announced: bool = False
 
     def keeps(self, group: Group) -> bool:
-        """Whether a scored group has right and wrong valid completions, and one that is trained."""
+        """Return whether a scored group has right and wrong valid completions, and one that is trained."""
         pairs = [(c, s) for c, s in zip(group.completions, group.scores, strict=True) if s.valid]
         verdicts = {None if self.correct is None else self.correct(score) for _, score in pairs} - {None}
         outcomes = len(verdicts) or len({score.reward for _, score in pairs})
@@ -66,7 +66,7 @@ class SurplusGroup:
 
     @classmethod
     def of(cls, cursor: int, group: Group) -> SurplusGroup:
-        """The group whose prompt is at `cursor`."""
+        """Return the group whose prompt is at `cursor`."""
         return cls(cursor, group.prompt.ids, group.completions, group.scores, group.draw)
 
     @classmethod
@@ -82,7 +82,7 @@ class SurplusGroup:
 
 
 def _with_tuples(value: Any) -> Any:
-    """The value with tuples in place of the lists that JSON makes of them, at any depth."""
+    """Return the value with tuples in place of the lists that JSON makes of them, at any depth."""
     if isinstance(value, Mapping):
         return {key: _with_tuples(inner) for key, inner in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
@@ -96,6 +96,8 @@ def save_surplus(folder: Path, surplus: Sequence[SurplusGroup]) -> None:
 
 
 def load_surplus(folder: Path) -> tuple[SurplusGroup, ...]:
-    """The groups in a checkpoint's folder, as they were, bit for bit. Raises CheckpointError: they cannot be read."""
+    """Return the groups in a checkpoint's folder, as they were, bit for bit. Raises CheckpointError: they cannot be
+    read.
+    """
     path = folder / FILE
     return tuple(map(SurplusGroup.from_json, durable.read_log(path))) if path.exists() else ()

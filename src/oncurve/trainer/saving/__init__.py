@@ -1,1 +1,1 @@
-"""What the trainer writes down: metrics, groups, checkpoints, and what the disk refuses."""
+"""Files of the trainer: metrics, groups, checkpoints, and what the disk refuses."""

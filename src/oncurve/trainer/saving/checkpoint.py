@@ -66,7 +66,7 @@ class Checkpoints:
         return path
 
     def read(self) -> FoundCheckpoint | None:
-        """The newest checkpoint that verifies; None where there is none.
+        """Return the newest checkpoint that verifies; None where there is none.
 
         Raises CheckpointError: none of those that are there verifies, or it is of another format.
         """
@@ -79,7 +79,7 @@ class Checkpoints:
         return FoundCheckpoint(found.path, _record(found.path), notes)
 
     def at(self, step: int) -> FoundCheckpoint:
-        """The checkpoint of one step.
+        """Return the checkpoint of one step.
 
         Raises RunDirectoryError: there is none. CheckpointError: it is damaged, or of another format.
         """
@@ -138,20 +138,20 @@ class Checkpoints:
         return state, dict(record["environment"]), notes
 
     def _records(self) -> Iterator[bytes]:
-        """The records of all checkpoints, damaged ones too, as far as they can be read."""
+        """Return the records of all checkpoints, damaged ones too, as far as they can be read."""
         for _, path in durable.numbered(self.directory, "step-"):
             with suppress(OSError):
                 yield (path / "state.json").read_bytes()
 
     def _frozen_problems(self, path: Path) -> list[str]:
-        """What is wrong with the tensors in `frozen` that a checkpoint names."""
+        """Return what is wrong with the tensors in `frozen` that a checkpoint names."""
         names = sorted(durable.stored_names((path / "state.json").read_bytes()))
         problems = [durable.problem_with_stored(self.directory / FROZEN, name) for name in names]
         return [problem for problem in problems if problem is not None]
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """The record of a checkpoint. Raises CheckpointError: it is of another format."""
+    """Return the record of a checkpoint. Raises CheckpointError: it is of another format."""
     record: dict[str, Any] = durable.read_json(path / "state.json")
     if record.get("format") != FORMAT:
         raise CheckpointError(

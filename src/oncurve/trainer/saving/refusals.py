@@ -1,4 +1,4 @@
-"""What the disk refuses for now: counted, told to the user, and no reason to stop."""
+"""Refusals of the disk: counted, told to the user, and no reason to stop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Refusals:
         self._unmeasured += 1
 
     def allow(self, write: Callable[[], object]) -> bool:
-        """Whether the disk took what `write` writes."""
+        """Return whether the disk took what `write` writes."""
         try:
             write()
         except DiskError as error:
@@ -46,7 +46,7 @@ class Refusals:
         self.waiting = not self.allow(save)
 
     def metrics(self) -> dict[str, float]:
-        """The writes that were refused since the last call, by declared key; empty where there were none."""
+        """Return the writes that were refused since the last call, by declared key; empty where there were none."""
         count, self._unmeasured = self._unmeasured, 0
         return {"disk/refused_writes": float(count)} if count else {}
 

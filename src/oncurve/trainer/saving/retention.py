@@ -26,7 +26,7 @@ class RolloutsSettings(Component):
     Metrics, resume and export do not depend on it."""
 
     def keeps(self, step: int, newest: int) -> bool:
-        """Whether the groups of `step` stay after the step `newest`; those of later steps do."""
+        """Return whether the groups of `step` stay after the step `newest`; those of later steps do."""
         match = _FORM.fullmatch(self.keep)
         if match is None or step >= newest:
             return True

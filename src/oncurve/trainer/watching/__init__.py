@@ -1,1 +1,1 @@
-"""What the trainer sees of a run: metrics of a step, signals, evaluations, causes of a divergence."""
+"""Views of a run for the trainer: metrics of a step, signals, evaluations, causes of a divergence."""

@@ -10,7 +10,7 @@ from oncurve.trainer.state import TrainerState
 
 @dataclass(frozen=True)
 class HeldOut:
-    """When the policy is evaluated on held-out prompts, and what follows from it.
+    """The schedule of evaluations on held-out prompts, and what follows from them.
 
     every      steps between evaluations, and one after the last step; 0: none
     at_start   one before step 1, too
@@ -24,11 +24,12 @@ class HeldOut:
     patience: int = 0
 
     def due(self, step: int, steps: int) -> bool:
-        """Whether the policy is evaluated after `step` of `steps`."""
+        """Return whether the policy is evaluated after `step` of `steps`."""
         return self.every > 0 and (step % self.every == 0 or step == steps)
 
     def after(self, state: TrainerState, found: Mapping[str, float]) -> TrainerState:
-        """The state after an evaluation: of equal values the first stays the best; a missing value is no better one.
+        """Return the state after an evaluation: of equal values the first stays the best; a missing value is no better
+        one.
 
         The value before step 1 is the first to beat. There is no checkpoint of it: the model that the run began with
         has it, and `best_step` is 0 until a step is better.
@@ -41,5 +42,5 @@ class HeldOut:
         return replace(state, since_best=state.since_best + 1) if state.step else state
 
     def ends(self, state: TrainerState) -> bool:
-        """Whether the run is at its end early."""
+        """Return whether the run is at its end early."""
         return 0 < self.patience <= state.since_best

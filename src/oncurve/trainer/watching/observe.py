@@ -26,14 +26,16 @@ log = logging.getLogger("oncurve.trainer")
 
 @contextmanager
 def timer(metrics: Metrics, phase: str) -> Iterator[None]:
-    """Adds the seconds spent inside to `time/<phase>`."""
+    """Add the seconds spent inside to `time/<phase>`."""
     started = time.perf_counter()
     yield
     metrics.add(f"time/{phase}", time.perf_counter() - started)
 
 
 def split_advantages(batch: TrainBatch, groups: Sequence[Group], usable: Sequence[Group]) -> tuple[Tensor | None, ...]:
-    """The batch's advantages `(B, T)` as one `(n, T)` per group; None for a group that is not among the `usable`."""
+    """Return the batch's advantages `(B, T)` as one `(n, T)` per group; None for a group that is not among the
+    `usable`.
+    """
     assert batch.advantages is not None
     sizes = [len(group.completions) for group in usable]
     found = {id(group): rows for group, rows in zip(usable, torch.split(batch.advantages, sizes), strict=True)}
@@ -41,7 +43,7 @@ def split_advantages(batch: TrainBatch, groups: Sequence[Group], usable: Sequenc
 
 
 def peak_memory_bytes() -> int:
-    """The largest resident set this process has had, in bytes.
+    """Return the largest resident set this process has had, in bytes.
 
     On Linux since its program was started: `ru_maxrss` has the memory of the process that started it, too.
     """
@@ -134,7 +136,7 @@ def observe_processors(metrics: Metrics) -> None:
 def summarized(
     metrics: Metrics, state: TrainerState, source: PromptSource, started: float, worked: float | None
 ) -> dict[str, float]:
-    """The metrics by declared key of a step, after which the state is `state`.
+    """Return the metrics by declared key of a step, after which the state is `state`.
 
     started  when it began, by `time.perf_counter`
     worked   seconds of it for which other processes sampled, the mean over them; None: there are none

@@ -41,12 +41,12 @@ class TimeLimit:
         self._longest = 0.0
 
     def steps_begin(self) -> None:
-        """What took time until now, such as a first evaluation, is no step."""
+        """Forget the time until now, such as that of a first evaluation: it is no step."""
         self._before = time.monotonic()
 
     @property
     def allows_a_step(self) -> bool:
-        """Whether a step that begins now ends in time."""
+        """Return whether a step that begins now ends in time."""
         return not self._longest or time.monotonic() + self._longest < self._end
 
     def step_ended(self) -> None:
@@ -133,17 +133,19 @@ class StopSignals:
 
     @property
     def allow_a_step(self) -> bool:
-        """Whether another step may begin: no signal came, and it would end within `max_minutes`."""
+        """Return whether another step may begin: no signal came, and it would end within `max_minutes`."""
         return self.requested is None and self._limit.allows_a_step
 
     def stopped_by(self, is_done: bool) -> str | None:
-        """The name of the signal that came, else of the setting that ended a run which is not done; None: neither."""
+        """Return the name of the signal that came, else of the setting that ended a run which is not done; None:
+        neither.
+        """
         if self.requested is not None:
             return self.requested.name
         return None if is_done else TimeLimit.name
 
     def checkpoint_wanted(self) -> bool:
-        """Whether SIGUSR1 came since the last call."""
+        """Return whether SIGUSR1 came since the last call."""
         wanted, self._checkpoint = self._checkpoint, False
         return wanted
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-
-from oncurve.forecast.simulation import Lengths, Setup, Simulation, simulate
+from bench.scaling.simulation import Lengths, Setup, Simulation, simulate
 
 EVEN = Setup(8, 4, Lengths(100, 0.0, 1000), 2, 0.01, 0.001, 3.0)
 SPREAD = replace(EVEN, lengths=Lengths(100, 0.8, 1000))

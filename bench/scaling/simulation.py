@@ -1,5 +1,10 @@
 """An event simulation of training on many GPUs: engines that decode, a trainer, and the steps that they may be apart.
 
+With N parameters, K/V of `kv` bytes per token and F FLOP/s and BW bytes per second of an engine (`decode_seconds`),
+
+    token_seconds   LAUNCH_SECONDS + 2·N / (DECODE_BANDWIDTH·BW)
+    row_seconds     2·N / (DECODE_FLOPS·F) + kv·context / (DECODE_BANDWIDTH·BW)
+
 Completions have lognormal lengths up to a limit. All rows of an engine decode together (continuous batching): with n
 rows a token takes `token_seconds + row_seconds·n`, and a new group takes a free place at once. Groups are started in
 order while fewer than (1 + lag)·M of them are ahead of the newest version's batch, M per step:
@@ -23,8 +28,29 @@ import math
 import random
 from dataclasses import dataclass
 
+from oncurve.forecast import Machine
+
+DECODE_FLOPS = 0.6
+"""The share of a card's dense FLOP/s in decoding's matrix products. Assumed."""
+
+DECODE_BANDWIDTH = 0.8
+"""The share of the memory's bandwidth that decoding reaches. Assumed."""
+
+LAUNCH_SECONDS = 0.002
+"""Of a decode step whatever its size: scheduling, sampling, launches. Assumed."""
+
+SIGMA = 0.745
+"""σ of the logarithm of completions' lengths: fitted to two of verl's step times (`bench.scaling.fit`)."""
+
 WARM_UP = 3
 """Steps that are not counted: the first ones fill the queue."""
+
+
+def decode_seconds(parameters: float, cache_bytes: float, context: float, machine: Machine) -> tuple[float, float]:
+    """Return `token_seconds` and `row_seconds` of an engine on one GPU, for rows with `context` tokens on average."""
+    bandwidth = DECODE_BANDWIDTH * machine.bandwidth
+    fixed = LAUNCH_SECONDS + 2 * parameters / bandwidth
+    return fixed, 2 * parameters / (DECODE_FLOPS * machine.flops) + cache_bytes * context / bandwidth
 
 
 @dataclass(frozen=True)
@@ -51,7 +77,6 @@ class Setup:
     lengths          of the completions
     engines          that decode; each has `rows` places
     token_seconds, row_seconds   a token of n rows takes token_seconds + row_seconds·n
-    prefill_seconds  per group, in which an engine does nothing else
     train_seconds    per step; `chunks` parts, each with `chunk_seconds` of its own
     handover_seconds per step, in which engines and trainer stop
     lag, windowed, whole   see above
@@ -65,7 +90,6 @@ class Setup:
     row_seconds: float
     train_seconds: float
     rows: int = 1024
-    prefill_seconds: float = 0.0
     chunks: int = 1
     chunk_seconds: float = 0.0
     handover_seconds: float = 0.0
@@ -109,7 +133,7 @@ class _Engine:
         return self.setup.token_seconds + self.setup.row_seconds * len(self.ends)
 
     def advance(self, time: float) -> None:
-        """Decode until `time`; before it where a prefill or a handover ends later."""
+        """Decode until `time`; before it where a handover ends later."""
         if time > self.now:
             if self.ends:
                 self.decoded += (time - self.now) / self.pace()
@@ -187,7 +211,6 @@ class Simulation:
             if engine.ends and len(engine.ends) + setup.group_size > setup.rows:
                 break
             engine.advance(self.time)
-            engine.now += setup.prefill_seconds
             for _ in range(setup.group_size):
                 length = setup.lengths.draw(self.random)
                 self.tokens += length
