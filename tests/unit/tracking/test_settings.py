@@ -9,7 +9,7 @@ from oncurve.base.errors import ConfigError
 from oncurve.config import load_config
 from oncurve.models import tiny
 from oncurve.run.tracking import check_tracking
-from oncurve.tracking import tables
+from oncurve.tracking import protocol
 
 TRACKER = """
 class Mine:
@@ -57,7 +57,7 @@ def test_a_path_is_relative_to_the_recipe_and_absolute_in_the_resolved_file(tmp_
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr(protocol, "find_spec", lambda name: None)
     for name in ("tensorboard", "wandb", "trackio"):
         with pytest.raises(ConfigError, match=rf"{name} is not installed: pip install 'oncurve\[{name}\]'"):
             check_tracking(load_config("grpo", [f'tracking.to=["{name}"]'])[0])
