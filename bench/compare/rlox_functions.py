@@ -43,9 +43,9 @@ def differences() -> Iterator[tuple[str, str]]:
     from rlox.algorithms.grpo import GRPO
 
     import oncurve.compat.rlox as ours
-    from oncurve.compat.rlox.elsewhere import NAMES
+    from oncurve.compat.rlox.elsewhere import REASONS
 
-    missing = set(rlox.__all__) - {"__version__"} - set(ours.__all__) - set(NAMES)
+    missing = set(rlox.__all__) - {"__version__"} - set(ours.__all__) - set(REASONS)
     yield "names", f"neither here nor refused: {', '.join(sorted(missing))}" if missing else ""
     theirs = {name: p.default for name, p in inspect.signature(GRPO).parameters.items()}
     here = {name: p.default for name, p in inspect.signature(ours.GRPO).parameters.items() if name in theirs}

@@ -114,8 +114,8 @@ def oncurve_gradient() -> dict[str, Tensor]:
             for i, ids in enumerate(completions())
         ]
         groups = run.rewards.score([Group(run.prompts[0], tuple(rows))])
-        batch = credited(run.trainer.score(groups, metrics), run.trainer.advantage)
-        run.learner.accumulate(weighted_by(run.trainer.aggregation, batch))
+        batch = credited(run.trainer.score(groups, metrics), run.trainer.credit.advantage)
+        run.learner.accumulate(weighted_by(run.trainer.credit.aggregation, batch))
         found = {name: part.float().clone() for name, part in run.learner.optimizer.gradients().items()}
         made.close()
     return found

@@ -66,10 +66,10 @@ def arguments(config: Any, seed: int) -> dict[str, Any]:
 
 def _prompts(config: Any, base: Path) -> list[Any]:
     """Every prompt of the run in oncurve's order."""
-    from oncurve.run.assembly import assemble
+    from oncurve.run import assemble, order_of
 
     with assemble(config, base) as run:
-        return run.trainer.source.take(0, config.run.steps * config.data.prompts_per_step)[0]
+        return order_of(run.config, run.prompts).take(0, config.run.steps * config.data.prompts_per_step)[0]
 
 
 def _right(completions: list[str], answer: list[str], **_: Any) -> list[float]:

@@ -48,7 +48,7 @@ def build_run(case: Case) -> Any:
 
     config, base = load_config("grpo", settings=settings(case))
     run = assemble(config, base)
-    run.engine = run.trainer.engine = InProcessEngine(
+    run.engine = run.trainer.groups.engine = InProcessEngine(
         config.rollout,
         run.loaded.tokenizer,
         (),
@@ -61,7 +61,7 @@ def build_run(case: Case) -> Any:
 def watch(run: Any) -> Probe:
     """A probe on the run's parts."""
     probe = Probe()
-    probe.timed(run.trainer.engine, "generate", "decode")
+    probe.timed(run.trainer.groups.engine, "generate", "decode")
     _watch_prefill(run.loaded.model, probe)
     probe.timed(run.learner, "score", "reference")
     probe.timed(run.learner, "update", "train")

@@ -26,9 +26,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.hints import kind_for
 from oncurve.base.imports import locate, looking
 from oncurve.components import Equation, check_per_token, misstated
-from oncurve.words import kind_for
 
 _FAR = 20.0
 """Distances beyond this are not exponentiated: e²⁰ ≈ 4.9e8 is finite in float32, and so is its slope."""

@@ -14,8 +14,12 @@ from oncurve.losses import KLPenalty, TokenMean
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.trainer import (
     Checkpoints,
+    Credit,
     DynamicSampling,
+    EntropyControl,
+    Groups,
     KLControl,
+    LaggedGroups,
     OldPolicy,
     Recorder,
     ReferenceSchedule,
@@ -40,29 +44,28 @@ def make_loop(
     prompts: int = 3,
     steps: int = 6,
     config: dict[str, Any] | None = None,
-    parts: dict[str, Any] | None = None,
+    entropy: EntropyControl | None = None,
+    lag: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer:
     """A loop from the first step on; with `folder` it writes there, a checkpoint after every step.
 
-    `config` goes to the `TrainerConfig`, `parts` to the `Trainer`, `settings` to `make_learner`.
+    `config` goes to the `TrainerConfig`, `lag` to `LaggedGroups`, `settings` to the learner.
     """
     learner = make_learner(**{"kl_coef": 0.0, "temperature": 1.0, "learning_rate": 0.05, **settings})
     state, chosen = TrainerState(), config or {}
     single = chosen.get("ppo_epochs", 1) * chosen.get("minibatches", 1) == 1
+    engine = InProcessEngine(Sampling(group_size=4, max_new_tokens=4), seed=5)
+    least = GroupAdvantage().min_valid_completions
+    given = (engine, TokenScorer(reward), PromptOrder(PROMPTS, 5), prompts, 4, least, dynamic)
+    groups = Groups(*given) if lag is None else LaggedGroups(*given, **lag, steps=steps)
     loop = Trainer(
-        TrainerConfig(steps, prompts, 4, seed=5, checkpoint_every=1, old_policy=OldPolicy(single), **chosen),
-        InProcessEngine(Sampling(group_size=4, max_new_tokens=4), seed=5),
+        TrainerConfig(steps, seed=5, checkpoint_every=1, old_policy=OldPolicy(single), **chosen),
+        groups,
         learner,
-        TokenScorer(reward),
-        PromptOrder(PROMPTS, 5),
-        GroupAdvantage(),
-        TokenMean(),
-        KLControl(KLPenalty(coef=0.0)),
+        Credit(GroupAdvantage(), TokenMean(), KLControl(KLPenalty(coef=0.0)), entropy or EntropyControl()),
         ReferenceSchedule(ReferenceSettings(), learner),
         state,
-        dynamic=dynamic,
-        **(parts or {}),
     )
     if folder is not None:
         loop.recorder = Recorder(folder, state, refusals=loop.refusals)

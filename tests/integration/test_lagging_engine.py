@@ -59,8 +59,8 @@ def make(exact: bool = False, mixed: bool = False, lag: bool = True, **learner: 
 def batch_seen(trainer: GRPO) -> TrainBatch:
     """The batch of the next step as it comes to the advantage, without making the step."""
     stepping = trainer._trainer([*map_prompts()])
-    stepping.engine = copy.copy(trainer.engine)  # which keeps what it held
-    stepping.engine.follow(stepping.learner.weights())
+    stepping.groups.engine = copy.copy(trainer.engine)  # which keeps what it held
+    stepping.groups.engine.follow(stepping.learner.weights())
     return stepping.score(stepping.collect(Metrics()).usable, Metrics())
 
 

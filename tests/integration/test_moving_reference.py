@@ -160,7 +160,7 @@ def test_a_step_that_is_abandoned_after_the_move_does_not_move_it_twice(tmp_path
         whole = ended(run)
     out = tmp_path / "out"
     with put_together(out, *settings) as run:
-        run.trainer.scorer = AbandonsOnce(run.trainer.scorer, 4)
+        run.trainer.groups.scorer = AbandonsOnce(run.trainer.groups.scorer, 4)
         run.train()
         assert (run.trainer.state.step, run.learner.reference.version) == (4, 2)
         if again == "in this process":
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_a_step_that_has_moved_the_reference_already_does_not_mo
         whole = ended(run)
     out = tmp_path / "out"
     with put_together(out, *settings, "checkpoint.every=0") as run:
-        run.trainer.scorer = AbandonsOnce(run.trainer.scorer, 4)
+        run.trainer.groups.scorer = AbandonsOnce(run.trainer.groups.scorer, 4)
         run.train()
         run.trainer.save()
     with put_together(out) as run:

@@ -21,7 +21,7 @@ from oncurve.compat.token_settings import SETTING_OF, WITHOUT_MEANING
 from oncurve.config import load_config
 from oncurve.config.arguments import ArgumentError
 from oncurve.config.sections import RUN
-from oncurve.losses import KLPenalty, TokenMean
+from oncurve.losses import KLPenalty
 
 PROMPTS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 OTHER = {
@@ -208,33 +208,6 @@ def test_an_argument_of_another_name_is_answered(wrong: str, words: str) -> None
     with pytest.raises(TypeError, match=words) as caught:
         grpo(**{wrong: 1})
     assert isinstance(caught.value, ArgumentError)
-
-
-def test_the_preset_rlox_has_the_loss_of_rloxs_page() -> None:
-    seen: list[list[Tensor]] = []
-
-    def reward(completions: list[Tensor], prompts: Tensor) -> list[float]:
-        seen.append(completions)
-        return [float(ids[0]) for ids in completions]
-
-    trainer = grpo(preset="rlox", reward_fn=reward, eos_ids=(3, 5))
-    policy, reference = TinyLM(), TinyLM(seed=1)
-    loss = trainer.train_step(PROMPTS)["loss"]
-    (completions,) = seen
-    rewards = torch.tensor([float(ids[0]) for ids in completions], dtype=torch.float64)
-    advantages = oncurve.compute_batch_group_advantages(rewards, 4)
-    assert len({len(ids) for ids in completions}) > 1
-
-    def logprobs(model: TinyLM, row: int) -> Tensor:
-        ids = torch.cat([PROMPTS[row // 4], completions[row]])
-        rows = torch.log_softmax(model(ids[None])[0].detach().double(), -1)
-        return rows[2:-1].gather(1, completions[row][:, None])[:, 0]
-
-    pairs = [(logprobs(policy, row), logprobs(reference, row)) for row in range(8)]
-    surrogate = sum(float(a) * float(lp.sum()) for a, (lp, _) in zip(advantages, pairs, strict=True)) / 8
-    distances = torch.cat([lp - ref for lp, ref in pairs])
-    assert loss == pytest.approx(-surrogate + 0.1 * float(distances.mean()), abs=1e-4)
-    assert trainer.config.kl_weights == TokenMean()
 
 
 class Notes:

@@ -1,5 +1,6 @@
-"""What TRL's users reach through the trainer: its model, evaluations, log and reward models are those of TRL."""
+"""What TRL's users reach through the trainer: model, evaluations, log, resume and reward models are those of TRL."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from oncurve.base.errors import ConfigError, DataError
+from oncurve.base.errors import ConfigError, DataError, RewardError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT reads it
@@ -32,11 +33,11 @@ def folder(test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def trainer(model: Any, settings: dict[str, Any] | None = None, **arguments: Any) -> GRPOTrainer:
     args = GRPOConfig(
-        "out", max_completion_length=4, num_generations=4, bf16=False, gradient_checkpointing=False, logging_steps=1,
-        **{"max_steps": 2, "learning_rate": 1e-2, **(settings or {})},
+        "out", max_completion_length=4, num_generations=4, bf16=False, gradient_checkpointing=False,
+        **{"max_steps": 2, "learning_rate": 1e-2, "logging_steps": 1, **(settings or {})},
     )  # fmt: skip
-    given = {"reward_funcs": lambda completions, **_: [float(len(text)) for text in completions], **arguments}
-    return GRPOTrainer(model=model, args=args, train_dataset=ROWS, **given)
+    reward = {"reward_funcs": lambda completions, **_: [float(len(text)) for text in completions]}
+    return GRPOTrainer(model=model, **{"args": args, "train_dataset": ROWS, **reward, **arguments})
 
 
 @pytest.mark.parametrize("given", ["a folder", "a PeftModel"])
@@ -140,3 +141,76 @@ def test_the_reference_is_the_trainers_ref_model(folder: str) -> None:
     made = trainer(folder, {"beta": 0.1})
     assert made.ref_model is not made.model
     assert trainer(folder, {"beta": 0.1}, peft_config=LoraConfig(**LORA)).ref_model is None
+
+
+def test_steps_after_the_last_line_are_in_the_summary(folder: str) -> None:
+    made = trainer(folder, {"logging_steps": 10, "metric_for_best_model": "eval_reward"})
+    output = made.train()
+    (line,) = made.state.log_history
+    assert {"reward", "completions/mean_length", "train_loss", "train_runtime", "num_tokens"} <= set(line)
+    assert not {"loss", "grad_norm", "learning_rate"} & set(line)
+    assert output.global_step == line["step"] == 2
+    assert made.args.greater_is_better
+
+
+def test_epochs_are_counted_as_trl_counts_them(folder: str) -> None:
+    sizes = {"max_steps": -1, "num_train_epochs": 1, "steps_per_generation": 2, "num_iterations": 2}
+    every = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    made = trainer(folder, sizes | every, train_dataset=[*ROWS, {"prompt": "b"}], eval_dataset=ROWS[:1])
+    assert made.train().global_step == 4  # one whole generation of 4 prompts, in 2 minibatches, twice
+    assert [line["step"] for line in made.state.log_history if "eval_reward" in line] == [4]
+    assert made.run.config.checkpoint.every == 1
+
+
+def test_nothing_is_overwritten_and_a_resume_goes_on(folder: str, tmp_path: Path) -> None:
+    for name in ("out", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("mine")
+    first = trainer(folder)
+    first.train()
+    assert first.directory == Path("out-2")
+    with pytest.raises(ConfigError, match="has a run in out-2"):
+        first.train()
+    assert trainer(folder).train(resume_from_checkpoint=True).global_step == 2  # it is finished
+    longer = trainer(folder, {"max_steps": 3})
+    assert longer.train(resume_from_checkpoint=True).global_step == 3
+    assert [line["step"] for line in longer.state.log_history if "loss" in line] == [3]
+    assert sorted(os.listdir(tmp_path)) == ["out", "out-2", "there"]
+    with pytest.raises(ConfigError, match="exists already"):
+        longer.save_model("there")
+    assert (tmp_path / "there" / "config.json").read_text() == "mine"
+
+
+def test_a_reward_that_raises_ends_the_run(folder: str) -> None:
+    def broken(completions: list[str], **kwargs: Any) -> list[float]:
+        raise KeyError("answer")
+
+    with pytest.raises(RewardError, match="reward broken failed: KeyError"):
+        trainer(folder, reward_funcs=broken).train()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"tools": [len]}, r"GRPOTrainer\.tools: not available here"),
+        ({"callback": []}, "did you mean 'callbacks'"),
+        ({"optimizers": (1, None)}, r"GRPOTrainer\.optimizers"),
+        ({"reward_processing_classes": [None, None]}, r"their number \(2\) must match that of reward_funcs \(1\)"),
+        ({"train_dataset": None}, "train_dataset: missing"),
+        ({"train_dataset": (row for row in ROWS), "args": GRPOConfig("out")}, "give max_steps"),
+        ({"args": 3}, "expected a GRPOConfig of oncurve"),
+        ({"reward_funcs": None}, "a run needs a reward"),
+        ({"reward_funcs": [3]}, "expected a function"),
+        ({"peft_config": 3}, "expected a LoraConfig"),
+        ({"callbacks": [3]}, "expected a TrainerCallback"),
+    ],
+)
+def test_what_the_trainer_cannot_have_is_refused_by_name(folder: str, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trainer(folder, **arguments)
+
+
+def test_one_of_several_processes_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="not with accelerate launch or torchrun"):
+        trainer(folder)

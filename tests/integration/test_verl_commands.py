@@ -1,6 +1,7 @@
 """verl's documented GSM8K commands run here: every setting is accounted for, and the run is a hand-written recipe's."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -147,23 +148,22 @@ def test_its_updates_are_those_of_the_recipe_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_the_command_continues_its_run_and_prints_its_recipe(room: Path, tmp_path: Path) -> None:
+def test_a_script_with_its_call_exchanged_continues_its_run_and_prints_its_recipe(room: Path, tmp_path: Path) -> None:
     settings = sized(COMMANDS["grpo"], room / "model", room / "data", tmp_path / "run") | {"trainer.logger": "console"}
-    script = tmp_path / "run me.sh"
     given = " \\\n  ".join(f"'{word}'" for word in words(settings) if not word.startswith("trainer.total_training"))
-    script.write_text(
-        f"set -x\nN=1\npython3 -m verl.trainer.main_ppo \\\n  {given} \\\n  trainer.total_training_steps=$N $@\n"
-    )
-    command = [sys.executable, "-m", "oncurve", "train", "--verl", str(script)]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path)
-    assert "keys of verl: " in first.stdout
-    again = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path)
-    assert "is finished: all 1 steps are done" in again.stdout
-    other = [*command, "actor_rollout_ref.actor.optim.lr=1e-5"]
-    changed = subprocess.run(other, capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    call = f"$ONCURVE \\\n  {given} \\\n  trainer.total_training_steps=$N $@\n"
+    (tmp_path / "run me.sh").write_text(f"set -x\nN=1\n{call}")
+
+    def run(command: str, *more: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"ONCURVE": f"{sys.executable} -m oncurve {command}"}
+        script = ["bash", "run me.sh", *more]
+        return subprocess.run(script, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment)
+
+    assert "keys of verl: " in run("train --verl").stdout
+    assert "is finished: all 1 steps are done" in run("train --verl").stdout
+    changed = run("train --verl", "actor_rollout_ref.actor.optim.lr=1e-5")
     assert changed.returncode == 2 or "without effect on a finished run" in changed.stdout
-    recipe = [sys.executable, "-m", "oncurve", "config", "from-verl", str(script), "--out", "mine.toml"]
-    subprocess.run(recipe, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path)
+    assert run("config from-verl", "--out", "mine.toml").returncode == 0
     written = load_config(tmp_path / "mine.toml")[0]
-    assert written == config_of(DIALECT.translate(read([str(script)]).said))[0]
-    assert subprocess.run(recipe, capture_output=True, text=True, timeout=600, cwd=tmp_path).returncode == 2
+    assert written == config_of(DIALECT.translate(read(words(settings)).said))[0]
+    assert run("config from-verl", "--out", "mine.toml").returncode == 2

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import typer
 
+from oncurve.base.hints import known_words, word_for
 from oncurve.cli.app import app
 from oncurve.compat import DIALECTS
 from oncurve.config import RUN
 from oncurve.rewards import REWARD_KINDS
-from oncurve.words import WORDS, word_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +34,24 @@ def keys(tool: str) -> list[Any]:
 
 def test_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert maker().main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tool", DIALECTS)
+def test_a_key_stands_once_and_says_why_it_becomes_no_setting(tool: str) -> None:
+    names = [key.theirs for key in keys(tool)]
+    assert sorted(names) == sorted(set(names))
+    assert [key.theirs for key in keys(tool) if key.fate != "translated" and not key.note] == []
+
+
+def test_every_function_of_a_table_is_named_by_a_row() -> None:
+    folder = ROOT / "src" / "oncurve" / "compat"
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.toml")]
+    named = set(re.findall(r'^make = "(\w+)"', "\n".join(texts), re.MULTILINE))
+    modules = [path for path in folder.rglob("*.py") if path.stem in ("functions", "algorithm", "run", "reward")]
+    for path in modules:
+        code = path.read_text(encoding="utf-8")
+        defined = re.findall(r"^def ([a-z]\w*)\(\w+: [^,]+, values: Values", code, re.MULTILINE)
+        assert [name for name in defined if name not in named and code.count(f"{name}(") < 2] == [], path.name
 
 
 @pytest.mark.parametrize("tool", DIALECTS)
@@ -71,7 +89,7 @@ def test_hints_for_unknown_keys_and_the_table_do_not_contradict_each_other(tool:
     wrong = []
     for key in keys(tool):
         hint = word_for(key.theirs)
-        if hint is not None and key.theirs.rpartition(".")[2].lower() in WORDS and key.ours and hint.keys:
+        if hint is not None and key.theirs.rpartition(".")[2].lower() in known_words() and key.ours and hint.keys:
             ours, hinted = {plain(name) for name in key.ours}, {plain(name) for name in hint.keys}
             if not ours & hinted and not ("rewards" in ours and any(name.startswith("rewards.") for name in hinted)):
                 wrong.append((key.theirs, key.ours, hint.keys))

@@ -97,9 +97,7 @@ def train(
     file: Annotated[
         Path | None, typer.Option("--config", help="The recipe, in rlox's form (algorithm: grpo), too.")
     ] = None,
-    verl: Annotated[
-        bool, typer.Option("--verl", help="The words are verl's: a script, a YAML file, or key=value.")
-    ] = False,
+    verl: Annotated[bool, typer.Option("--verl", help="The words are verl's: a YAML file, or key=value.")] = False,
     trust: Trust = False,
     config_name: Annotated[str | None, typer.Option("--config-name", hidden=True)] = None,
     config_path: Annotated[str | None, typer.Option("--config-path", hidden=True)] = None,

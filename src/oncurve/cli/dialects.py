@@ -27,7 +27,7 @@ RecipeOut = Annotated[
 def config_of_file(
     file: Path, overrides: Sequence[str], data: str | None, rewards: Sequence[str], presets: Sequence[str]
 ) -> tuple[RunConfig, Path, str]:
-    """The configuration of `train --config FILE`, its folder and a name: of a recipe, or of a file in rlox's form.
+    """Return the configuration of `train --config FILE`, its folder and a name, of a recipe or of rlox's file.
 
     Raises ConfigError: no such file, a preset next to rlox's `algorithm`, or wrong settings.
     """
@@ -65,24 +65,9 @@ def show_recipe(translation: Translation, out: Path | None) -> None:
     say(f"wrote {out}; look through it, then: {command('train', out)}")
 
 
-@dialect_app.command("from-trl", cls=CommandWithExamples)
-def config_from_trl(
-    script: Annotated[
-        Path, typer.Argument(help="A script that calls TRL's GRPOConfig or GRPOTrainer.", metavar="SCRIPT")
-    ],
-    out: RecipeOut = None,
-) -> None:
-    """Print the recipe of a TRL script, with a comment per key. The script is read, and not run."""
-    from oncurve.compat.trl import read_script
-
-    show_recipe(read_script(script), out)
-
-
 @dialect_app.command("from-openrlhf", cls=CommandWithExamples, context_settings={"ignore_unknown_options": True})
 def config_from_openrlhf(
-    words: Annotated[
-        list[str], typer.Argument(help="A shell script with the call, or the flags themselves.", metavar="SCRIPT|FLAGS")
-    ],
+    words: Annotated[list[str], typer.Argument(help="The flags of train_ppo_ray, as in a script.", metavar="FLAGS")],
     out: RecipeOut = None,
 ) -> None:
     """Print the recipe of OpenRLHF's train_ppo_ray flags, with a comment per flag."""
@@ -95,14 +80,11 @@ def config_from_openrlhf(
 def config_from_verl(
     words: Annotated[
         list[str],
-        typer.Argument(
-            help="A script that calls verl, its YAML file, or settings; settings after a file win.",
-            metavar="SCRIPT|YAML|KEY=VALUE",
-        ),
+        typer.Argument(help="verl's YAML file, or settings; settings after a file win.", metavar="YAML|KEY=VALUE"),
     ],
     out: RecipeOut = None,
 ) -> None:
-    """Print the recipe of a verl command, with a comment per key. A script is read, and not run."""
+    """Print the recipe of a verl command, with a comment per key."""
     from oncurve.compat.verl import DIALECT, read
 
     reading = read(words)
@@ -112,7 +94,7 @@ def config_from_verl(
 
 
 def train_by_verl(words: list[str], out: Path | None, resume_if_there: bool, others: list[object]) -> str | None:
-    """`oncurve train --verl`. Raises ConfigError: an option that a setting of verl stands for was given, too."""
+    """Train by `oncurve train --verl`. Raises ConfigError: an option stands next to a setting of verl's."""
     from oncurve.compat.verl import train_verl
 
     if any(others):

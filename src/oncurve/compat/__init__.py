@@ -9,7 +9,7 @@ from oncurve.base.lazy import lazily
 if TYPE_CHECKING:
     from oncurve.compat.dialect import Dialect as Dialect, Key as Key, Translation as Translation
     from oncurve.compat.loading import config_of as config_of
-    from oncurve.compat.openrlhf_words import from_openrlhf as from_openrlhf
+    from oncurve.compat.openrlhf import from_openrlhf as from_openrlhf
     from oncurve.compat.recipe import recipe_of as recipe_of
     from oncurve.compat.rlox import (
         compute_batch_group_advantages as compute_batch_group_advantages,
@@ -23,7 +23,6 @@ __getattr__, __all__ = lazily(__name__)
 DIALECTS = {
     "verl": "oncurve.compat.verl",
     "TRL": "oncurve.compat.trl",
-    "TRL PPO": "oncurve.compat.trl.ppo_dialect",
     "rlox": "oncurve.compat.rlox.dialect",
     "OpenRLHF": "oncurve.compat.openrlhf",
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec
@@ -28,8 +28,8 @@ from oncurve.models.layers import set_reach
 from oncurve.models.loading import loaded_from, vocabulary_of
 from oncurve.rewards import LARGEST_REWARD, DeferredScoring
 from oncurve.rollout import check_token_ids, sample
-from oncurve.run import trainer_config
-from oncurve.trainer import EntropyControl, KLControl, OuterLoop, ReferenceSchedule, StepResult, Trainer, TrainerState
+from oncurve.run import credit_of, trainer_config
+from oncurve.trainer import Groups, OuterLoop, ReferenceSchedule, StepResult, Trainer, TrainerState
 from oncurve.types import Group, Prompt, Score
 
 P = ParamSpec("P")
@@ -216,18 +216,14 @@ class GRPO:
                 f"learner.minibatches: {settings.minibatches} minibatches are made of whole groups, and there are "
                 f"{len(prompts)} prompts; lower it, or give more prompts"
             )
+        size, least = self.config.rollout.group_size, self.config.advantage.min_valid_completions
         return Trainer(
-            replace(settings, prompts_per_step=len(prompts)),
-            self.engine,
+            settings,
+            Groups(self.engine, TokenScorer(self.reward_fn), AllPrompts(prompts), len(prompts), size, least),
             self.learner,
-            TokenScorer(self.reward_fn),
-            AllPrompts(prompts),
-            self.config.advantage,
-            self.config.loss_weights,
-            KLControl(self.config.kl),
+            credit_of(self.config),
             self.outer,
             self.state,
-            entropy=EntropyControl(self.config.entropy),
         )
 
 

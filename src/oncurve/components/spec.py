@@ -27,8 +27,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.hints import kind_for, word_for
 from oncurve.base.imports import FILE_MODULE, locate, looking, only_looking
-from oncurve.words import kind_for, word_for
 
 Settings = TypeVar("Settings", bound="Component")
 

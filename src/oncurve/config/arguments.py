@@ -13,9 +13,9 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.hints import word_for
 from oncurve.components import Component
 from oncurve.config.sections import RUN
-from oncurve.words import word_for
 
 P = ParamSpec("P")
 R = TypeVar("R")

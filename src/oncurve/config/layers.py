@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 
 from oncurve.base.errors import ConfigError, command, shown, suggest
+from oncurve.base.hints import method_for
 from oncurve.base.paths import is_data_set_id, names_rows, not_a_file, usable_path, working_directory
 from oncurve.base.shipped import PRESETS as PRESETS, RECIPES as RECIPES, SUFFIXES, shipped as shipped
 from oncurve.config.yaml_text import read_yaml
-from oncurve.words import METHODS
 
 DATA_KEYS = {("data", "path"), ("data", "eval_path")}
 FILE_KEYS = {*DATA_KEYS, ("iterative", "history")}
@@ -147,7 +147,7 @@ def _find(name: str, folder: Path, where: str = "") -> Path:
     if path.is_dir():
         raise ConfigError(f"{where}{path} is a folder, and no run: it has no config.toml; name a recipe; {known}")
     if path.suffix not in SUFFIXES:
-        elsewhere = METHODS.get(name.lower())
+        elsewhere = method_for(name)
         if elsewhere is not None:
             raise ConfigError(f"{where}there is no {name} here: {elsewhere}")
         near = suggest(name, [*presets, *own, *recipes]) or suggest(path.name, [*presets, *recipes])

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from oncurve.base.errors import ConfigError, suggest
+from oncurve.base.hints import word_for
 from oncurve.components import Component, build, validated
 from oncurve.rewards import REWARD_KINDS, check_reward, kind_meant
-from oncurve.words import word_for
 
 IN_MEMORY = "in-memory:"
 """Begins what a resolved file holds in place of an object that has no path."""

@@ -101,7 +101,7 @@ def run_demo(seed: int = 0, out: Path | None = None, as_json: bool = False, kind
 
 def introduce(console: Console, run: Run, reward: str) -> None:
     """The machine, the model, the task and the plan, in words."""
-    memory = run.trainer.environment["memory_bytes"] if run.trainer.environment else None
+    memory = run.trainer.config.environment.get("memory_bytes")
     size = f", {int(str(memory)) / 2**30:.0f} GB of memory" if memory else ""
     threads = torch.get_num_threads()
     words = [

@@ -18,12 +18,12 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from oncurve.base.errors import suggest
+from oncurve.base.hints import kind_for
 from oncurve.components import Component
 from oncurve.kl import Estimator, check_estimator, estimator_named, kl_value
 from oncurve.losses.kinds import AGGREGATION_KINDS
 from oncurve.losses.value import ValueLoss
 from oncurve.types import TokenLoss, TokenStats, TrainBatch
-from oncurve.words import kind_for
 
 
 class KLPenalty(Component):

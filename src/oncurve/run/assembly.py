@@ -16,7 +16,7 @@ from torch import Tensor
 from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
-from oncurve.data import PromptOrder, Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
+from oncurve.data import Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
@@ -26,13 +26,11 @@ from oncurve.rewards import RewardSet, verifier_of
 from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
-from oncurve.run.loop import dynamic_sampling, rollouts_of, trainer_config
+from oncurve.run.loop import credit_of, groups_of, trainer_config
 from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.run.teaching import load_teacher
 from oncurve.trainer import (
     Checkpoints,
-    EntropyControl,
-    KLControl,
     Recorder,
     ReferenceSchedule,
     StepResult,
@@ -78,20 +76,20 @@ class Run:
         """Close engine, learner, reward workers and logs, let go of the directory. Twice is allowed."""
         with ExitStack() as closing:  # all of them, whatever one raises
             closing.callback(self.let_go)
-            closing.callback(self.trainer.rollouts.close)
+            closing.callback(self.trainer.groups.close)
             closing.callback(self.rewards.close)
             closing.callback(self.learner.close)
             closing.callback(self.engine.close)
-            closing.callback(self.trainer.rollouts.rest)
+            closing.callback(self.trainer.groups.rest)
 
     def rest(self) -> None:
         """No step follows: let go of the directory, and of what training alone needs, the other processes of a cluster
         and earlier weights. `evaluate` and `save_model` go on in this process. Twice is allowed."""
         with ExitStack() as closing:  # all of them, whatever one raises
             closing.callback(self.let_go)
-            closing.callback(self.trainer.rollouts.close)
+            closing.callback(self.trainer.groups.close)
             closing.callback(self.config.cluster.rest, self.learner, self.engine)
-            closing.callback(self.trainer.rollouts.rest)
+            closing.callback(self.trainer.groups.rest)
 
     def let_go(self) -> None:
         """Close the logs and let go of the directory, whose `path` is still known: another run may go on with it."""
@@ -177,12 +175,12 @@ class Run:
         """Load the newest checkpoint that verifies; returns remarks on it for the user, one per line."""
         assert self.trainer.checkpoints is not None
         assert self.directory is not None
-        found = self.trainer.checkpoints.restore(self.learner, self.trainer.outer, self.trainer.rollouts)
+        found = self.trainer.checkpoints.restore(self.learner, self.trainer.outer, self.trainer.groups)
         if found is None:
             lines = ["there is no checkpoint; the run begins again at step 1"]
         else:
             self.trainer.state, before, lines = found
-            changes = [*environment_changes(before, self.trainer.environment or {})]
+            changes = [*environment_changes(before, self.trainer.config.environment)]
             if changes:
                 lines.append("not exact: the run goes on, but not to the same bits, because " + "; ".join(changes))
         return [*lines, *self._record()]
@@ -289,20 +287,12 @@ def _build_run(
         config.run.seed,
     )
     trainer = Trainer(
-        trainer_config(config),
-        engine,
+        trainer_config(config, describe_environment(module_device(loaded.model.module).type)),
+        groups_of(config, engine, rewards, prompts),
         learner,
-        rewards,
-        PromptOrder(prompts, config.run.seed, config.data.shuffle, prompts.mixture),
-        config.advantage,
-        config.loss_weights,
-        KLControl(config.kl),
+        credit_of(config),
         ReferenceSchedule(config.reference, learner),
         TrainerState(),
-        entropy=EntropyControl(config.entropy),
-        dynamic=dynamic_sampling(config),
-        rollouts=rollouts_of(config),
-        environment=describe_environment(module_device(loaded.model.module).type),
     )
     run = Run(config, None, loaded, learner, engine, rewards, prompts, eval_prompts, trainer, given, teacher)
     if config.eval.every:

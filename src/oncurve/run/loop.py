@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from oncurve.config import RunConfig
+from oncurve.data import PromptOrder, Prompts
 from oncurve.evaluate import part_is_1
-from oncurve.rewards import verifier_of
+from oncurve.rewards import RewardSet, verifier_of
+from oncurve.rollout import RolloutEngine
 from oncurve.trainer import (
+    Credit,
     DynamicSampling,
+    EntropyControl,
+    Groups,
     HeldOut,
-    LaggedRollouts,
+    KLControl,
+    LaggedGroups,
     OldPolicy,
-    Rollouts,
     TrainerConfig,
 )
 
 
-def trainer_config(config: RunConfig) -> TrainerConfig:
+def trainer_config(config: RunConfig, environment: Mapping[str, object] | None = None) -> TrainerConfig:
     """The loop's own numbers, from the sections they stand in."""
     return TrainerConfig(
         steps=config.run.steps,
-        prompts_per_step=config.data.prompts_per_step,
-        group_size=config.rollout.group_size,
         seed=config.run.seed,
         ppo_epochs=config.learner.ppo_epochs,
         minibatches=config.learner.minibatches,
@@ -36,13 +41,8 @@ def trainer_config(config: RunConfig) -> TrainerConfig:
         held_out=HeldOut(config.eval.every, config.eval.at_start, config.checkpoint.best, config.eval.patience),
         grace_seconds=config.run.grace_seconds,
         max_minutes=config.run.max_minutes,
+        environment=environment or {},
     )
-
-
-def rollouts_of(config: RunConfig) -> Rollouts:
-    """When the groups of a step are collected: ahead of their step where other processes sample."""
-    cluster = config.cluster
-    return LaggedRollouts(cluster.lag, ahead=cluster.workers > 0) if cluster.lag else Rollouts()
 
 
 def dynamic_sampling(config: RunConfig) -> DynamicSampling | None:
@@ -52,3 +52,23 @@ def dynamic_sampling(config: RunConfig) -> DynamicSampling | None:
         return None
     correct = None if verifier is None else part_is_1(verifier)
     return DynamicSampling(settings.max_rounds, correct, settings.mask_truncated)
+
+
+def credit_of(config: RunConfig) -> Credit:
+    """Return the components that make of rewards a weight and an advantage per token."""
+    return Credit(config.advantage, config.loss_weights, KLControl(config.kl), EntropyControl(config.entropy))
+
+
+def order_of(config: RunConfig, prompts: Prompts) -> PromptOrder:
+    """Return the order in which a run takes its prompts."""
+    return PromptOrder(prompts, config.run.seed, config.data.shuffle, prompts.mixture)
+
+
+def groups_of(config: RunConfig, engine: RolloutEngine, rewards: RewardSet, prompts: Prompts) -> Groups:
+    """Return the source of groups, ahead of their step where other processes sample."""
+    cluster, least = config.cluster, config.advantage.min_valid_completions
+    size, dynamic = config.rollout.group_size, dynamic_sampling(config)
+    given = (engine, rewards, order_of(config, prompts), config.data.prompts_per_step, size, least, dynamic)
+    if not cluster.lag:
+        return Groups(*given)
+    return LaggedGroups(*given, lag=cluster.lag, ahead=cluster.workers > 0, steps=config.run.steps)

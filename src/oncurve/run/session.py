@@ -136,7 +136,7 @@ def _go_on(
 
 def create_directory(run: Run, out: Path) -> None:
     """Make the run's directory, after all checks, and begin."""
-    directory = RunDirectory.create(out, run.trainer.environment or {})
+    directory = RunDirectory.create(out, run.trainer.config.environment)
     try:
         run.check_folder(out)
         data = run.config.data.kept_as(out / ROWS)  # a resumed run needs the rows, too
@@ -253,7 +253,7 @@ def ended_early(run: Run) -> list[str]:
 
 def watch_of(run: Run) -> Watch:
     """The doctor's rules over a run that goes on."""
-    return Watch(to_tables(run.config), run.trainer.environment)
+    return Watch(to_tables(run.config), run.trainer.config.environment)
 
 
 def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:

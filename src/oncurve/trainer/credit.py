@@ -1,16 +1,28 @@
-"""Advantages and weights are checked and put into the batch: a component from elsewhere may return anything."""
+"""The components that make of rewards a weight and an advantage per token, checked: each may be from elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from oncurve.advantages import needs_of
 from oncurve.base.errors import ConfigError
 from oncurve.components import check_per_token
+from oncurve.trainer.control import EntropyControl, KLControl
 from oncurve.trainer.protocols import Advantage
 from oncurve.types import AdvantagesAndReturns, TokenWeights, TrainBatch
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Advantage and aggregation, and the coefficients of KL and entropy that change from step to step."""
+
+    advantage: Advantage
+    aggregation: Callable[[TrainBatch], Tensor | TokenWeights]
+    kl: KLControl
+    entropy: EntropyControl = field(default_factory=EntropyControl)
 
 
 def credited(batch: TrainBatch, advantage: Advantage) -> TrainBatch:

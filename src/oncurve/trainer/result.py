@@ -1,4 +1,4 @@
-"""The result of one step."""
+"""The groups that a step is given, and its result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,26 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from oncurve.trainer.groups.surplus import SurplusGroup
 from oncurve.types import Group
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The groups of a step, with their scores.
+
+    groups    those that the step trains on, and those that it leaves out for good
+    usable    those that it trains on: surplus of the step before first, then in the order of the prompts
+    surplus   those that the next step trains on; they are not among `groups`
+    cursor    prompts taken from the source, these included
+    draw      rounds of sampling, these included
+    """
+
+    groups: tuple[Group, ...]
+    usable: tuple[Group, ...]
+    surplus: tuple[SurplusGroup, ...]
+    cursor: int
+    draw: int
 
 
 @dataclass(frozen=True)

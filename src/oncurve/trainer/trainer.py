@@ -19,33 +19,32 @@ The loop is the same for every algorithm: advantage, objective, KL and aggregati
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from oncurve.base.errors import OncurveError
 from oncurve.batching import collate, minibatches
 from oncurve.learner import Learner
 from oncurve.metrics import Metrics
-from oncurve.rewards import Scorer
-from oncurve.rollout import RolloutEngine, worked
-from oncurve.trainer.control import EntropyControl, KLControl
-from oncurve.trainer.credit import credited, weighted_by
-from oncurve.trainer.groups.collecting import Collected, Collecting
-from oncurve.trainer.groups.rollouts import Rollouts
-from oncurve.trainer.groups.surplus import DynamicSampling
+from oncurve.trainer.credit import Credit, credited, weighted_by
 from oncurve.trainer.old_policy import OldPolicy
-from oncurve.trainer.protocols import Advantage, OuterLoop, PromptSource
-from oncurve.trainer.result import StepResult
-from oncurve.trainer.saving.checkpoint import Checkpoints
-from oncurve.trainer.saving.recorder import Recorder
-from oncurve.trainer.saving.refusals import Refusals
+from oncurve.trainer.protocols import GroupSource, OuterLoop
+from oncurve.trainer.result import Collected, StepResult
+from oncurve.trainer.saving import Checkpoints, Recorder, Refusals
 from oncurve.trainer.state import TrainerState
 from oncurve.trainer.updates import Updates
-from oncurve.trainer.watching.held_out import HeldOut
-from oncurve.trainer.watching.observe import UntrainedUpdates, observe_batch, split_advantages, summarized, timer
-from oncurve.trainer.watching.signals import StopSignals
-from oncurve.types import Group, TokenWeights, TrainBatch
+from oncurve.trainer.watching import (
+    HeldOut,
+    StopSignals,
+    UntrainedUpdates,
+    observe_batch,
+    split_advantages,
+    summarized,
+    timer,
+)
+from oncurve.types import Group, TrainBatch
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,6 @@ class TrainerConfig:
     """The loop's own numbers, gathered by the composition root from the sections they come from."""
 
     steps: int
-    prompts_per_step: int
-    group_size: int
     seed: int = 0
     ppo_epochs: int = 1
     minibatches: int = 1
@@ -65,6 +62,7 @@ class TrainerConfig:
     held_out: HeldOut = field(default_factory=HeldOut)
     grace_seconds: float = 30.0
     max_minutes: float | None = None
+    environment: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,24 +70,16 @@ class Trainer:
     """Algorithm 1, one policy step at a time. Only `state`, the learner and the outer loop change."""
 
     config: TrainerConfig
-    engine: RolloutEngine
+    groups: GroupSource
     learner: Learner
-    scorer: Scorer
-    source: PromptSource
-    advantage: Advantage
-    aggregation: Callable[[TrainBatch], Tensor | TokenWeights]
-    kl: KLControl
+    credit: Credit
     outer: OuterLoop
     state: TrainerState
-    entropy: EntropyControl = field(default_factory=EntropyControl)
-    dynamic: DynamicSampling | None = None
-    rollouts: Rollouts = field(default_factory=Rollouts)
     recorder: Recorder | None = None
     checkpoints: Checkpoints | None = None
     evaluator: Callable[[int], dict[str, float]] | None = None
     observers: tuple[Callable[[StepResult], None], ...] = ()
     on_start: Callable[[dict[str, float]], None] = lambda metrics: None
-    environment: dict[str, object] | None = None
     untrained: UntrainedUpdates = field(default_factory=UntrainedUpdates)
     refusals: Refusals = field(default_factory=Refusals)
     _settled: tuple[int, int] | None = None
@@ -102,7 +92,7 @@ class Trainer:
         """
         self.settle()
         stops = StopSignals(self.config.grace_seconds, self.config.max_minutes)
-        with stops as signals, signals.at_the_end(self.save), self.rollouts:
+        with stops as signals, signals.at_the_end(self.save), self.groups:
             self.evaluate_first()
             signals.steps_begin()
             while not self.is_done and signals.allow_a_step:  # 4   for step = 1, ..., M
@@ -125,23 +115,23 @@ class Trainer:
 
     def step(self) -> StepResult:
         """Return one policy step: lines 5 to 11."""
-        started, metrics, before = time.perf_counter(), Metrics(), worked(self.engine)
+        started, metrics, before = time.perf_counter(), Metrics(), self.groups.worked()
         updates = self.updates(metrics)
-        self.rollouts.follow(self.engine, self.learner.weights(), self.state.step)  # 6   π_θ_old ← π_θ
+        self.groups.follow(self.learner.weights(), self.state.step)  # 6   π_θ_old ← π_θ
         collected = self.collect(metrics)  # 5, 7, 8   prompts, G completions of each, their rewards
         batch = self.score(collected.usable, metrics)  # old and reference log-probs, values, a KL in the reward
-        batch = credited(batch, self.advantage)  # 9   one advantage per token
+        batch = credited(batch, self.credit.advantage)  # 9   one advantage per token
         advantages = self.record(collected, batch, metrics)
         with timer(metrics, "update"):
             for minibatch in self.minibatches(batch, metrics):  # 10   μ PPO epochs
-                weighted = weighted_by(self.aggregation, minibatch)  # global denominators, once
+                weighted = weighted_by(self.credit.aggregation, minibatch)  # global denominators, once
                 update = self.learner.update(weighted)  # 11   maximize the objective
                 updates.add(weighted, update, self.learner.version)
                 if updates.too_far:
                     break
             updates.leave_out(self.config.ppo_epochs * min(self.config.minibatches, len(batch.prompts)))
         self.state = self.advanced(batch, collected, updates, time.perf_counter() - started)
-        summary = summarized(metrics, self.state, self.source, started, worked(self.engine, before or 0.0))
+        summary = summarized(metrics, self.state, self.groups, started, self.groups.worked(before or 0.0))
         return StepResult(self.state.step, summary, collected.groups, advantages)
 
     def updates(self, metrics: Metrics) -> Updates:
@@ -150,17 +140,12 @@ class Trainer:
         return Updates(state.step + 1, self.learner.version, state.skipped_in_a_row, metrics, self.recorder, target)
 
     def collect(self, metrics: Metrics) -> Collected:
-        """Return the groups of the next step, with their rewards."""
-        return self.rollouts.collect(self.collecting, self.state, self.config.steps, metrics)
-
-    def collecting(self) -> Collecting:
-        """Collect the groups of one step."""
-        prompts, size, least = (
-            self.config.prompts_per_step,
-            self.config.group_size,
-            self.advantage.min_valid_completions,
-        )
-        return Collecting(self.engine, self.scorer, self.source, prompts, size, least, self.dynamic, self.write_down)
+        """Return the groups of the next step, with their rewards; those of a step that fails are written down."""
+        try:
+            return self.groups.next(self.state, metrics)
+        except OncurveError:
+            self.write_down(self.groups.unfinished)
+            raise
 
     def score(self, groups: Sequence[Group], metrics: Metrics) -> TrainBatch:
         """Return the batch of usable groups, with the reference's and the old policy's log-probs and a critic's values.
@@ -170,9 +155,9 @@ class Trainer:
         settings = self.config
         batch = collate(groups, mask_truncated=settings.mask_truncated)
         with timer(metrics, "score"):
-            batch = settings.old_policy.score(batch, self.learner, self.engine.exact, metrics)
-        batch = self.entropy.with_coef(batch, self.state, metrics)
-        return self.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
+            batch = settings.old_policy.score(batch, self.learner, self.groups.exact, metrics)
+        batch = self.credit.entropy.with_coef(batch, self.state, metrics)
+        return self.credit.kl.add_kl_to_rewards(batch, self.state.kl_coef, metrics)
 
     def minibatches(self, batch: TrainBatch, metrics: Metrics) -> Iterator[TrainBatch]:
         """Return the updates of this step: `ppo_epochs` times over the batch, in `minibatches` pieces of whole
@@ -204,10 +189,10 @@ class Trainer:
             draw=collected.draw,
             surplus=collected.surplus,
             skipped_in_a_row=updates.skipped,
-            kl_coef=self.kl.next(batch, self.state.kl_coef),
+            kl_coef=self.credit.kl.next(batch, self.state.kl_coef),
             seconds=self.state.seconds + seconds,
         )
-        return self.entropy.after(state, updates.metrics.result().get("policy/entropy"))
+        return self.credit.entropy.after(state, updates.metrics.result().get("policy/entropy"))
 
     def evaluate_first(self) -> None:
         """Evaluate the policy before step 1, where `held_out` wants it, as step 0 of the metrics."""
@@ -221,7 +206,7 @@ class Trainer:
     def maybe_evaluate(self, result: StepResult) -> StepResult:
         """Return the result with held-out metrics, where an evaluation is due."""
         if self.evaluator is not None and self.config.held_out.due(result.step, self.config.steps):
-            with self.rollouts.paused():
+            with self.groups.paused():
                 result.metrics.update(self.evaluator(result.step))
             self.state = self.config.held_out.after(self.state, result.metrics)
         return result
@@ -249,4 +234,4 @@ class Trainer:
         if whole and self.checkpoints is not None and self.checkpoints.newest != self.state.step:
             if self.recorder is not None:
                 self.recorder.sync()
-            self.checkpoints.save(self.learner, self.outer, self.state, self.environment or {}, self.rollouts)
+            self.checkpoints.save(self.learner, self.outer, self.state, self.config.environment, self.groups)

@@ -20,11 +20,11 @@ from fakes.tolerance import about, assert_close
 from oncurve.base.errors import ConfigError
 from oncurve.compat.dialect import Said, Translation
 from oncurve.compat.rlox.dialect import DIALECT, translated
-from oncurve.compat.rlox.elsewhere import NAMES
+from oncurve.compat.rlox.elsewhere import REASONS
 from oncurve.config import load_config
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", REASONS)
 def test_what_is_elsewhere_is_refused_by_name(name: str) -> None:
     with pytest.raises(ImportError, match=f"rlox's {name} is not in oncurve, which trains language models"):
         getattr(compat, name)
@@ -161,7 +161,7 @@ def test_loss_and_gradient_are_those_of_rloxs_page_or_code(summed: bool, monkeyp
     policy, reference, twin = TinyLM().double(), TinyLM(seed=1).double(), TinyLM().double()
     gradients: dict[str, Tensor] = {}
     settings = {"kl.aggregation": "seq-mean-token-sum"} if summed else None
-    trainer = compat.GRPO(policy, reference, reward, max_grad_norm=0.0, settings=settings)
+    trainer = compat.GRPO(policy, reference, reward, max_grad_norm=0.0, eos_ids=(3, 5), settings=settings)
     learner: Any = trainer.learner
     apply = learner.apply
 
@@ -172,18 +172,20 @@ def test_loss_and_gradient_are_those_of_rloxs_page_or_code(summed: bool, monkeyp
     monkeypatch.setattr(learner, "apply", applied)
     loss = trainer.train_step(PROMPTS)["loss"]
     (completions,) = seen
+    assert len({len(ids) for ids in completions}) > 1
     rewards = torch.tensor([float(ids[0]) for ids in completions], dtype=torch.float64)
     advantages = compat.compute_batch_group_advantages(rewards, 4)
-    ids = torch.cat([PROMPTS.repeat_interleave(4, 0), torch.stack(completions)], 1)
 
-    def logprobs(model: TinyLM) -> Tensor:
-        rows = torch.log_softmax(model(ids)[:, 2:-1].double(), -1)
-        return rows.gather(2, ids[:, 3:, None])[..., 0]
+    def logprobs(model: TinyLM, row: int) -> Tensor:
+        ids = torch.cat([PROMPTS[row // 4], completions[row]])
+        rows = torch.log_softmax(model(ids[None])[0, 2:-1].double(), -1)
+        return rows.gather(1, completions[row][:, None])[:, 0]
 
-    seq_logprobs = logprobs(twin).sum(dim=-1)
-    expected = -(advantages * seq_logprobs).mean()
-    difference = logprobs(twin) - logprobs(reference).detach()
-    expected = expected + 0.1 * (difference.sum(dim=-1).mean() if summed else difference.mean())
+    pairs = [(logprobs(twin, row), logprobs(reference, row).detach()) for row in range(8)]
+    expected = -torch.stack([a * policy.sum() for a, (policy, _) in zip(advantages, pairs, strict=True)]).mean()
+    distances = [policy - reference for policy, reference in pairs]
+    mean = torch.stack([each.sum() for each in distances]).mean() if summed else torch.cat(distances).mean()
+    expected = expected + 0.1 * mean
     expected.backward()
     assert loss == about(expected.item(), torch.float64)
     for name, parameter in twin.named_parameters():

@@ -1,4 +1,4 @@
-"""Subclasses of TRL's classes: a dataclass of more arguments, and a trainer whose overrides are called or refused."""
+"""Subclasses of TRL's classes, whose overrides are called or refused, and TRL's reward functions by their numbers."""
 
 import dataclasses
 import inspect
@@ -10,7 +10,7 @@ from transformers import HfArgumentParser, Trainer
 
 from oncurve.base.errors import ConfigError
 from oncurve.compat.trl import GRPOConfig, GRPOTrainer, rewards
-from oncurve.compat.trl.overrides import NOT_CALLED, OF_TRAINER
+from oncurve.compat.trl.overrides import FREE, NOT_CALLED, OWN
 
 
 @dataclass
@@ -89,13 +89,9 @@ def test_helpers_of_a_subclass_are_its_own() -> None:
     assert "reward_funcs: a run needs a reward" in refusal(made)
 
 
-def test_the_table_has_every_method_of_transformers_trainer() -> None:
-    theirs = {name for name in dir(Trainer) if not name.startswith("__")}
-    assert theirs - NOT_CALLED == {
-        "add_callback", "end", "log_metrics", "push_to_hub", "remove_callback", "save_metrics", "save_state", "train",
-    }  # fmt: skip
-    assert all(hasattr(GRPOTrainer, name) for name in theirs - NOT_CALLED)
-    assert not [name for name in OF_TRAINER.split() if hasattr(GRPOTrainer, name)]
+def test_a_method_of_transformers_trainer_is_here_or_refused() -> None:
+    assert {name for name in NOT_CALLED if hasattr(GRPOTrainer, name)} == set(OWN)
+    assert all(hasattr(GRPOTrainer, name) and hasattr(Trainer, name) for name in FREE)
 
 
 POSITIONAL = {
@@ -125,3 +121,10 @@ def test_the_cosine_of_positional_arguments_is_trls() -> None:
     reward = rewards.get_cosine_scaled_reward(100)
     completions = [[{"content": r"\boxed{\frac{1}{3}}"}], [{"content": r"\boxed{\frac{1}{2}}"}]]
     assert reward(completions, [r"\frac{1}{3}"] * 2, [[1] * 50] * 2) == pytest.approx([0.75, -0.75])
+
+
+def test_the_punishments_are_those_of_trl() -> None:
+    overlong = rewards.get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
+    assert overlong(completion_ids=[[1] * n for n in (80, 90, 100, 101)]) == [0.0, -0.5, -1.0, -1.0]
+    assert rewards.get_soft_overlong_punishment(3, 0)(completion_ids=[[1] * 3, [1] * 4]) == [0.0, -1.0]
+    assert rewards.get_repetition_penalty_reward(2)(completion_ids=[[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]

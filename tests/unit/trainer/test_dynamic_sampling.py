@@ -84,7 +84,7 @@ def test_without_a_verifier_groups_whose_rewards_differ_are_kept() -> None:
 def collected_of(steps: int, *, dynamic: DynamicSampling | None = None, **settings) -> list[Collected]:
     """What each of `steps` steps collects, with weights that stay."""
     loop = make_loop(dynamic=dynamic or DynamicSampling(20, None), **settings)
-    loop.engine.follow(loop.learner.weights())
+    loop.groups.engine.follow(loop.learner.weights())
     found = []
     for _ in range(steps):
         now = loop.collect(Metrics())
@@ -155,7 +155,7 @@ class Backwards:
 
 def test_arrival_does_not_decide(tmp_path: Path) -> None:
     one, two = make_loop(dynamic=DynamicSampling(20, None)), make_loop(dynamic=DynamicSampling(20, None))
-    two.engine = Backwards(two.engine)
+    two.groups.engine = Backwards(two.groups.engine)
     for _ in range(4):
         assert one.step().groups == two.step().groups
     assert without_times(one.state) == without_times(two.state)
@@ -184,7 +184,7 @@ def test_the_old_log_probs_of_surplus_groups_are_the_samplers() -> None:
     loop = make_loop(dynamic=DynamicSampling(20, None))
     while not loop.state.surplus:
         loop.step()
-    loop.engine.follow(loop.learner.weights())
+    loop.groups.engine.follow(loop.learner.weights())
     carried = len(loop.state.surplus)
     batch = loop.score(loop.collect(Metrics()).usable, Metrics())
     stale = batch.group_ids < carried

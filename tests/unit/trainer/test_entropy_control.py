@@ -68,7 +68,7 @@ def test_a_batch_without_the_coefficient_is_refused() -> None:
 
 def loop_of(bonus: EntropyBonus, folder: Path | None = None, constant: bool = False, **config: object) -> Trainer:
     reward = {"reward": lambda completions, prompts: [0.5] * len(completions)} if constant else {}
-    loop = make_loop(folder, parts={"entropy": EntropyControl(bonus)}, steps=6, config=config, **reward)
+    loop = make_loop(folder, entropy=EntropyControl(bonus), steps=6, config=config, **reward)
     steered = Regularizer(KLPenalty(coef=0.0), steered=True)
     loop.learner = LearnerConfig(learning_rate=0.05).build(tiny_model(), Clipped(), steered)
     loop.outer.learner = loop.learner

@@ -20,7 +20,6 @@ from oncurve.trainer import (
     Checkpoints,
     DynamicSampling,
     HeldOut,
-    LaggedRollouts,
     OldPolicy,
     Recorder,
     StepResult,
@@ -43,11 +42,11 @@ def weights(loop: Trainer) -> dict[str, bytes]:
 
 @contextmanager
 def lagging(lag: int, ahead: bool, **settings: Any) -> Iterator[Trainer]:
-    loop = make_loop(steps=STEPS, parts={"rollouts": LaggedRollouts(lag, ahead)}, **settings)
+    loop = make_loop(steps=STEPS, lag={"lag": lag, "ahead": ahead}, **settings)
     try:
         yield loop
     finally:
-        loop.rollouts.close()
+        loop.groups.close()
 
 
 def trained(loop: Trainer) -> list[StepResult]:
@@ -73,7 +72,7 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=["one update", "two updates", "dynamic sampling"])
 def test_a_lag_is_a_list_of_earlier_weights(lag: int, settings: dict[str, Any]) -> None:
     plain = make_loop(steps=STEPS, **settings)
-    plain.engine = PlainLag(plain.engine, lag)
+    plain.groups.engine = PlainLag(plain.groups.engine, lag)
     expected = trained(plain)
     present = trained(make_loop(steps=STEPS, **settings))
     assert expected[-1].groups != present[-1].groups
@@ -88,14 +87,14 @@ def test_workers_that_get_the_next_weights_during_a_rollout_give_the_bits_of_one
     found = []
     for workers in (0, 2):
         with lagging(2, workers > 0) as loop:
-            build = partial(InProcessEngine, loop.engine.sampling, seed=5)
-            loop.engine = HostCluster(rollout_workers=workers, shard_groups=1).rollout_engine(
-                build(), build, loop.engine.sampling
+            build = partial(InProcessEngine, loop.groups.engine.sampling, seed=5)
+            loop.groups.engine = HostCluster(rollout_workers=workers, shard_groups=1).rollout_engine(
+                build(), build, loop.groups.engine.sampling
             )
             try:
                 found.append((trained(loop), weights(loop)))
             finally:
-                loop.engine.close()
+                loop.groups.engine.close()
     same(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
 
@@ -117,7 +116,7 @@ def test_without_a_lag_the_bits_are_those_of_a_run_without_the_setting() -> None
 def kept_in(loop: Trainer, folder: Path) -> Trainer:
     """The loop, which goes on from the newest checkpoint in `folder`, if there is one, and writes there."""
     loop.checkpoints = Checkpoints(folder / "checkpoints", keep=2)
-    found = loop.checkpoints.restore(loop.learner, loop.outer, loop.rollouts)
+    found = loop.checkpoints.restore(loop.learner, loop.outer, loop.groups)
     if found is not None:
         loop.state = found[0]
     loop.recorder = Recorder(folder, loop.state, refusals=loop.refusals)
@@ -134,12 +133,12 @@ def test_a_run_that_is_taken_up_again_or_made_longer_is_the_run_of_one_go(
         final = weights(loop)
     found: list[StepResult] = []
     for number, stop in enumerate((*stops, STEPS)):
-        parts = {"rollouts": LaggedRollouts(2, ahead=number % 2 == 1)}
-        loop = kept_in(make_loop(steps=stop, parts=parts, **dynamic), tmp_path)
+        lag = {"lag": 2, "ahead": number % 2 == 1}
+        loop = kept_in(make_loop(steps=stop, lag=lag, **dynamic), tmp_path)
         try:
             found += trained(loop)
         finally:
-            loop.rollouts.close()
+            loop.groups.close()
     same(found, expected)
     assert weights(loop) == final
     kept = sorted((tmp_path / "checkpoints" / "frozen").iterdir())
@@ -173,8 +172,8 @@ def test_an_evaluation_has_the_newest_weights_and_changes_nothing() -> None:
     seen: list[int] = []
 
     def evaluate(step: int) -> dict[str, float]:
-        loop.engine.follow(loop.learner.weights())
-        (group,) = loop.engine.generate([expected[0].groups[0].prompt], -1)
+        loop.groups.engine.follow(loop.learner.weights())
+        (group,) = loop.groups.engine.generate([expected[0].groups[0].prompt], -1)
         seen.append(group.completions[0].policy_version)
         return {}
 
@@ -198,7 +197,7 @@ class Slow(InProcessEngine):
 
 def test_groups_of_the_next_step_are_sampled_while_a_step_trains() -> None:
     with lagging(1, True) as loop:
-        loop.engine = Slow(loop.engine.sampling, seed=5)
+        loop.groups.engine = Slow(loop.groups.engine.sampling, seed=5)
         update = loop.learner.update
 
         def updating(batch: Any) -> Any:
@@ -213,11 +212,11 @@ def test_groups_of_the_next_step_are_sampled_while_a_step_trains() -> None:
 
 
 def test_a_policy_learns_with_a_lag_and_a_correction() -> None:
-    loop = make_loop(steps=40, prompts=8, parts={"rollouts": LaggedRollouts(2, ahead=True)})
+    loop = make_loop(steps=40, prompts=8, lag={"lag": 2, "ahead": True})
     loop.config = replace(loop.config, old_policy=OldPolicy(single=True, correction=Truncated()))
     try:
         rewards = [result.metrics["reward/mean"] for result in trained(loop)]
     finally:
-        loop.rollouts.close()
+        loop.groups.close()
     assert sum(rewards[:5]) / 5 < 0.5
     assert sum(rewards[-10:]) / 10 > 0.9

@@ -1,4 +1,4 @@
-"""What rlox 1.2 has for language models: `from oncurve.compat.rlox import *` takes the place of its import line.
+"""rlox 1.2's part for language models: `from oncurve.compat.rlox import *` takes the place of its import line.
 
 Its algorithms for control tasks, and what else has no counterpart, are refused by name with an ImportError.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncurve.base.lazy import lazily
-from oncurve.compat.rlox.elsewhere import reason
+from oncurve.compat.rlox.elsewhere import REASONS
 
 if TYPE_CHECKING:
     from oncurve.compat.rlox.dialect import run_config as run_config
@@ -41,9 +41,9 @@ __all__.remove("run_config")  # rlox has none: `import *` gives rlox's names
 
 
 def __getattr__(name: str) -> Any:
-    """Raises ImportError for a name of rlox that has no counterpart here, AttributeError for any other."""
-    if (why := reason(name)) is not None:
+    """Raise ImportError for a name of rlox that has no counterpart here, AttributeError for any other."""
+    if name in REASONS:
         raise ImportError(
-            f"rlox's {name} is not in oncurve, which trains language models by GRPO and its family: {why}"
+            f"rlox's {name} is not in oncurve, which trains language models by GRPO and its family: {REASONS[name]}"
         )
     return _attribute(name)

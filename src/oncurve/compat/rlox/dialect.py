@@ -15,36 +15,12 @@ from typing import Any
 import yaml
 
 from oncurve.base.errors import ConfigError, shown
-from oncurve.compat.dialect import Dialect, Key, Said, Translation, Values
+from oncurve.compat.dialect import Dialect, Said, Translation, Values
 from oncurve.compat.loading import config_of
-from oncurve.compat.rlox.elsewhere import CONTROL
+from oncurve.compat.rlox.elsewhere import REASONS
+from oncurve.compat.tables import Function, keys_of
 from oncurve.config import RunConfig, read_yaml
 from oncurve.run import data_arguments, reward_arguments
-
-ABOUT = """
-`from oncurve.compat.rlox import *` takes the place of rlox's import line: `GRPO`, the functions
-`compute_group_advantages`, `compute_batch_group_advantages`, `compute_token_kl`, `compute_gae` and their relatives,
-`Callback`, `CallbackList`, `EarlyStoppingCallback`, `LoggerCallback`, `ConsoleLogger`. Algorithms for control tasks
-(`PPO`, `SAC`, ...) are refused by name. `oncurve.GRPO` is the same class with oncurve's algorithm, and
-`from oncurve.compat.rlox import GRPO` has rlox's.
-
-`oncurve train --config config.yaml model.path=MODEL --data train.jsonl --reward math` takes rlox's YAML with
-`algorithm: grpo`.
-
-What differs:
-
-* Completions are sampled by oncurve and not by the model's `generate`, which a model need not have.
-* `reward_fn` gets completions without their prompts, and the prompt's tokens are never trained. rlox gives and trains
-  whole sequences.
-* `save` writes `model.safetensors`, in full precision, in place of a pickled checkpoint.
-* rlox's page takes the mean of the KL over all tokens, and its code, of 1.2, the sum over the tokens of a sequence. The
-  page's is here; `kl.aggregation=seq-mean-token-sum`, or in Python `settings={"kl.aggregation": "seq-mean-token-sum"}`,
-  is the code's.
-* NaN in rewards or log-probs is an error, and so are arrays of different lengths.
-
-What to give up: `preset="grpo"` has the clipped objective and k3, whose gradient is that of a KL penalty. rlox's KL
-term, k1 in the loss, has a gradient of expectation 0 and only adds noise.
-"""
 
 ALGORITHM = {
     "advantage.kind": "grpo",
@@ -60,76 +36,30 @@ ALGORITHM = {
 """The preset "rlox", without its numbers, which are keys of their own."""
 
 
-def _algorithm(value: str, _: Values) -> dict[str, Any]:
-    if value.lower() != "grpo":
-        raise ConfigError(f'{shown(value)}: {CONTROL}; here it is "grpo"')
+def _algorithm(name: str, _: Values) -> dict[str, Any]:
+    if name.lower() != "grpo":
+        raise ConfigError(f'{shown(name)}: {REASONS["PPO"]}; here it is "grpo"')
     return ALGORITHM
 
 
-def _evaluated(value: int, values: Values) -> dict[str, Any]:
-    return {"eval.every": value} if "eval" in (values["callbacks"] or ()) else {}
-
-
-def _saved(value: int, values: Values) -> dict[str, Any]:
-    return {"checkpoint.every": value} if "checkpoint" in (values["callbacks"] or ()) else {}
-
-
-def _callbacks(names: list[Any], _: Values) -> dict[str, Any]:
+def _callbacks(names: list[Any], _: Values) -> None:
     for name in names:
         if name not in ("eval", "checkpoint", "progress", "timing"):
             raise ConfigError(f"{shown(name)}: expected eval, checkpoint, progress or timing")
-    return {}
 
 
-def _logger(name: str | None, _: Values) -> dict[str, Any]:
-    if name in (None, "", "console"):
-        return {}
-    if name not in ("tensorboard", "wandb"):
-        raise ConfigError(f"{shown(name)}: expected tensorboard, wandb or console")
-    return {"tracking.to": [name]}
+def _of_callback(steps: int, values: Values, of: str) -> int | None:
+    return steps if of in (values["callbacks"] or ()) else None
 
 
-NUMBER, WHOLE, TEXT, FLAG, NONE = (float,), (int,), (str,), (bool,), type(None)
-NO_ENVIRONMENT = "there is no environment; prompts are data.path, and completions are scored by [[rewards]]"
-SAME = "as in Python, GRPO"
-
-
-def _hyperparameters(section: str, applied: bool) -> tuple[Key, ...]:
-    each = [
-        ("group_size", "rollout.group_size", WHOLE, 4),
-        ("learning_rate", "learner.learning_rate", NUMBER, 1e-4),
-        ("kl_coef", "kl.coef", NUMBER, 0.1),
-        ("max_new_tokens", "rollout.max_new_tokens", WHOLE, 8),
-        ("max_grad_norm", "learner.max_grad_norm", NUMBER, 1.0),
-    ]
-    keys = [Key(f"{section}.{a}", (b,), types=types, default=d, applied=applied) for a, b, types, d in each]
-    epochs = "a pass over the prompts; in rlox it is one update, here a step has data.prompts_per_step prompts"
-    return (*keys, Key(f"{section}.n_epochs", ("run.epochs",), epochs, types=NUMBER))
-
-
-DIALECT = Dialect(
-    "rlox",
-    "1.2",
-    (
-        Key("algorithm", tuple(ALGORITHM), "rlox's own algorithm", _algorithm, "grpo", True, TEXT),
-        Key("env_id", (), NO_ENVIRONMENT, refused=True, harmless=("", None)),
-        Key("env", (), NO_ENVIRONMENT, refused=True, harmless=("", None)),
-        Key("total_timesteps", (), "steps of an environment; run.steps has the updates", refused=True),
-        Key("seed", ("run.seed",), types=WHOLE, default=42, applied=True),
-        Key("n_envs", (), "there is no environment"),
-        *_hyperparameters("hyperparameters", applied=True),
-        *_hyperparameters("config", applied=False),
-        Key("callbacks", ("eval.every", "checkpoint.every"), "by their _freq", _callbacks, types=(list,)),
-        Key("logger", ("tracking.to",), "the console shows every step", _logger, types=(str, NONE)),
-        Key("log_dir", (), "the run's folder is --out"),
-        Key("eval_freq", ("eval.every",), 'in steps, with the callback "eval"', _evaluated, types=WHOLE),
-        Key("eval_episodes", ("eval.limit",), "held-out prompts", types=WHOLE),
-        Key("checkpoint_freq", ("checkpoint.every",), 'in steps, with the callback "checkpoint"', _saved, types=WHOLE),
-        Key("checkpoint_dir", (), "checkpoints are in the run's folder, --out"),
-        Key("normalize_obs", (), "there are no observations", refused=True, harmless=(False, None)),
-        Key("normalize_rewards", (), "advantages are normalised per group", refused=True, harmless=(False, None)),
-    ),
-)
+FUNCTIONS: dict[str, Function] = {
+    "algorithm": _algorithm,
+    "callbacks": _callbacks,
+    "of_callback": _of_callback,
+}
+DIALECT = Dialect("rlox", "1.2", keys_of(Path(__file__).with_name("keys.toml"), FUNCTIONS))
+ABOUT = Path(__file__).with_name("about.md").read_text(encoding="utf-8")
+"""The text of docs/coming-from.md before the table of settings."""
 
 
 def translated(path: Path) -> Translation | None:

@@ -1,7 +1,7 @@
 """TRL's interface: `from oncurve.compat.trl import GRPOConfig, GRPOTrainer` in place of `from trl import ...`.
 
-Names, defaults and normalisers are those of TRL 1.16, and of 0.29 for `PPOConfig` and `PPOTrainer`. `DIALECT` is its
-table of settings. Importing this package imports neither TRL nor torch.
+Names, defaults and normalisers are those of TRL 1.16. `DIALECT` is its table of settings. Importing this package
+imports neither TRL nor torch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.compat.trl.about import ABOUT as ABOUT
     from oncurve.compat.trl.config import GRPOConfig as GRPOConfig
-    from oncurve.compat.trl.dialect import DIALECT as DIALECT
+    from oncurve.compat.trl.dialect import ABOUT as ABOUT, DIALECT as DIALECT
     from oncurve.compat.trl.grpo_trainer import GRPOTrainer as GRPOTrainer
     from oncurve.compat.trl.mixture import DatasetMixtureConfig as DatasetMixtureConfig, get_dataset as get_dataset
     from oncurve.compat.trl.parsing import (
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
         get_peft_config as get_peft_config,
         get_quantization_config as get_quantization_config,
     )
-    from oncurve.compat.trl.ppo_config import PPOConfig as PPOConfig
-    from oncurve.compat.trl.ppo_trainer import PPOTrainer as PPOTrainer
     from oncurve.compat.trl.rewards import (
         accuracy_reward as accuracy_reward,
         get_cosine_scaled_reward as get_cosine_scaled_reward,
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
         reasoning_accuracy_reward as reasoning_accuracy_reward,
         think_format_reward as think_format_reward,
     )
-    from oncurve.compat.trl.script import read_script as read_script
 
 
 __getattr__, __all__ = lazily(__name__)

@@ -1,4 +1,4 @@
-"""The arguments of `GRPOTrainer` as keys of the dialect, each with the settings and objects that it is."""
+"""The arguments of `GRPOTrainer` as settings and objects, and the run that they make."""
 
 from __future__ import annotations
 
@@ -13,50 +13,56 @@ import torch
 from torch import nn
 
 from oncurve.base.errors import ConfigError, shown
-from oncurve.compat.dialect import Said
-from oncurve.compat.trl.config import GRPOConfig, TableConfig
+from oncurve.compat.dialect import Said, Translation
+from oncurve.compat.loading import config_of
+from oncurve.compat.trl.config import GRPOConfig
 from oncurve.compat.trl.dialect import Told
 from oncurve.compat.trl.peft_keys import given_fields, lora_of
 from oncurve.compat.trl.reward_functions import reward_settings
 from oncurve.compat.trl.run_keys import rows_known
 from oncurve.compat.trl.sizes import sizes
-from oncurve.config import RunConfig
+from oncurve.config import RunConfig, check_complete
+from oncurve.display import Screen, say
+from oncurve.forecast import check_memory
 from oncurve.models import LoadedModel
 from oncurve.models.loading import eos_ids_of, loaded_from, quiet
-from oncurve.run import Run
+from oncurve.run import Overrides, Run, assemble
 
-PLACE = "GRPOTrainer"
-OBJECTS = ("processing_class", "reward_processing_classes", "callbacks")
+BY_TYPE = ("processing_class", "reward_processing_classes", "callbacks")
 """Arguments that a recipe names by their type."""
 
 
-def said_by(
+def translated(
     arguments: Mapping[str, Any], args: GRPOConfig, state: Callable[[], Any], tokenizers: Sequence[Any]
-) -> dict[str, Said]:
-    """The dialect's keys for the given arguments; `state` gives reward functions their `trainer_state`, and
-    `tokenizers` are those of the rewards.
+) -> Translation:
+    """Return the settings of a run for the trainer's arguments, by their names.
 
-    Raises ConfigError: an argument that cannot be.
+    `state` gives reward functions their `trainer_state`, and `tokenizers` are those of the rewards. Raises ConfigError:
+    an argument that cannot be.
     """
+    train, held_out, model = (arguments[name] for name in ("train_dataset", "eval_dataset", "model"))
     rewards = reward_settings(arguments["reward_funcs"], args.reward_weights, state, tokenizers)
     told: dict[str, Any] = {
-        "model": policy_told(arguments["model"]),
+        "model": _policy(model),
         "reward_funcs": Told("reward_funcs", {"rewards": rewards}),
-        **_data(arguments["train_dataset"], arguments["eval_dataset"], args),
+        "train_dataset": Told(type(train).__name__, _rows(train, args)),
     }
+    if held_out is not None:
+        told["eval_dataset"] = Told(type(held_out).__name__, {"data.eval_rows": all_rows(held_out)})
     if arguments["peft_config"] is not None:
         told["peft_config"] = Told("LoraConfig", lora_of(given_fields(arguments["peft_config"])))
-    rest = {name: value for name, value in arguments.items() if name not in (*told, "args") and value is not None}
-    rest.pop("eval_dataset", None)
-    rest |= {name: type(rest[name]).__name__ for name in OBJECTS if name in rest}
-    said = {f"GRPOTrainer.{name}": Said(value, PLACE) for name, value in {**told, **rest}.items()}
-    rows = told["train_dataset"].settings["data.rows"]
-    known = rows_known(args.values(), len(rows)) if hasattr(arguments["train_dataset"], "__len__") else {}
-    return said | {name: Said(value, PLACE) for name, value in known.items()}
+    for name, value in arguments.items():
+        if name not in (*told, "args") and value is not None and value != (None, None):
+            told[name] = type(value).__name__ if name in BY_TYPE else value
+    said = {f"GRPOTrainer.{name}": Said(value, "GRPOTrainer") for name, value in told.items()}
+    if hasattr(train, "__len__"):
+        known = rows_known(args.values(), len(told["train_dataset"].settings["data.rows"]))
+        said |= {name: Said(value, "GRPOTrainer") for name, value in known.items()}
+    translation = args.translated(**said)
+    return translation if isinstance(model, (str, Path)) else _without_loading(translation)
 
 
-def policy_told(model: Any) -> Told:
-    """The policy as the settings that it is. Raises ConfigError: what cannot be one."""
+def _policy(model: Any) -> Told:
     if isinstance(model, (str, Path)):
         return Told(str(model), {"model.path": str(model)})
     if not isinstance(model, nn.Module):
@@ -64,22 +70,25 @@ def policy_told(model: Any) -> Told:
     return Told(type(model).__name__, {"model.path": ""})
 
 
-def _data(train: Any, held_out: Any, args: GRPOConfig) -> dict[str, Told]:
+def _without_loading(translation: Translation) -> Translation:
+    """Leave out the settings of loading: a module is used as it is."""
+    lines = []
+    for line in translation.lines:
+        kept = {name: value for name, value in line.settings.items() if not name.startswith("model.")}
+        lines.append(replace(line, settings=kept | ({"model.path": ""} if "model.path" in line.settings else {})))
+    return replace(translation, lines=tuple(lines))
+
+
+def _rows(train: Any, args: GRPOConfig) -> dict[str, Any]:
     if train is None:
         raise ConfigError("train_dataset: missing; give a data set with a column 'prompt'")
-    settings: dict[str, Any] = {"data.kind": "list"}
     if hasattr(train, "__len__"):
-        settings["data.rows"] = train
-    else:
-        if args.max_steps <= 0:
-            raise ConfigError("train_dataset: of an iterable data set the length is not known; give max_steps")
-        found = sizes(args.values())
-        settings["data.rows"] = list(islice(train, found.steps(args.max_steps) * found.prompts))
-        settings["data.shuffle"] = False
-    told = {"train_dataset": Told(type(train).__name__, settings)}
-    if held_out is None:
-        return told
-    return {**told, "eval_dataset": Told(type(held_out).__name__, {"data.eval_rows": all_rows(held_out)})}
+        return {"data.kind": "list", "data.rows": train}
+    if args.max_steps <= 0:
+        raise ConfigError("train_dataset: of an iterable data set the length is not known; give max_steps")
+    found = sizes(args.values())
+    rows = list(islice(train, found.steps(args.max_steps) * found.prompts))
+    return {"data.kind": "list", "data.rows": rows, "data.shuffle": False}
 
 
 def all_rows(held_out: Any) -> Any:
@@ -87,8 +96,28 @@ def all_rows(held_out: Any) -> Any:
     return [row for each in held_out.values() for row in each] if isinstance(held_out, Mapping) else held_out
 
 
-def loaded(model: Any, processing_class: Any, config: RunConfig, args: TableConfig) -> LoadedModel | None:
-    """The model where an object is given; None: the run loads it by its path.
+def assembled(translation: Translation, model: Any, processing_class: Any, args: GRPOConfig) -> Run:
+    """Check and load everything. Raises ConfigError, and UserErrors of data, model and rewards."""
+    config, _ = config_of(translation)
+    override = _loaded(model, processing_class, config, args)
+    check_complete(config, model_given=override is not None)
+    if override is None:
+        say(Screen(), *check_memory(config))
+    config.data.check_keepable()
+    try:
+        run: Run = assemble(config, None, Overrides(override))
+    except ConfigError as error:
+        raise ConfigError(translation.explained(str(error))) from None
+    try:
+        _check_router(run, args)
+    except ConfigError:
+        run.close()
+        raise
+    return run
+
+
+def _loaded(model: Any, processing_class: Any, config: RunConfig, args: GRPOConfig) -> LoadedModel | None:
+    """Return the model where an object is given; None: the run loads it by its path.
 
     Raises ConfigError: a processor of images, or a module without a tokenizer that could be found.
     """
@@ -108,7 +137,7 @@ def loaded(model: Any, processing_class: Any, config: RunConfig, args: TableConf
 
 
 def _tokenizer_of(model: nn.Module) -> Any:
-    """The tokenizer next to the files that a module was loaded from."""
+    """Return the tokenizer next to the files that a module was loaded from."""
     source = getattr(getattr(model, "config", None), "_name_or_path", "")
     if not source:
         raise ConfigError("processing_class: the module does not say where it came from; give its tokenizer")
@@ -121,13 +150,12 @@ def _tokenizer_of(model: nn.Module) -> Any:
         raise ConfigError(f"processing_class: {source} has no tokenizer ({error}); give one") from error
 
 
-def check_router(run: Run, args: GRPOConfig) -> None:
-    """Raises ConfigError: TRL would add the load-balancing loss of a mixture of experts, which is not available."""
+def _check_router(run: Run, args: GRPOConfig) -> None:
+    """Raise ConfigError: TRL would add the load-balancing loss of a mixture of experts, which is not available."""
     config: Any = getattr(run.loaded.model.module, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     coef = getattr(text, "router_aux_loss_coef", 0.0) if args.router_aux_loss_coef is None else 0.0
     if hasattr(text, "output_router_logits") and coef:
-        run.close()
         raise ConfigError(
             f"model: TRL adds {coef:g} times the load-balancing loss to that of a mixture of experts; it is not "
             "available: write router_aux_loss_coef=0.0 to train without it"
@@ -135,7 +163,7 @@ def check_router(run: Run, args: GRPOConfig) -> None:
 
 
 def check_one_process() -> None:
-    """Raises ConfigError: the script was started as one of several processes."""
+    """Raise ConfigError: the script was started as one of several processes."""
     count = os.environ.get("WORLD_SIZE", "1")
     if count not in ("", "0", "1"):
         raise ConfigError(

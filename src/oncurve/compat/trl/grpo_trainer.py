@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.base.errors import ConfigError
-from oncurve.compat.trl.arguments import check_one_process, check_router, loaded, said_by
+from oncurve.base.errors import ConfigError, suggest
+from oncurve.compat.trl.arguments import assembled, check_one_process, translated
 from oncurve.compat.trl.config import GRPOConfig
-from oncurve.compat.trl.dialect import check_argument
-from oncurve.compat.trl.logs import step_logs
+from oncurve.compat.trl.dialect import DIALECT, TRAINER_KEYS
 from oncurve.compat.trl.overrides import NOT_CALLED, refuse_overrides
 from oncurve.compat.trl.peft_keys import without_adapter
 from oncurve.compat.trl.run_trainer import RunTrainer
-from oncurve.compat.trl.sizes import sizes
 
 
 class GRPOTrainer(RunTrainer):
@@ -59,22 +57,14 @@ class GRPOTrainer(RunTrainer):
         self.reward_processing_classes = _one_for_each(reward_processing_classes, reward_funcs)
         given = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}
         for name in unknown:
-            check_argument(name)
+            known = [key.theirs.removeprefix("GRPOTrainer.") for key in TRAINER_KEYS]
+            raise ConfigError(f"GRPOTrainer of TRL {DIALECT.version} has no argument {name!r}{suggest(name, known)}")
         check_one_process()
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         args = _checked_args(args, model)
-        super().__init__(
-            args,
-            args.translated(**said_by(given, args, lambda: self._hooks.state, self.reward_processing_classes)),
-            lambda config: loaded(model, processing_class, config, args),
-            lambda result, config: step_logs(
-                result.metrics, result.groups, config, self.run.trainer.state.entropy_coef
-            ),
-            sizes(args.values()).updates,
-            args.num_generations_eval or args.num_generations,
-        )
-        check_router(self.run, args)
-        self._begin_callbacks(callbacks)
+        self.train_dataset = train_dataset
+        translation = translated(given, args, lambda: self.state, self.reward_processing_classes)
+        run = assembled(translation, model, processing_class, args)
+        super().__init__(args, translation, run, eval_dataset, callbacks)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in NOT_CALLED:
@@ -83,7 +73,7 @@ class GRPOTrainer(RunTrainer):
 
 
 def _one_for_each(classes: Any, reward_funcs: Any) -> list[Any]:
-    """Return the tokenizers of the rewards, None where a reward brings its own. Raises ConfigError: another number."""
+    """Return the tokenizers of the rewards, None where a reward brings its own. Raises ConfigError: a wrong number."""
     count = len(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else 1
     listed = classes if isinstance(classes, list) else [None] * count if classes is None else [classes]
     if len(listed) != count:
@@ -94,7 +84,7 @@ def _one_for_each(classes: Any, reward_funcs: Any) -> list[Any]:
 
 
 def _checked_args(args: Any, model: Any) -> GRPOConfig:
-    """The given settings, or TRL's defaults for the model. Raises ConfigError: they are not of this package."""
+    """Return the given settings, or TRL's defaults for the model. Raises ConfigError: they are not of this package."""
     if args is None:
         name = model if isinstance(model, (str, Path)) else getattr(getattr(model, "config", None), "_name_or_path", "")
         return GRPOConfig(f"{Path(name).name or type(model).__name__}-GRPO")

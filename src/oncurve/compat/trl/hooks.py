@@ -8,21 +8,19 @@ on_epoch_begin, on_step_begin, on_step_end, on_log, on_evaluate, on_save, on_epo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from oncurve.base.errors import ConfigError
-from oncurve.compat.trl.config import TableConfig
-from oncurve.compat.trl.logs import averaged, tokens_of
-from oncurve.config import RunConfig
+from oncurve.compat.trl.config import GRPOConfig
+from oncurve.compat.trl.logs import LogLine, averaged, step_logs, tokens_of
 from oncurve.run import Run
 from oncurve.trainer import StepResult
 
 Logs = Mapping[str, Any]
-LogLine = dict[str, float | None]
 
 PER_LOG = ("loss", "grad_norm", "learning_rate")
 """What only a line of steps has."""
@@ -30,22 +28,16 @@ PER_LOG = ("loss", "grad_norm", "learning_rate")
 
 @dataclass
 class Hooks:
-    """The state that callbacks read, what they ask for, and the log that is kept of the steps.
+    """The state that callbacks read, the control that they ask by, and the log of the steps.
 
     model     the policy, as callbacks get it
-    updates   updates per step
     evaluate  evaluates the policy, logs it, and returns the metrics
-    logs      the trainer's metrics of a step
-    every_step  whether each step is logged, whatever the arguments say
     """
 
-    args: TableConfig
+    args: GRPOConfig
     run: Run
     model: Any
-    updates: int
     evaluate: Callable[[], Logs]
-    logs: Callable[[StepResult, RunConfig], LogLine]
-    every_step: bool = False
     callbacks: list[TrainerCallback] = field(default_factory=list)
     state: TrainerState = field(default_factory=TrainerState)
     control: TrainerControl = field(default_factory=TrainerControl)
@@ -81,41 +73,42 @@ class Hooks:
                 self.control = returned
 
     def begin(self) -> None:
-        """Before the first step, or the first one after a resume."""
-        config, state = self.run.config, self.state
-        state.max_steps = config.run.steps * self.updates
-        state.global_step = self.run.trainer.state.step * self.updates
+        """Begin before the first step, or the first one after a resume."""
+        state = self.state
+        state.max_steps = self.run.config.run.steps * self.run.config.updates_per_step
+        self.count(self.run.trainer.state.step)
         state.logging_steps, state.save_steps = self.args.logging_steps, self.args.save_steps
         state.eval_steps = self.args.eval_steps or self.args.logging_steps
         state.train_batch_size = self.args.per_device_train_batch_size
-        state.num_train_epochs = -(-int(state.max_steps) // max(1, self._steps_per_epoch()))
+        state.num_train_epochs = -(-int(state.max_steps) // self._updates_per_epoch())
         self._began, self.control.should_training_stop = time.perf_counter(), False
         self.call("on_train_begin")
         self.call("on_epoch_begin")
         self._next_step()
 
-    def _steps_per_epoch(self) -> int:
-        return max(1, len(self.run.prompts) // self.run.config.data.prompts_per_step) * self.updates
+    def count(self, steps: int) -> None:
+        """Set `state.global_step` to the updates of so many steps."""
+        self.state.global_step = steps * self.run.config.updates_per_step
+
+    def _updates_per_epoch(self) -> int:
+        config = self.run.config
+        return max(1, len(self.run.prompts) // config.data.prompts_per_step) * config.updates_per_step
 
     def _next_step(self) -> None:
-        if self.control.should_training_stop:
-            self.stop()
+        if self.control.should_training_stop:  # no step is left
+            self.run.trainer.config = replace(self.run.trainer.config, steps=self.run.trainer.state.step)
         if not self.run.trainer.is_done:
             control = self.control
             control.should_log = control.should_evaluate = control.should_save = False
             self.call("on_step_begin")
 
-    def stop(self) -> None:
-        """End the run after the steps that are done: no step is left."""
-        self.run.trainer.config = replace(self.run.trainer.config, steps=self.run.trainer.state.step)
-
     def step(self, result: StepResult) -> None:
-        """A step has ended: an observer of the trainer."""
+        """Take a step that has ended: an observer of the trainer."""
         state, before = self.state, int(self.state.epoch or 0)
-        state.global_step = result.step * self.updates
+        self.count(result.step)
         state.epoch = result.metrics.get("progress/epoch", 0.0)
         state.num_input_tokens_seen = self._tokens = self._tokens + tokens_of(result.groups)
-        self._since.append(self.logs(result, self.run.config) | _own(result.metrics, self.reward_names))
+        self._since.append(step_logs(result, self.run))
         self._losses.append(result.metrics.get("policy/loss", 0.0))
         self.call("on_step_end")
         if self._log_is_due(result.step) or self.control.should_log:
@@ -128,36 +121,29 @@ class Hooks:
             self.call("on_epoch_begin")
         self._next_step()
 
-    @property
-    def reward_names(self) -> Sequence[str]:
-        """The names of the rewards."""
-        return [component.name for component in self.run.rewards.components]
-
     def _log_is_due(self, step: int) -> bool:
-        if self.every_step:
-            return True
         strategy, every = self.args.logging_strategy, self.args.logging_steps
         if strategy == "no":
             return False
         if step == 1 and self.args.logging_first_step:
             return True
         if strategy == "epoch":
-            every = self._steps_per_epoch()
+            every = self._updates_per_epoch()
         every = max(1, round(every * self.state.max_steps)) if every < 1 else int(every)
-        done = step * self.updates
-        return done // every > (done - self.updates) // every
+        done, updates = self.state.global_step, self.run.config.updates_per_step
+        return bool(done // every > (done - updates) // every)
 
     def _evaluated(self) -> None:
-        if self.evaluated is None and self.control.should_evaluate:
-            self.evaluate()
-        elif self.evaluated is not None:
+        if self.evaluated is not None:
             self.log_evaluation(self.evaluated)
+        elif self.control.should_evaluate:
+            self.evaluate()
         self.evaluated = None
 
     def _saved(self, step: int) -> None:
-        checkpoints = self.run.trainer.checkpoints
         if self.control.should_save:
             self.run.trainer.save()
+        checkpoints = self.run.trainer.checkpoints
         if checkpoints is not None and checkpoints.newest == step:
             self.call("on_save")
 
@@ -168,7 +154,7 @@ class Hooks:
         self.call("on_log", logs=dict(said))
 
     def log_evaluation(self, metrics: Logs) -> Logs:
-        """Log an evaluation, and call on_evaluate with it; the metrics as they are logged."""
+        """Log an evaluation, call on_evaluate with it, and return the metrics as they are logged."""
         metrics = {**metrics, "eval_num_tokens": float(self._tokens)}
         self.log(metrics)
         metrics["epoch"] = self.state.epoch
@@ -176,14 +162,14 @@ class Hooks:
         return metrics
 
     def end(self) -> dict[str, float]:
-        """After the last step: the summary that TRL logs."""
+        """End after the last step, and return the summary that TRL logs."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         steps, config = len(self._losses), self.run.config
         rows = steps * config.data.prompts_per_step * config.rollout.group_size
         summary = {
             "train_runtime": seconds,
             "train_samples_per_second": rows / seconds,
-            "train_steps_per_second": steps * self.updates / seconds,
+            "train_steps_per_second": steps * config.updates_per_step / seconds,
             "total_flos": 0.0,
             "train_loss": sum(self._losses) / steps if steps else 0.0,
         }
@@ -193,12 +179,3 @@ class Hooks:
         self.log({**summary, **rest})  # TRL logs what has gathered since the last line with its summary
         self.call("on_train_end")
         return summary
-
-
-def _own(metrics: Mapping[str, float], rewards: Sequence[str]) -> dict[str, float | None]:
-    """The numbers that reward functions have logged by `log_metric`, under the names they gave."""
-    found: dict[str, float | None] = {}
-    for reward in rewards:
-        beginning = f"rewards/{reward}/"
-        found |= {key.removeprefix(beginning): value for key, value in metrics.items() if key.startswith(beginning)}
-    return found

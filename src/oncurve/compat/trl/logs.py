@@ -11,9 +11,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from oncurve.config import RunConfig
 from oncurve.metrics import METRICS
+from oncurve.run import Run
+from oncurve.trainer import StepResult
 from oncurve.types import Completion, Group, Score
+
+LogLine = dict[str, float | None]
 
 NAMES = {metric.name: metric.trl for metric in METRICS.values() if metric.trl and metric.prefix is None}
 """TRL's name of each of oncurve's metrics that TRL has."""
@@ -23,12 +26,11 @@ CLIPS = ("policy/clip_low", "policy/clip_high")
 CLOSE = 1e-8
 
 
-def step_logs(
-    metrics: Mapping[str, float], groups: Sequence[Group], config: RunConfig, steered: float | None = None
-) -> dict[str, float | None]:
-    """Return TRL's metrics of one step; `steered`: the coefficient of an adapted entropy bonus after it."""
+def step_logs(result: StepResult, run: Run) -> LogLine:
+    """Return TRL's metrics of one step, and what reward functions have logged by `log_metric`."""
+    metrics, config, steered = result.metrics, run.config, run.trainer.state.entropy_coef
     wanted = (*FROM_METRICS, *(("policy/kl",) if config.kl.coef else ()), "policy/weight_clip", *CLIPS)
-    logs: dict[str, float | None] = {NAMES[key]: metrics[key] for key in wanted if key in metrics}
+    logs: LogLine = {NAMES[key]: metrics[key] for key in wanted if key in metrics}
     if all(key in metrics for key in CLIPS):
         low, high = (metrics[key] for key in CLIPS)
         logs["clip_ratio/region_mean"] = low + high
@@ -38,14 +40,18 @@ def step_logs(
         bonus = metrics.get("policy/entropy_coef", config.entropy.coef) * metrics["policy/entropy"]
         logs["policy_loss"] = metrics["policy/loss"] + bonus
         logs["entropy_coef"] = config.entropy.coef if steered is None else steered
-    return {**logs, **group_logs(groups)}
+    logs |= group_logs(result.groups)
+    for reward in run.rewards.components:
+        begin = f"rewards/{reward.name}/"
+        logs |= {key.removeprefix(begin): value for key, value in metrics.items() if key.startswith(begin)}
+    return logs
 
 
-def group_logs(groups: Sequence[Group]) -> dict[str, float | None]:
-    """TRL's metrics of completions with their scores; None where a reward applied to none of them."""
+def group_logs(groups: Sequence[Group]) -> LogLine:
+    """Return TRL's metrics of completions with their scores; None where a reward applied to none of them."""
     completions = [completion for group in groups for completion in group.completions]
     scores = [score for group in groups for score in group.scores]
-    logs: dict[str, float | None] = dict(_lengths(completions))
+    logs: LogLine = dict(_lengths(completions))
     for name in dict.fromkeys(name for score in scores for name in score.parts):
         values = [value for score in scores if (value := score.parts.get(name)) is not None]
         logs[f"rewards/{name}/mean"], logs[f"rewards/{name}/std"] = _mean(values), _std(values)
@@ -73,12 +79,12 @@ def _lengths(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def tokens_of(groups: Iterable[Group]) -> int:
-    """The tokens of prompts and completions, which TRL adds up as `num_tokens`."""
+    """Count the tokens of prompts and completions, which TRL adds up as `num_tokens`."""
     return sum(len(group.prompt.ids) + len(each.ids) for group in groups for each in group.completions)
 
 
 def averaged(steps: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    """The means of several steps' metrics, over those that have a value; None where none has."""
+    """Return the means of several steps' metrics, over the steps that have a value; None where none has."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {name: _mean([value for step in steps if (value := step.get(name)) is not None]) for name in names}
 
@@ -93,7 +99,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _std(values: Sequence[float]) -> float | None:
-    """The sample standard deviation; of a single value None, as TRL's NaN is logged."""
+    """Return the sample standard deviation, or None for a single value, as TRL's NaN is logged."""
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)

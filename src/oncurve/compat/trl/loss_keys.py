@@ -1,11 +1,14 @@
-"""TRL's settings of the loss: objective, advantages, KL term, entropy, and what is masked."""
+"""Our settings for TRL's values of the loss: objective, advantages, KL term, entropy, and what is masked.
+
+The functions that rows of `config.toml` name: `(value, values)` to settings, to the value of one, or to None.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from oncurve.base.errors import ConfigError, shown, suggest
-from oncurve.compat.dialect import Key, Values
+from oncurve.compat.dialect import Values
 from oncurve.compat.trl.sizes import in_steps, updates_per_step
 
 MEAN = "token-mean"
@@ -28,40 +31,42 @@ MISSING = {
 }
 
 
-def objective(values: Values) -> str:
-    """The kind of `[objective]`. Raises ConfigError: TRL has no such loss, or it is not available."""
-    loss, level = values["loss_type"], values["importance_sampling_level"]
-    if loss in MISSING:
-        raise ConfigError(f"loss_type={loss!r}: {MISSING[loss]}; docs/extending.md shows how an objective is added")
-    if loss not in AGGREGATIONS:
-        raise ConfigError(f"TRL has no loss_type {shown(loss)}{suggest(str(loss), (*AGGREGATIONS, *MISSING))}")
+Made = dict[str, Any]
+
+
+def objective(value: Any, values: Values) -> str:
+    """Return the kind of `[objective]`. Raises ConfigError: TRL has no such loss, or it is not available."""
+    name, level = values["loss_type"], values["importance_sampling_level"]
+    if name in MISSING:
+        raise ConfigError(f"loss_type={name!r}: {MISSING[name]}; docs/extending.md shows how an objective is added")
+    if name not in AGGREGATIONS:
+        raise ConfigError(f"TRL has no loss_type {shown(name)}{suggest(str(name), (*AGGREGATIONS, *MISSING))}")
     if level not in ("token", "sequence"):
         raise ConfigError(f"importance_sampling_level is 'token' or 'sequence', got {shown(level)}")
-    if loss in ("cispo", "sapo"):
+    if name in ("cispo", "sapo"):
         if level == "sequence":
-            raise ConfigError(f"loss_type={loss!r} is defined by the ratio of each token; leave 'sequence' out")
-        return str(loss)
+            raise ConfigError(f"loss_type={name!r} is defined by the ratio of each token; leave 'sequence' out")
+        return str(name)
     return "gspo" if level == "sequence" else "clipped"
 
 
-def _loss(value: Any, values: Values) -> dict[str, Any]:
-    return {"objective.kind": objective(values), "aggregation.kind": AGGREGATIONS[values["loss_type"]]}
+def loss(value: Any, values: Values) -> Made:
+    """Return objective and aggregation."""
+    return {"objective.kind": objective(value, values), "aggregation.kind": AGGREGATIONS[value]}
 
 
-def _level(value: Any, values: Values) -> dict[str, Any]:
-    return {"objective.kind": objective(values)}
-
-
-def _epsilon(value: Any, values: Values) -> dict[str, Any]:
-    kind = objective(values)
+def epsilon(value: Any, values: Values) -> Made:
+    """Return the lower bound, and without `epsilon_high` the upper one, too."""
+    kind = objective(value, values)
     if kind in ("cispo", "sapo") or (kind == "clipped" and not values.given("epsilon")):
         return {}
     high = {} if values["epsilon_high"] is not None else {"objective.clip_high": value}
     return {"objective.clip_low": value, **high}
 
 
-def _epsilon_high(value: Any, values: Values) -> dict[str, Any]:
-    kind = objective(values)
+def epsilon_high(value: Any, values: Values) -> Made:
+    """Return the upper bound. Raises ConfigError: as the largest weight of CISPO it would shrink every gradient."""
+    kind = objective(value, values)
     if kind == "cispo":
         bound = values["epsilon"] if value is None else value
         if bound < 1:
@@ -73,27 +78,28 @@ def _epsilon_high(value: Any, values: Values) -> dict[str, Any]:
     return {} if value is None or kind == "sapo" else {"objective.clip_high": value}
 
 
-def _delta(value: Any, values: Values) -> dict[str, Any]:
-    return {} if value is None or objective(values) in ("cispo", "sapo") else {"objective.delta": value}
+def delta(value: Any, values: Values) -> Any:
+    """Return the bound of the ratio, where the objective has one."""
+    return None if objective(value, values) in ("cispo", "sapo") else value
 
 
-def _tau(name: str) -> Any:
-    def make(value: Any, values: Values) -> dict[str, Any]:
-        return {name: value} if objective(values) == "sapo" else {}
-
-    return make
+def sapo_temperature(value: Any, values: Values) -> Any:
+    """Return a temperature of SAPO."""
+    return value if objective(value, values) == "sapo" else None
 
 
-def _scale(value: Any, values: Values) -> dict[str, Any]:
-    scale = {True: "group", False: "none"}.get(value, value)
-    if scale not in ("group", "batch", "none"):
+def scale(value: Any, values: Values) -> Made:
+    """Return how advantages are scaled."""
+    word = {True: "group", False: "none"}.get(value, value)
+    if word not in ("group", "batch", "none"):
         raise ConfigError(f"expected 'group', 'batch' or 'none', got {shown(value)}")
     if values["multi_objective_aggregation"] == "normalize_then_sum":
         return {}
-    return {"advantage.scale": scale, **({} if scale == "none" else {"advantage.eps": EPS})}
+    return {"advantage.scale": word, **({} if word == "none" else {"advantage.eps": EPS})}
 
 
-def _objectives(value: Any, values: Values) -> dict[str, Any]:
+def several_rewards(value: Any, values: Values) -> Made:
+    """Return the advantage: of the sum of the rewards, or the sum of one per reward (GDPO)."""
     if value not in ("sum_then_normalize", "normalize_then_sum"):
         raise ConfigError(f"expected 'sum_then_normalize' or 'normalize_then_sum', got {shown(value)}")
     if value == "sum_then_normalize":
@@ -101,11 +107,13 @@ def _objectives(value: Any, values: Values) -> dict[str, Any]:
     return {"advantage.kind": "gdpo", "advantage.eps": EPS}
 
 
-def _bias(value: Any, values: Values) -> dict[str, Any]:
-    return {"kl.estimator": "ratio_k3" if value else "k3"} if values["beta"] else {}
+def estimator(value: Any, values: Values) -> str | None:
+    """Return the estimator of the KL term, where there is one."""
+    return ("ratio_k3" if value else "k3") if values["beta"] else None
 
 
-def _reference(value: Any, values: Values) -> dict[str, Any]:
+def reference(value: Any, values: Values) -> Made:
+    """Return how the reference follows the policy. Raises ConfigError: there is none."""
     if not value:
         return {}
     if not values["beta"]:
@@ -116,12 +124,8 @@ def _reference(value: Any, values: Values) -> dict[str, Any]:
     }
 
 
-def _of_reference(value: Any, values: Values) -> dict[str, Any]:
-    return _reference(values["sync_ref_model"], values)
-
-
 def _check_bonus(values: Values) -> None:
-    """Raises ConfigError: the bonus would be weighed otherwise than TRL's, the mean over tokens of every loss."""
+    """Raise ConfigError: the bonus would be weighed otherwise than TRL's, the mean over tokens of every loss."""
     if AGGREGATIONS.get(values["loss_type"], MEAN) != MEAN:
         same = ", ".join(repr(loss) for loss, kind in AGGREGATIONS.items() if kind == MEAN)
         raise ConfigError(
@@ -132,143 +136,21 @@ def _check_bonus(values: Values) -> None:
         raise ConfigError("with top_entropy_quantile below 1 TRL's bonus leaves tokens out, and the one here does not")
 
 
-def _bonus(value: Any, values: Values) -> dict[str, Any]:
+def bonus(value: Any, values: Values) -> Any:
+    """Return the coefficient of the entropy bonus."""
     if value:
         _check_bonus(values)
-    return {"entropy.coef": value}
+    return value
 
 
-def _adaptive(value: Any, values: Values) -> dict[str, Any]:
+def adaptive_bonus(value: Any, values: Values) -> Made:
+    """Return how the coefficient follows a target."""
     if not value:
         return {}
     _check_bonus(values)
     return {"entropy.target": values["entropy_target"], "entropy.step": values["entropy_coef_delta"]}
 
 
-def _of_entropy(value: Any, values: Values) -> dict[str, Any]:
-    return _adaptive(values["use_adaptive_entropy"], values)
-
-
-def _off_policy(value: Any, values: Values) -> dict[str, Any]:
-    return {} if value is None or updates_per_step(values) == 1 else {"filter.off_policy_threshold": value}
-
-
-BONUS = "with loss_type 'dapo', 'bnpo' and 'cispo', whose mean over tokens TRL's bonus has with every loss"
-ENTROPY = "only with use_adaptive_entropy; here the entropy of a step counts from the next one on"
-TAU = "only with loss_type='sapo'"
-REFERENCE = "only with sync_ref_model; every step here has all updates of one generation"
-
-LOSS_KEYS = (
-    Key(
-        "loss_type",
-        ("objective.kind", "aggregation.kind"),
-        "one word for both; bnpo's mean is over all tokens of an update, not over those of each batch",
-        _loss,
-        default="dapo",
-        types=(str,),
-    ),
-    Key(
-        "importance_sampling_level",
-        ("objective.kind",),
-        "'sequence' is GSPO",
-        _level,
-        default="token",
-        types=(str,),
-    ),
-    Key(
-        "epsilon",
-        ("objective.clip_low", "objective.clip_high"),
-        "the upper one too, without epsilon_high; no lower bound in cispo or from 1 on, none at all in sapo",
-        _epsilon,
-        default=0.2,
-        applied=True,
-        types=(float,),
-    ),
-    Key(
-        "epsilon_high",
-        ("objective.clip_high",),
-        "of cispo it is the largest weight itself, here 1 + clip_high",
-        _epsilon_high,
-        applied=True,
-        types=(float, type(None)),
-    ),
-    Key("delta", ("objective.delta",), "not in cispo and sapo", _delta, types=(float, type(None))),
-    Key("sapo_temperature_neg", ("objective.tau_negative",), TAU, _tau("objective.tau_negative"), 1.05, types=(float,)),
-    Key("sapo_temperature_pos", ("objective.tau_positive",), TAU, _tau("objective.tau_positive"), 1.0, types=(float,)),
-    *(
-        Key(f"vespo_{name}", (), "VESPO is not available", default=default, refused=True, harmless=(default,))
-        for name, default in (("k_pos", 2.0), ("lambda_pos", 3.0), ("k_neg", 3.0), ("lambda_neg", 2.0))
-    ),
-    Key(
-        "scale_rewards",
-        ("advantage.scale", "advantage.eps"),
-        "TRL adds 1e-4 to the standard deviation; not with normalize_then_sum",
-        _scale,
-        default="group",
-        applied=True,
-        types=(bool, str),
-    ),
-    Key(
-        "multi_objective_aggregation",
-        ("advantage.kind", "advantage.eps"),
-        "normalize_then_sum is GDPO",
-        _objectives,
-        default="sum_then_normalize",
-        types=(str,),
-    ),
-    Key(
-        "reward_weights",
-        ("rewards.0.weight",),
-        "the weight of each reward of reward_funcs",
-        lambda value, values: {},
-        types=(list, tuple, type(None)),
-    ),
-    Key("beta", ("kl.coef",), "0: no KL term", default=0.0, applied=True, types=(float,)),
-    Key(
-        "use_bias_correction_kl",
-        ("kl.estimator",),
-        "ratio_k3 is k3 times the ratio of the token; TRL takes that of the completion with 'sequence'",
-        _bias,
-        default=True,
-        applied=True,
-        types=(bool,),
-    ),
-    Key(
-        "sync_ref_model",
-        ("reference.every", "reference.mixup_alpha"),
-        REFERENCE,
-        _reference,
-        default=False,
-        types=(bool,),
-    ),
-    Key(
-        "ref_model_mixup_alpha",
-        ("reference.mixup_alpha",),
-        REFERENCE,
-        _of_reference,
-        default=0.6,
-        types=(float,),
-    ),
-    Key("ref_model_sync_steps", ("reference.every",), REFERENCE, _of_reference, default=512, types=(int,)),
-    Key(
-        "mask_truncated_completions",
-        ("filter.mask_truncated",),
-        "the mean of grpo, dr_grpo and sapo is then over the trained completions",
-        default=False,
-        types=(bool,),
-    ),
-    Key("top_entropy_quantile", ("filter.top_entropy",), default=1.0, types=(float,)),
-    Key(
-        "off_policy_mask_threshold",
-        ("filter.off_policy_threshold",),
-        "without effect where a generation has one update",
-        _off_policy,
-        types=(float, type(None)),
-    ),
-    Key("entropy_coef", ("entropy.coef",), BONUS, _bonus, default=0.0, types=(float,)),
-    Key("use_adaptive_entropy", ("entropy.target", "entropy.step"), ENTROPY, _adaptive, default=False, types=(bool,)),
-    Key("entropy_target", ("entropy.target",), ENTROPY, _of_entropy, default=0.2, types=(float,)),
-    Key("entropy_coef_delta", ("entropy.step",), ENTROPY, _of_entropy, default=0.005, types=(float,)),
-    Key("entropy_coef_min", (), "the least coefficient is 0", default=0.0, refused=True, harmless=(0.0, 0)),
-    Key("entropy_coef_max", (), "the coefficient has no largest value", default=1.0, refused=True, harmless=(1.0, 1)),
-)
+def off_policy(value: Any, values: Values) -> Any:
+    """Return the threshold, where a step has several updates."""
+    return None if updates_per_step(values) == 1 else value

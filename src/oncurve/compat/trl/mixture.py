@@ -51,7 +51,7 @@ def _config_of(given: Any, number: int) -> DatasetConfig:
 
 
 def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
-    """The data sets one after the other, as splits "train" and, with `test_split_size`, "test".
+    """Return the data sets one after the other, as splits "train" and, with `test_split_size`, "test".
 
     With fractions f_i the mixture has N = min(len_i / w_i) rows, w_i = f_i / Σ f, and the first round(w_i N) rows of
     each data set, so that no row is there twice.

@@ -1,58 +1,52 @@
-"""The fields of PEFT's `LoraConfig` as the settings of `[lora]`."""
+"""PEFT's `LoraConfig` as the settings of `[lora]`, and the adapter of a `PeftModel`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from oncurve.base.errors import ConfigError, shown, suggest
+from oncurve.base.errors import ConfigError, shown
+from oncurve.compat.dialect import Dialect, Said, Values
+from oncurve.compat.tables import keys_of
 
-IDLE = (
-    "task_type",
-    "inference_mode",
-    "base_model_name_or_path",
-    "revision",
-    "peft_type",
-    "auto_mapping",
-    "peft_version",
-)
-HARMLESS: Mapping[str, Any] = {
-    "bias": "none",
-    "init_lora_weights": True,
-    "use_rslora": False,
-    "use_dora": False,
-    "lora_bias": False,
-    "fan_in_fan_out": False,
-    "layer_replication": None,
-    "exclude_modules": None,
-}
-"""Fields that may have this value, which changes nothing; empty ones may be there in any case."""
+QUERY_AND_VALUE = ["q_proj", "v_proj"]
+"""PEFT's choice of layers for Llama, Qwen, Mistral and Gemma."""
+
+
+def targets(value: Any, values: Values) -> Any:
+    """Return the layers that have an adapter. Raises ConfigError: a pattern, or what is no name."""
+    if value is None:
+        return QUERY_AND_VALUE
+    if isinstance(value, str):
+        if value != "all-linear":
+            raise ConfigError(f"a pattern is not available, name the layers in a list; got {shown(value)}")
+        return value
+    if not all(isinstance(each, str) for each in value):
+        raise ConfigError(f"expected names of layers, got {shown(list(value))}")
+    return sorted(value)
+
+
+LORA = Dialect("PEFT", "0.21", keys_of(Path(__file__).with_name("lora.toml"), {"targets": targets}))
 
 
 def lora_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `[lora]` for fields of a `LoraConfig`, with PEFT's defaults: rank 8, alpha 8.
+    """Return the settings of `[lora]` for fields of a `LoraConfig`, with PEFT's defaults.
 
     Raises ConfigError: a field, or a value of it, that is not available.
     """
-    targets = given.get("target_modules")
-    made: dict[str, Any] = {"lora.rank": given.get("r", 8), "lora.alpha": given.get("lora_alpha", 8)}
-    if isinstance(targets, str) and targets != "all-linear":
-        raise ConfigError(
-            f"target_modules: a pattern is not available, name the layers in a list; got {shown(targets)}"
-        )
-    if targets is not None:
-        made["lora.targets"] = targets if isinstance(targets, str) else sorted(_texts(targets))
-    else:
-        made["lora.targets"] = ["q_proj", "v_proj"]  # PEFT's choice for Llama, Qwen, Mistral and Gemma
-    if given.get("lora_dropout"):
-        made["lora.dropout"] = given["lora_dropout"]
-    known = ("r", "lora_alpha", "target_modules", "lora_dropout", *IDLE, *HARMLESS)
-    for name, value in given.items():
-        if name in ("r", "lora_alpha", "target_modules", "lora_dropout", *IDLE) or not value:
-            continue
-        if name not in HARMLESS or value != HARMLESS[name]:
-            raise ConfigError(f"LoraConfig.{name}={shown(value)}: not available here{suggest(name, known)}")
-    return made
+    translation = LORA.translate({name: Said(value, "LoraConfig") for name, value in given.items()})
+    return {name: value for line in translation.lines for name, value in line.settings.items()}
+
+
+def given_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of a `LoraConfig` that differ from PEFT's defaults. Raises ConfigError: another method's."""
+    if type(config).__name__ != "LoraConfig":
+        raise ConfigError(f"peft_config: expected a LoraConfig, got a {type(config).__name__}")
+    given = vars(config)
+    return {
+        name: given[name] for name, usual in vars(type(config)()).items() if given[name] not in (usual, None, [], {})
+    }
 
 
 def without_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
@@ -70,22 +64,3 @@ def without_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
             "give peft_config=LoraConfig(...), or go on with a saved adapter by lora.path in a recipe"
         )
     return model.unload(), model.peft_config["default"]
-
-
-def _texts(targets: Iterable[Any]) -> list[str]:
-    found = list(targets)
-    if not all(isinstance(each, str) for each in found):
-        raise ConfigError(f"target_modules: expected names of layers, got {shown(found)}")
-    return found
-
-
-def given_fields(config: Any) -> dict[str, Any]:
-    """The fields of a `LoraConfig` that differ from PEFT's defaults. Raises ConfigError: it is another method's."""
-    if type(config).__name__ != "LoraConfig":
-        raise ConfigError(f"peft_config: expected a LoraConfig, got a {type(config).__name__}")
-    usual = vars(type(config)())
-    return {
-        name: value
-        for name, value in vars(config).items()
-        if name in usual and value != usual[name] and name not in ("peft_type", "runtime_config")
-    }

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from transformers import AutoTokenizer
 
 from oncurve.base.errors import ConfigError, RewardError, shown
 from oncurve.compat.trl.rewards import BY_PATH
 from oncurve.models.loading import apply_template
 from oncurve.rewards import Accepts, InProcess, RewardSettings
-
-MODEL = "model"
 
 
 class Function(RewardSettings):
@@ -37,19 +35,11 @@ class Function(RewardSettings):
     function: Any = Field(exclude=True, repr=False)
     """The function."""
 
-    state: Any = Field(default=None, exclude=True, repr=False)
+    state: Any = Field(exclude=True, repr=False)
     """A function of no arguments that gives `trainer_state`."""
 
     on_error: Literal["mask", "raise"] | float = "raise"
     """What a value that is no number means."""
-
-    @model_validator(mode="after")
-    def _callable(self) -> Function:
-        if not callable(self.function):
-            raise ValueError(
-                f"reward_funcs: expected a function, or a model's folder or hub id; got {self.function!r:.60}"
-            )
-        return self
 
     @property
     def default_name(self) -> str:
@@ -59,7 +49,7 @@ class Function(RewardSettings):
         return name if name.isidentifier() else "reward"
 
     def start(self, base: Path | None) -> InProcess:
-        """Runs in this process."""
+        """Return the runner, in this process."""
         accepts = Accepts(batch=True, takes=("prompts", "completions", "completion_ids"), everything=True)
         return InProcess(self._call, accepts, "reward_funcs are called as TRL calls them")
 
@@ -71,7 +61,7 @@ class Function(RewardSettings):
             "prompts": item["prompts"],
             "completions": item["completions"],
             "completion_ids": item["completion_ids"],
-            "trainer_state": None if self.state is None else self.state(),
+            "trainer_state": self.state(),
             "log_metric": lambda name, value: metrics.setdefault(str(name), []).append(float(value)),
             "log_extra": lambda name, values: extras.setdefault(str(name), []).extend(values),
         }
@@ -110,14 +100,14 @@ class LoadedClassifier:
 
 
 def _value(value: Any) -> Any:
-    """A reward as TRL reads it: NaN is None, does not apply."""
+    """Return a reward as TRL reads it: NaN is None, does not apply."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _awaited(value: Any) -> Any:
-    """The result of a coroutine function, also where an event loop is already running (a notebook)."""
+    """Return the result of a coroutine function, also where an event loop is already running (a notebook)."""
     if not inspect.isawaitable(value):
         return value
 
@@ -133,36 +123,28 @@ def _awaited(value: Any) -> Any:
 
 
 def reward_settings(
-    reward_funcs: Any,
-    weights: Sequence[float] | None,
-    state: Callable[[], Any] | None = None,
-    tokenizers: Sequence[Any] | None = None,
+    reward_funcs: Any, weights: Sequence[float] | None, state: Callable[[], Any], tokenizers: Sequence[Any]
 ) -> list[dict[str, Any] | RewardSettings]:
-    """`reward_funcs` with their `reward_weights` as the rewards of a run; functions get `state()` as `trainer_state`.
+    """Return `reward_funcs` as the rewards of a run; functions get `state()` as `trainer_state`.
 
     `tokenizers`: of the models in memory among them.
 
     Raises ConfigError: there is none, a form that TRL does not take, or another number of weights.
     """
-    alone = isinstance(reward_funcs, str) or not isinstance(reward_funcs, (list, tuple))
-    listed = [reward_funcs] if alone else list(reward_funcs)
+    listed = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     if reward_funcs is None or not listed:
         raise ConfigError(
             "reward_funcs: a run needs a reward: a function, a reward model's folder or hub id, or a list"
         )
     if weights is not None and len(weights) != len(listed):
         raise ConfigError(f"reward_weights has {len(weights)} weights for {len(listed)} reward_funcs; give as many")
-    given = zip(listed, weights or [1.0] * len(listed), tokenizers or [None] * len(listed), strict=True)
+    given = zip(listed, weights or [1.0] * len(listed), tokenizers, strict=True)
     return [_settings(each, weight, state, tokenizer) for each, weight, tokenizer in given]
 
 
-def _settings(
-    reward: Any, weight: float, state: Callable[[], Any] | None, tokenizer: Any
-) -> dict[str, Any] | RewardSettings:
-    if isinstance(reward, Path):
-        reward = str(reward)
-    if isinstance(reward, str):
-        return {"kind": MODEL, "path": reward, "weight": weight, "name": Path(reward).name}
+def _settings(reward: Any, weight: float, state: Callable[[], Any], tokenizer: Any) -> dict[str, Any] | RewardSettings:
+    if isinstance(reward, (str, Path)):
+        return {"kind": "model", "path": str(reward), "weight": weight, "name": Path(reward).name}
     if hasattr(reward, "forward") and hasattr(reward, "config"):  # a transformers model
         reward = LoadedClassifier(reward, tokenizer)
     if inspect.isfunction(reward) and reward in BY_PATH:

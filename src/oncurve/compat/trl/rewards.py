@@ -13,12 +13,13 @@ from typing import Any
 from oncurve.rewards import Format, Overlong, Repetition, cosine_scaled
 
 Completions = Sequence[Sequence[Mapping[str, str]]]
+Ids = Sequence[Sequence[int]]
 LogExtra = Callable[[str, list[Any]], None]
 THINK_END = "</think>"
 
 
 def think_format_reward(completions: Completions, **kwargs: Any) -> list[float]:
-    """1 for each completion that begins with a closed `<think>`, else 0. Completions are lists of one message."""
+    """Return 1 for each completion, a list of one message, that begins with a closed `<think>`, else 0."""
     form = Format(preset="think")
     return [form(completion[0]["content"]) for completion in completions]
 
@@ -26,7 +27,7 @@ def think_format_reward(completions: Completions, **kwargs: Any) -> list[float]:
 def accuracy_reward(
     completions: Completions, solution: Sequence[str], log_extra: LogExtra | None = None, **kwargs: Any
 ) -> list[float | None]:
-    """1 for each completion whose answer equals that of its `solution` mathematically, else 0.
+    """Return 1 for each completion whose answer equals that of its `solution` mathematically, else 0.
 
     None where the solution holds no formula, so that the reward does not apply. The answers are logged as extras.
     """
@@ -40,7 +41,7 @@ def reasoning_accuracy_reward(
     log_extra: LogExtra | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
-    """`accuracy_reward` of the text after the reasoning, which ends at the last of the first delimiter that occurs.
+    """Return `accuracy_reward` of the text after the last of the first delimiter that occurs.
 
     0 for a completion whose reasoning does not end. `reasoning_delimiters`: None is `["</think>"]`.
     """
@@ -49,20 +50,35 @@ def reasoning_accuracy_reward(
     return _accuracies(answers, solution, log_extra)
 
 
-def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int) -> SoftOverlongPunishment:
-    """The punishment of DAPO (arXiv:2503.14476, eq. 13) as a reward function of token ids.
+def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int) -> Callable[..., list[float]]:
+    """Return the punishment of DAPO (arXiv:2503.14476, eq. 13) as a reward function of token ids.
 
-    0 up to `max_completion_len - soft_punish_cache` tokens, then falling to -1 at `max_completion_len`.
+    0 up to `max_completion_len - soft_punish_cache` tokens, then falling to -1 at `max_completion_len`. With a cache of
+    0 it is -1 above `max_completion_len`.
     """
-    return SoftOverlongPunishment(max_completion_len, soft_punish_cache)
+    punishment = Overlong(buffer=soft_punish_cache, max_length=max_completion_len) if soft_punish_cache else None
+
+    def soft_overlong_punishment_reward(completion_ids: Ids, **kwargs: Any) -> list[float]:
+        if punishment is None:
+            return [-1.0 if len(ids) > max_completion_len else 0.0 for ids in completion_ids]
+        return [punishment(len(ids)) for ids in completion_ids]
+
+    return soft_overlong_punishment_reward
 
 
-def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> RepetitionPenalty:
-    """The punishment of repeated n-grams (arXiv:2502.03373, appendix C.2) as a reward function of token ids.
+def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable[..., list[float]]:
+    """Return the punishment of repeated n-grams (arXiv:2502.03373, appendix C.2) as a reward function of token ids.
 
     Raises ValueError: `max_penalty` is above 0.
     """
-    return RepetitionPenalty(ngram_size, max_penalty)
+    if max_penalty > 0:
+        raise ValueError(f"max_penalty {max_penalty} should not be positive")
+    punishment = Repetition(ngram_size=ngram_size, max_penalty=max_penalty) if max_penalty else None
+
+    def repetition_penalty_reward(completion_ids: Ids, **kwargs: Any) -> list[float]:
+        return [0.0 if punishment is None else punishment(ids) for ids in completion_ids]
+
+    return repetition_penalty_reward
 
 
 def get_cosine_scaled_reward(
@@ -71,76 +87,32 @@ def get_cosine_scaled_reward(
     max_value_wrong: float = -0.5,
     min_value_correct: float = 0.5,
     max_value_correct: float = 1.0,
-) -> CosineScaled:
-    """The correctness by the completion's length (arXiv:2502.03373, appendix C.1) as a reward function.
+) -> Callable[..., list[float | None]]:
+    """Return the correctness by the completion's length (arXiv:2502.03373, appendix C.1) as a reward function.
 
     A correct completion has `max_value_correct` at length 0 and `min_value_correct` at `max_len` tokens; a wrong one
     `min_value_wrong` and `max_value_wrong`. None where the solution holds no formula.
     """
-    return CosineScaled(max_len, min_value_wrong, max_value_wrong, min_value_correct, max_value_correct)
+    ends = {0.0: (min_value_wrong, max_value_wrong), 1.0: (max_value_correct, min_value_correct)}
 
-
-class SoftOverlongPunishment:
-    """See `get_soft_overlong_punishment`."""
-
-    __name__ = "soft_overlong_punishment_reward"
-
-    def __init__(self, max_completion_len: int, soft_punish_cache: int) -> None:
-        self.longest, self.cache = max_completion_len, soft_punish_cache
-
-    def __call__(self, completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
-        """The punishments, in -1..0. With a cache of 0 it is -1 above the longest, and 0 up to it."""
-        if self.cache == 0:
-            return [-1.0 if len(ids) > self.longest else 0.0 for ids in completion_ids]
-        punishment = Overlong(buffer=self.cache, max_length=self.longest)
-        return [punishment(len(ids)) for ids in completion_ids]
-
-
-class RepetitionPenalty:
-    """See `get_repetition_penalty_reward`."""
-
-    __name__ = "repetition_penalty_reward"
-
-    def __init__(self, ngram_size: int, max_penalty: float) -> None:
-        if max_penalty > 0:
-            raise ValueError(f"max_penalty {max_penalty} should not be positive")
-        self.ngram_size, self.max_penalty = ngram_size, max_penalty
-
-    def __call__(self, completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
-        """The punishments, in `max_penalty`..0."""
-        if self.max_penalty == 0:
-            return [0.0 for _ in completion_ids]
-        punishment = Repetition(ngram_size=self.ngram_size, max_penalty=self.max_penalty)
-        return [punishment(ids) for ids in completion_ids]
-
-
-class CosineScaled:
-    """See `get_cosine_scaled_reward`."""
-
-    __name__ = "cosine_scaled_reward"
-
-    def __init__(self, max_len: int, *values: float) -> None:
-        self.longest = max_len
-        self.wrong, self.correct = values[:2], (values[3], values[2])
-
-    def __call__(
-        self,
+    def cosine_scaled_reward(
         completions: Completions,
         solution: Sequence[str],
-        completion_ids: Sequence[Sequence[int]],
+        completion_ids: Ids,
         log_extra: LogExtra | None = None,
         **kwargs: Any,
     ) -> list[float | None]:
-        """The values of the completions."""
         right = accuracy_reward(completions, solution, log_extra)
         return [
-            None if each is None else cosine_scaled(len(ids), self.longest, *(self.correct if each else self.wrong))
+            None if each is None else cosine_scaled(len(ids), max_len, *ends[each])
             for each, ids in zip(right, completion_ids, strict=True)
         ]
 
+    return cosine_scaled_reward
+
 
 def _after_reasoning(text: str, ends: Sequence[str]) -> str | None:
-    """The text after the reasoning; None: it does not end."""
+    """Return the text after the reasoning, or None if it does not end."""
     found = next((end for end in ends if end in text), None)
     return None if found is None else text.split(found)[-1]
 
@@ -148,7 +120,7 @@ def _after_reasoning(text: str, ends: Sequence[str]) -> str | None:
 def _accuracies(
     answers: Sequence[str | None], solutions: Sequence[str], log_extra: LogExtra | None
 ) -> list[float | None]:
-    """The correctness of texts (None: without an answer, which is wrong), by math-verify with TRL's options."""
+    """Return the correctness of texts (None: wrong, without an answer), by math-verify with TRL's options."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 

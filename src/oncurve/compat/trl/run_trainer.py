@@ -1,4 +1,4 @@
-"""A trainer of TRL's on oncurve's run: what `GRPOTrainer` and `PPOTrainer` share, once their arguments are translated.
+"""The interface of transformers' `Trainer` over a run of oncurve, once the trainer's arguments are translated.
 
 `output_dir` becomes a run directory of oncurve, which `oncurve resume`, `report` and `doctor` read. Where it exists and
 is not empty, the run is in `output_dir-2` (and so on): nothing is overwritten. `train(resume_from_checkpoint=True)`
@@ -9,47 +9,34 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, count, takewhile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
+
+from transformers.trainer_utils import TrainOutput
 
 from oncurve import durable
 from oncurve.base.closing import Closing
 from oncurve.base.errors import ConfigError, RunDirectoryError, shown
 from oncurve.compat.dialect import Line, Translation
-from oncurve.compat.loading import config_of
 from oncurve.compat.recipe import recipe_of
 from oncurve.compat.trl.arguments import all_rows
-from oncurve.compat.trl.config import TableConfig
-from oncurve.compat.trl.hooks import Hooks, LogLine, Logs
+from oncurve.compat.trl.config import KEYS, GRPOConfig
+from oncurve.compat.trl.hooks import Hooks, Logs
 from oncurve.compat.trl.logs import group_logs
-from oncurve.compat.trl.unused_keys import HUB
-from oncurve.config import RunConfig, check_complete
 from oncurve.display import Screen, say
-from oncurve.forecast import check_memory
-from oncurve.models import LoadedModel
 from oncurve.run import (
-    Overrides,
     Run,
     RunDirectory,
-    assemble,
     check_tracking,
     continue_with,
     create_directory,
     finish,
     prompts_from,
 )
-from oncurve.trainer import StepResult
-
-
-class TrainOutput(NamedTuple):
-    """The result of `train`."""
-
-    global_step: int
-    training_loss: float
-    metrics: dict[str, float]
 
 
 class RunTrainer(Closing):
@@ -59,49 +46,18 @@ class RunTrainer(Closing):
     """
 
     def __init__(
-        self,
-        args: TableConfig,
-        translation: Translation,
-        loaded: Callable[[RunConfig], LoadedModel | None],
-        logs: Callable[[StepResult, RunConfig], LogLine],
-        updates: int,
-        eval_n: int,
-        every_step: bool = False,
+        self, args: GRPOConfig, translation: Translation, run: Run, eval_dataset: Any, callbacks: Sequence[Any] | None
     ) -> None:
-        """Check and load everything.
-
-        args         the trainer's arguments
-        translation  the settings of the run
-        loaded       the model, where the run is not to load it itself
-        logs         TRL's metrics of a step
-        updates      what `state.global_step` grows by in a step
-        eval_n       completions per held-out prompt
-        every_step   whether every step has a line in the log, whatever `logging_steps` says
-
-        Raises ConfigError, and UserErrors of data, model and rewards, for all that the caller can change.
-        """
-        self.args = args
-        self.translation = _as_given(translation)
-        config, _ = config_of(self.translation)
-        override = loaded(config)
-        check_complete(config, model_given=override is not None)
-        if override is None:
-            say(Screen(), *check_memory(config))
-        config.data.check_keepable()
-        self.run: Run = _assembled(config, override, self.translation)
-        self._eval_n = eval_n
-        adapter = self.run.loaded.model.adapter
-        self.model: Any = self.run.loaded.model.module if adapter is None else adapter.as_peft()
+        """Take the run that the arguments have been translated to. Raises ConfigError: a callback is none."""
+        self.args, self.translation, self.run, self.eval_dataset = args, translation, run, eval_dataset
+        adapter = run.loaded.model.adapter
+        self.model: Any = run.loaded.model.module if adapter is None else adapter.as_peft()
         """The policy, trained in place: a `PeftModel` over an adapter."""
-        self.eval_dataset = getattr(self, "eval_dataset", None)
         self._written: set[Path] = set()
-        self._hooks = Hooks(args, self.run, self.model, updates, self.evaluate, logs, every_step)
-        if config.eval.every > 0:
-            self.run.trainer.evaluator = self._evaluator
+        self._hooks = Hooks(args, run, self.model, self.evaluate)
+        if run.config.eval.every > 0:
+            run.trainer.evaluator = self._evaluator
         self.accelerator = SimpleNamespace(print=print, is_main_process=True, num_processes=1, process_index=0)
-
-    def _begin_callbacks(self, callbacks: Sequence[Any] | None) -> None:
-        """The callbacks of the constructor, once the trainer is made. Raises ConfigError: one of them is none."""
         for callback in callbacks or ():
             self._hooks.add(callback)
         self._hooks.call("on_init_end")
@@ -169,7 +125,7 @@ class RunTrainer(Closing):
         more = True
         if resume_from_checkpoint:
             more = continue_with(self.run, self._earlier(resume_from_checkpoint), console)
-            self.state.global_step = self.run.trainer.state.step * self._hooks.updates
+            self._hooks.count(self.run.trainer.state.step)
         else:
             self._begin(console)
         summary: dict[str, float] = {}
@@ -191,14 +147,11 @@ class RunTrainer(Closing):
         say(console, f"{self.translation.counted()}; {type(self).__name__}.recipe shows them")
 
     def _earlier(self, wanted: str | Path | bool) -> Path:
-        """The run to continue. Raises ConfigError: there is none."""
+        """Return the run to continue. Raises ConfigError: there is none."""
         if not isinstance(wanted, bool):
             return Path(wanted)
-        found = list[Path]()
-        for path in _numbered(Path(self.args.output_dir)):
-            if not path.exists():
-                break
-            found += [path] if (path / "config.toml").is_file() else []
+        there = takewhile(Path.exists, _numbered(Path(self.args.output_dir)))
+        found = [path for path in there if (path / "config.toml").is_file()]
         if not found:
             raise ConfigError(
                 f"resume_from_checkpoint: there is no run of oncurve in {self.args.output_dir} to continue"
@@ -239,7 +192,7 @@ class RunTrainer(Closing):
     def _evaluator(self, step: int, prefix: str = "eval") -> dict[str, float]:
         """Evaluate within a step; the hooks log it after the step."""
         started = time.perf_counter()
-        found = self.run.evaluate(self._eval_n)
+        found = self.run.evaluate(self.args.num_generations_eval or self.args.num_generations)
         seconds = time.perf_counter() - started
         logs, groups, sets = dict[str, Any](), list(found.sampled), self._sets()
         for name, rows in sets:
@@ -293,44 +246,26 @@ class RunTrainer(Closing):
         self.state.save_to_json(str(self._folder() / "trainer_state.json"))
 
     def _folder(self) -> Path:
-        """The run directory. Raises ConfigError: there is none yet."""
+        """Return the run directory. Raises ConfigError: there is none yet."""
         if self.directory is None:
             raise ConfigError("there is no run directory before train()")
         return self.directory
 
     def push_to_hub(self, *arguments: Any, **named: Any) -> None:
-        """Raises ConfigError: nothing is pushed from here."""
-        raise ConfigError(f"push_to_hub: {HUB}")
+        """Raise ConfigError: nothing is pushed from here."""
+        raise ConfigError(f"push_to_hub: {KEYS['push_to_hub'].note}")
 
     def close(self) -> None:
         """End the workers of rewards. Twice is allowed."""
         self.run.close()
 
     def end(self) -> None:
-        """What TRL's scripts call last; `close`."""
+        """Close, which TRL's scripts do last."""
         self.close()
 
 
-def _as_given(translation: Translation) -> Translation:
-    """The translation where the model may be a module, which is used as it is: then without settings of loading."""
-    if translation.settings["model"]["path"]:
-        return translation
-    lines = []
-    for line in translation.lines:
-        kept = {name: value for name, value in line.settings.items() if not name.startswith("model.")}
-        lines.append(replace(line, settings=kept | ({"model.path": ""} if "model.path" in line.settings else {})))
-    return replace(translation, lines=tuple(lines))
-
-
-def _assembled(config: RunConfig, override: LoadedModel | None, translation: Translation) -> Run:
-    try:
-        return assemble(config, None, Overrides(override))
-    except ConfigError as error:
-        raise ConfigError(translation.explained(str(error))) from None
-
-
 def _is_plain(value: Any) -> bool:
-    """Whether a recipe can hold the value of a setting."""
+    """Return whether a recipe can hold the value of a setting."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
@@ -339,16 +274,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """`path`, `path-2`, `path-3` and so on."""
-    yield path
-    number = 2
-    while True:
-        yield path.with_name(f"{path.name}-{number}")
-        number += 1
+    """Give `path`, `path-2`, `path-3` and so on."""
+    return chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
 
 
 def _is_free(path: Path) -> bool:
-    """Whether a run can begin at `path`. Raises RunDirectoryError: not there, and nowhere near it."""
+    """Return whether a run can begin at `path`. Raises RunDirectoryError: not there, and nowhere near it."""
     try:
         RunDirectory.check_free(path)
     except RunDirectoryError:

@@ -18,7 +18,7 @@ from oncurve.compat.dialect import Values
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a step of a run is.
+    """The sizes of a step.
 
     prompts        prompts per step
     minibatches    updates per pass over the step's completions
@@ -35,24 +35,23 @@ class Sizes:
 
     @property
     def updates(self) -> int:
-        """Updates per step: what TRL counts as its steps."""
+        """The updates per step, which TRL counts as steps."""
         return self.minibatches * self.passes
 
     def steps(self, updates: int) -> int:
-        """The steps in which `updates` updates are made, rounded up."""
+        """Return the steps in which `updates` updates are made, rounded up."""
         return math.ceil(updates / self.updates)
 
     def of_rows(self, rows: int, epochs: float) -> int:
-        """The steps of `epochs` epochs over so many rows, as TRL counts them: without the incomplete last generation.
+        """Return the steps of `epochs` epochs over so many rows, as TRL counts: without an incomplete generation.
 
         0: there are fewer rows than one generation has prompts.
         """
-        per_epoch = rows // self.prompts
-        return math.ceil(per_epoch * epochs)
+        return math.ceil(rows // self.prompts * epochs)
 
 
 def sizes(values: Values) -> Sizes:
-    """The sizes of a run. Raises ConfigError: they do not divide, or contradict each other, as in TRL or here."""
+    """Return the sizes of a run. Raises ConfigError: they do not divide, or contradict each other."""
     rows, accumulation = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
     group, passes = values["num_generations"], values["num_iterations"]
     for name in SIZE_KEYS:
@@ -101,7 +100,7 @@ SIZE_KEYS = (
 
 
 def _generation(values: Values, rows: int, accumulation: int) -> int:
-    """`generation_batch_size`, given or as TRL makes it."""
+    """Return `generation_batch_size`, given or as TRL makes it."""
     cut, generation = values["steps_per_generation"], values["generation_batch_size"]
     if cut is not None and generation is not None:
         raise ConfigError("generation_batch_size and steps_per_generation say the same; leave one of them out")
@@ -115,7 +114,7 @@ def _generation(values: Values, rows: int, accumulation: int) -> int:
 
 
 def prompts_and_minibatches(value: Any, values: Values) -> dict[str, Any]:
-    """The settings that all sizes make together. Raises ConfigError, with the places of those that were given."""
+    """Return the settings that all sizes make together. Raises ConfigError, with the places of the given sizes."""
     try:
         found = sizes(values)
     except ConfigError as error:
@@ -125,8 +124,16 @@ def prompts_and_minibatches(value: Any, values: Values) -> dict[str, Any]:
     return made if found.minibatches == 1 else {**made, "learner.minibatches": found.minibatches}
 
 
+def sizes_if_possible(value: Any, values: Values) -> dict[str, Any]:
+    """Return the same, or nothing where the sizes do not divide, which the first of their keys says."""
+    try:
+        return prompts_and_minibatches(value, values)
+    except ConfigError:
+        return {}
+
+
 def updates_per_step(values: Values) -> int:
-    """Updates per step; 1 where the sizes do not divide, which `prompts_and_minibatches` says once for all keys."""
+    """Return the updates per step; 1 where the sizes do not divide, which the first of their keys says."""
     try:
         return sizes(values).updates
     except ConfigError:
@@ -134,7 +141,7 @@ def updates_per_step(values: Values) -> int:
 
 
 def in_steps(value: Any, values: Values) -> int:
-    """A number of updates, or a share of all (below 1), as steps. Raises ConfigError: a share of an unknown number."""
+    """Return a number of updates, or a share of all (below 1), as steps. Raises ConfigError: a share of no number."""
     if value < 1:
         if value <= 0:
             raise ConfigError(f"expected a number above 0, got {shown(value)}")

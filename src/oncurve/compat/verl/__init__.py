@@ -1,4 +1,4 @@
-"""verl's command line, scripts and YAML files, read and translated into settings of oncurve."""
+"""verl's command line and YAML files, read and translated into settings of oncurve."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from oncurve.compat.verl.about import ABOUT as ABOUT
     from oncurve.compat.verl.launch import train_verl as train_verl
     from oncurve.compat.verl.reading import Reading as Reading, read as read
-    from oncurve.compat.verl.table import DIALECT as DIALECT
+    from oncurve.compat.verl.table import ABOUT as ABOUT, DIALECT as DIALECT
 
 __getattr__, __all__ = lazily(__name__)

@@ -1,4 +1,7 @@
-"""verl's `algorithm.*`: advantages, the KL in the reward, dynamic sampling, correction."""
+"""Functions of verl's tables: advantages, where the KL counts, objective, aggregation, dynamic sampling, correction.
+
+Each is `(value, values)` as `oncurve.compat.tables` has it, and raises ConfigError for what cannot be.
+"""
 
 from __future__ import annotations
 
@@ -6,131 +9,118 @@ import math
 from typing import Any
 
 from oncurve.base.errors import ConfigError, shown
-from oncurve.compat.dialect import Key, Values
-from oncurve.compat.verl.rows import (
-    ACTOR,
-    NUMBER,
-    OR_NONE,
-    TEXT,
-    WHOLE,
-    YES_OR_NO,
-    idle,
-    meaning,
-    refused,
-    updates_per_step,
-)
+from oncurve.compat.dialect import Values
+from oncurve.compat.tables import meaning
+from oncurve.compat.verl.rows import ACTOR, is_given, made, updates_per_step
 
-ADVANTAGES = {
-    "gae": "gae",
-    "grpo": "grpo",
-    "grpo_vectorized": "grpo",
-    "grpo_passk": "passk",
-    "reinforce_plus_plus": "reinforce_pp",
-    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
-    "rloo": "rloo",
-    "rloo_vectorized": "rloo",
-    "opo": "opo",
-}
-NO_ADVANTAGE = {
-    "remax": "its baseline is the reward of a greedy completion; rloo or grpo have one from the group",
-    "gpg": "grpo with algorithm.norm_adv_by_std_in_grpo=False is the same but for a factor per batch",
-    "gdpo": 'verl whitens its sums over the tokens of the batch; advantage.kind = "gdpo" divides by their standard '
-    "deviation over completions, as the paper does: write it in a recipe, with a [[rewards]] table per reward",
-    "optimal_token_baseline": "opo is the optimal baseline per completion",
-    "tir_optimal_token_baseline": "opo is the optimal baseline per completion",
-}
-IN_REWARD = {"kl": "k1", "k1": "k1"}
-NOT_IN_REWARD = dict.fromkeys(
-    ("abs", "mse", "k2", "low_var_kl", "k3", "full", "k1+", "k2+", "k3+", "kl+", "mse+", "abs+", "low_var_kl+"),
-    "in the reward the KL is the difference of the log-probs (kl); others are for the loss: "
-    f"{ACTOR}.use_kl_loss=True with {ACTOR}.kl_loss_type",
-)
+CORRECTION = "algorithm.rollout_correction"
+
+
+def advantage(values: Values) -> str:
+    """Return our kind of advantage. Raises ConfigError."""
+    return str(made(values, "algorithm.adv_estimator")["advantage.kind"])
+
+
+def of_gae(value: Any, values: Values) -> Any:
+    return value if advantage(values) == "gae" else None
+
+
+def of_discounted(value: Any, values: Values) -> Any:
+    return value if advantage(values) in ("gae", "reinforce_pp") else None
+
+
+def scale(scaled: bool, values: Values) -> str | None:
+    return ("group" if scaled else "none") if advantage(values) in ("grpo", "passk") else None
+
+
 BOTH_KL = (
     f"algorithm.use_kl_in_reward and {ACTOR}.use_kl_loss are both True: the KL penalty counts in the reward or in the "
     "loss; set one of them to False"
 )
 
 
-def advantage(values: Values) -> str:
-    """Our kind of advantage. Raises ConfigError."""
-    return meaning(values["algorithm.adv_estimator"], ADVANTAGES, NO_ADVANTAGE)
+def in_loss(values: Values) -> bool:
+    """Return whether the loss has a KL term, whose coefficient is not 0."""
+    return bool(values[f"{ACTOR}.use_kl_loss"] and values[f"{ACTOR}.kl_loss_coef"])
 
 
-def _advantage(_: Any, values: Values) -> dict[str, Any]:
-    kind = advantage(values)
-    enabled = values["critic.enable"]
-    if enabled is not None and enabled is not (kind == "gae"):
-        raise ConfigError(f"critic.enable={enabled}: the critic belongs to gae, and to no other; leave it out")
-    return {"advantage.kind": kind} | ({"critic.kind": "own"} if kind == "gae" else {})
+def in_reward(values: Values) -> bool:
+    """Return whether the reward has a KL penalty, whose coefficient is not 0."""
+    return bool(values["algorithm.use_kl_in_reward"] and values["algorithm.kl_ctrl.kl_coef"])
 
 
-def in_loss(values: Values) -> float | None:
-    """The coefficient of the KL term of the loss; None: there is none, or it is 0."""
-    return (values[f"{ACTOR}.kl_loss_coef"] or None) if values[f"{ACTOR}.use_kl_loss"] else None
-
-
-def in_reward(values: Values) -> float | None:
-    """The coefficient of the KL in the reward; None: there is none, or it is 0."""
-    return (values["algorithm.kl_ctrl.kl_coef"] or None) if values["algorithm.use_kl_in_reward"] else None
-
-
-def _use_kl_in_reward(used: Any, values: Values) -> dict[str, Any]:
+def use_kl_in_reward(used: bool, values: Values) -> str | None:
     if used and values[f"{ACTOR}.use_kl_loss"]:
         raise ConfigError(BOTH_KL)
-    return {"kl.where": "reward"} if in_reward(values) is not None else {}
+    return "reward" if in_reward(values) else None
 
 
-def _kl_coef(coef: Any, values: Values) -> dict[str, Any]:
-    return {"kl.coef": coef} if values["algorithm.use_kl_in_reward"] else {}
+def use_kl_loss(used: bool, values: Values) -> dict[str, Any]:
+    if used and values["algorithm.use_kl_in_reward"]:
+        raise ConfigError(BOTH_KL)
+    if used:
+        return {"kl.where": "loss"} if in_loss(values) else {}
+    return {} if values["algorithm.use_kl_in_reward"] else {"kl.coef": 0.0}
 
 
-def _kl_penalty(kind: Any, values: Values) -> dict[str, Any]:
-    if not values["algorithm.use_kl_in_reward"]:
-        meaning(kind, IN_REWARD | dict.fromkeys(NOT_IN_REWARD, ""))
-        return {}
-    meaning(kind, IN_REWARD, NOT_IN_REWARD)
-    return {}
+ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+ESTIMATORS |= {"full": "full", "kl+": "k1+", "k1+": "k1+", "abs+": "abs+", "low_var_kl+": "k3+", "k3+": "k3+"}
+ESTIMATORS |= {"mse+": "k2", "k2+": "k2"}
 
 
-def _adapted(values: Values) -> bool:
-    return values["algorithm.kl_ctrl.type"] == "adaptive" and in_reward(values) is not None
+def kl_loss_type(kind: Any, values: Values) -> str | None:
+    estimator = str(meaning(kind, ESTIMATORS))
+    return estimator if in_loss(values) else None
 
 
-def _controller(kind: Any, values: Values) -> dict[str, Any]:
+def kl_penalty(kind: Any, values: Values) -> None:
+    estimator = meaning(kind, ESTIMATORS)
+    if values["algorithm.use_kl_in_reward"] and estimator != "k1":
+        raise ConfigError(
+            f"{kind}: not available here: in the reward the KL is the difference of the log-probs (kl); others are for "
+            f"the loss: {ACTOR}.use_kl_loss=True with {ACTOR}.kl_loss_type"
+        )
+
+
+def of_adaptive(value: Any, values: Values) -> Any:
+    return value if values["algorithm.kl_ctrl.type"] == "adaptive" and in_reward(values) else None
+
+
+def kl_control(kind: Any, values: Values) -> dict[str, Any]:
     meaning(kind, {"fixed": "", "adaptive": ""})
     target, horizon = values["algorithm.kl_ctrl.target_kl"], values["algorithm.kl_ctrl.horizon"]
-    return {"kl.target": target, "kl.horizon": horizon} if _adapted(values) else {}
+    return {"kl.target": target, "kl.horizon": horizon} if of_adaptive(True, values) else {}
 
 
-def _scale(scaled: Any, values: Values) -> dict[str, Any]:
-    return {"advantage.scale": "group" if scaled else "none"} if advantage(values) in ("grpo", "passk") else {}
-
-
-def _if_kind(setting: str, *kinds: str) -> Any:
-    return lambda value, values: {setting: value} if advantage(values) in kinds else {}
-
-
-def _rounds(rounds: Any, values: Values) -> dict[str, Any]:
-    if not values["algorithm.filter_groups.enable"]:
-        return {}
-    return {"filter.max_rounds": rounds if rounds > 0 else 10_000}
-
-
-METRICS = {"acc": "", "score": "", "reward": "", "seq_reward": "", "seq_final_reward": ""}
-
-
-def _metric(name: Any, values: Values) -> dict[str, Any]:
+def filter_metric(name: str | None, values: Values) -> None:
     if name is not None and values["algorithm.filter_groups.enable"]:
-        meaning(name, METRICS)
-    return {}
+        meaning(name, dict.fromkeys(("acc", "score", "reward", "seq_reward", "seq_final_reward")))
 
 
-C = "algorithm.rollout_correction"
+def rounds(count: int, values: Values) -> int | None:
+    if not values["algorithm.filter_groups.enable"]:
+        return None
+    return count if count > 0 else 10_000
+
+
+def correction_threshold(threshold: Any, values: Values) -> None:
+    _bounds(threshold)
+
+
+def correction(level: Any, values: Values) -> dict[str, Any]:
+    if level is None:
+        return {}
+    meaning(level, {"token": "", "sequence": ""})
+    if values[f"{CORRECTION}.bypass_mode"]:
+        raise ConfigError(f"{CORRECTION}.bypass_mode=True takes the sampler's log-probs as old ones: all weights are 1")
+    lower, upper = _bounds(values[f"{CORRECTION}.rollout_is_threshold"])
+    kind = {"correction.kind": "truncated" if lower is None else "masked", "correction.level": level}
+    return kind | {"correction.threshold": upper} | ({} if lower is None else {"correction.threshold_lower": lower})
 
 
 def _bounds(threshold: Any) -> tuple[float | None, float]:
-    """The bounds of a threshold: a number, or `"lower_upper"`. Raises ConfigError."""
-    parts = str(threshold).split("_") if isinstance(threshold, str) else [threshold]
+    """Return the bounds of a threshold: a number, or `"lower_upper"`. Raises ConfigError."""
+    parts = threshold.split("_") if isinstance(threshold, str) else [threshold]
     try:
         numbers = [float(part) for part in parts]
     except (TypeError, ValueError):
@@ -141,164 +131,81 @@ def _bounds(threshold: Any) -> tuple[float | None, float]:
     return (numbers[0] if len(numbers) == 2 else None), numbers[-1]
 
 
-def _correction(level: Any, values: Values) -> dict[str, Any]:
-    if level is None:
-        return {}
-    meaning(level, {"token": "", "sequence": ""})
-    if values[f"{C}.bypass_mode"]:
-        raise ConfigError(f"{C}.bypass_mode=True takes the sampler's log-probs as old ones, so all weights are 1")
-    lower, upper = _bounds(values[f"{C}.rollout_is_threshold"])
-    kind = {"correction.kind": "truncated" if lower is None else "masked", "correction.level": level}
-    return kind | {"correction.threshold": upper} | ({} if lower is None else {"correction.threshold_lower": lower})
+def bypass_mode(bypassed: bool, values: Values) -> str | None:
+    return "rollout" if bypassed and updates_per_step(values) > 1 else None
 
 
-def _threshold(threshold: Any, values: Values) -> dict[str, Any]:
-    _bounds(threshold)
-    return {}
+def importance_cap(cap: float, values: Values) -> dict[str, Any]:
+    made = {"correction.kind": "truncated", "correction.level": "token", "correction.threshold": cap}
+    return made if cap > 0 else {}
 
 
-def _bypass(bypassed: Any, values: Values) -> dict[str, Any]:
-    if not bypassed or updates_per_step(values) == 1:
-        return {}
-    return {"learner.old_logprobs": "rollout"}
+def objective(values: Values) -> str:
+    """Return our kind of objective. Raises ConfigError."""
+    return str(made(values, f"{ACTOR}.policy_loss.loss_mode")["objective.kind"])
 
 
-KEYS: tuple[Key, ...] = (
-    Key(
-        "algorithm.adv_estimator",
-        ("advantage.kind", "critic.kind"),
-        "gae has a critic, the others have none",
-        _advantage,
-        default="gae",
-        applied=True,
-    ),
-    Key(
-        "algorithm.norm_adv_by_std_in_grpo",
-        ("advantage.scale",),
-        'True is "group", False "none", of grpo and grpo_passk; the others do not read it',
-        _scale,
-        default=True,
-        types=YES_OR_NO,
-    ),
-    Key(
-        "algorithm.gamma",
-        ("advantage.gamma",),
-        "of gae and reinforce_plus_plus",
-        _if_kind("advantage.gamma", "gae", "reinforce_pp"),
-        default=1.0,
-        types=NUMBER,
-    ),
-    Key(
-        "algorithm.lam",
-        ("advantage.lam",),
-        "of gae",
-        _if_kind("advantage.lam", "gae"),
-        default=1.0,
-        applied=True,
-        types=NUMBER,
-    ),
-    Key(
-        "algorithm.use_kl_in_reward",
-        ("kl.where",),
-        'True is "reward"',
-        _use_kl_in_reward,
-        default=False,
-        types=YES_OR_NO,
-    ),
-    Key(
-        "algorithm.kl_penalty",
-        ("kl.estimator",),
-        "kl (k1) alone is possible in the reward, and it is what oncurve has there; the loss has its own, "
-        f"{ACTOR}.kl_loss_type",
-        _kl_penalty,
-        default="kl",
-    ),
-    Key(
-        "algorithm.kl_ctrl.kl_coef",
-        ("kl.coef",),
-        "of the KL in the reward; without algorithm.use_kl_in_reward=True verl does not read it",
-        _kl_coef,
-        default=0.001,
-        types=NUMBER,
-    ),
-    Key(
-        "algorithm.kl_ctrl.type",
-        ("kl.target", "kl.horizon"),
-        "adaptive sets a target; fixed has none",
-        _controller,
-        default="fixed",
-    ),
-    Key(
-        "algorithm.kl_ctrl.target_kl",
-        ("kl.target",),
-        "with algorithm.kl_ctrl.type=adaptive",
-        lambda value, values: {"kl.target": value} if _adapted(values) else {},
-        default=0.1,
-        types=NUMBER,
-    ),
-    Key(
-        "algorithm.kl_ctrl.horizon",
-        ("kl.horizon",),
-        "with algorithm.kl_ctrl.type=adaptive",
-        lambda value, values: {"kl.horizon": value} if _adapted(values) else {},
-        default=10000,
-        types=NUMBER,
-    ),
-    Key(
-        "algorithm.filter_groups.enable",
-        ("filter.dynamic_sampling",),
-        default=False,
-        types=YES_OR_NO,
-    ),
-    Key(
-        "algorithm.filter_groups.metric",
-        ("eval.verifier",),
-        "groups are right or wrong by the reward that checks answers, whatever is added to it; without such a reward "
-        "by all rewards",
-        _metric,
-        types=(*TEXT, *OR_NONE),
-    ),
-    Key(
-        "algorithm.filter_groups.max_num_gen_batches",
-        ("filter.max_rounds",),
-        "a round is of data.train_batch_size prompts; 0, no limit, is 10000. After the last the step trains on the "
-        "groups that it has, where verl ends the run",
-        _rounds,
-        default=0,
-        applied=True,
-        types=WHOLE,
-    ),
-    Key("algorithm.filter_groups.max_inflight_gen_batches", (), "rounds are sampled one after the other"),
-    Key(
-        f"{C}.rollout_is",
-        ("correction.kind", "correction.level", "correction.threshold", "correction.threshold_lower"),
-        "oncurve's sampler is the model that is trained: the weights are 1 but for completions of older weights",
-        _correction,
-    ),
-    Key(
-        f"{C}.rollout_is_threshold",
-        ("correction.threshold", "correction.threshold_lower"),
-        'a number truncates; "lower_upper" masks',
-        _threshold,
-        default=2.0,
-    ),
-    Key(
-        f"{C}.bypass_mode",
-        ("learner.old_logprobs",),
-        'True is "rollout"; with one update per step old and present policy are one, and it has no effect',
-        _bypass,
-        default=False,
-        types=YES_OR_NO,
-    ),
-    refused(f"{C}.rollout_rs", f'leave it out; {C}.rollout_is_threshold="0.5_2.0" masks tokens by their weights', None),
-    Key(f"{C}.rollout_rs_threshold", (), "only read with rollout_rs"),
-    Key(f"{C}.rollout_rs_threshold_lower", (), "of older versions; only read with rollout_rs"),
-    Key(f"{C}.rollout_token_veto_threshold", (), "of older versions; only read with rollout_rs"),
-    refused(f"{C}.loss_type", "bypass_mode has the clipped loss here; leave it out", "ppo_clip"),
-    refused(f"{C}.use_policy_gradient", "bypass_mode has the clipped loss here; set it to False", False),
-    refused(f"{C}.rollout_is_batch_normalize", "weights are used as they are; set it to False", False),
-    refused("algorithm.use_pf_ppo", "samples are not reweighted; set it to False", False),
-    Key("algorithm.pf_ppo.reweight_method", (), "only read with use_pf_ppo"),
-    Key("algorithm.pf_ppo.weight_pow", (), "only read with use_pf_ppo"),
-    *idle("algorithm", "gdpo_reward_keys gdpo_reward_weights", "only read by gdpo, which is refused"),
-)
+def of_sapo(value: float, values: Values) -> float | None:
+    return value if objective(values) == "sapo" else None
+
+
+def clip_ratio(_: Any, values: Values) -> dict[str, Any]:
+    sides = [side for side in ("low", "high") if not is_given(values, f"{ACTOR}.clip_ratio_{side}")]
+    return {name: bound for side in sides for name, bound in _clip(side, values).items()}
+
+
+def clip_ratio_low(_: Any, values: Values) -> dict[str, Any]:
+    return _clip("low", values)
+
+
+def clip_ratio_high(_: Any, values: Values) -> dict[str, Any]:
+    return _clip("high", values)
+
+
+def _clip(side: str, values: Values) -> dict[str, Any]:
+    """Return a side's ε: its own, else clip_ratio, else 0.2, which is oncurve's default, too."""
+    names = {each: f"{ACTOR}.clip_ratio_{each}" for each in ("low", "high")}
+    both = values[f"{ACTOR}.clip_ratio"]
+    bounds = {each: values[name] if is_given(values, name) else both for each, name in names.items()}
+    kind, bound = objective(values), bounds[side]
+    if kind == "dppo":
+        if bounds["low"] != bounds["high"]:
+            raise ConfigError(f"dppo has one bound for both directions, got {bounds['low']} and {bounds['high']}")
+        return {"objective.delta": bound}
+    usual = kind == "clipped" and bound == 0.2 and not is_given(values, f"{ACTOR}.clip_ratio", *names.values())
+    return {f"objective.clip_{side}": bound} if kind in ("clipped", "gspo", "gmpo", "cispo") and not usual else {}
+
+
+def dual_clip(bound: float, values: Values) -> dict[str, Any]:
+    name = {"clipped": "objective.dual_clip", "dppo": "objective.max_ratio"}.get(objective(values))
+    return {} if name is None else {name: bound}
+
+
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+OF_COMPLETIONS = "seq-mean-token-mean"
+"""The aggregation of verl's sapo and geo_mean, whatever loss_agg_mode says."""
+
+
+def loss_agg_mode(mode: Any, values: Values) -> dict[str, Any]:
+    meaning(mode, dict.fromkeys(AGGREGATIONS))
+    if objective(values) not in ("sapo", "gmpo"):
+        return {"aggregation.kind": mode}
+    return {"kl.aggregation": mode} if in_loss(values) and mode != OF_COMPLETIONS else {}
+
+
+def loss_scale_factor(length: float | None, values: Values) -> int | None:
+    if length is None or values[f"{ACTOR}.loss_agg_mode"] != "seq-mean-token-sum-norm":
+        return None
+    if not math.isfinite(length) or length != int(length):
+        raise ConfigError(f"expected a whole number of tokens, got {shown(length)}")
+    return int(length)
+
+
+def entropy_coeff(coef: float, values: Values) -> float:
+    mode, loss = values[f"{ACTOR}.loss_agg_mode"], values[f"{ACTOR}.policy_loss.loss_mode"]
+    if coef and objective(values) in ("sapo", "gmpo") and mode != OF_COMPLETIONS:
+        raise ConfigError(
+            f"verl adds the entropy up by loss_agg_mode={mode} and {loss} by {OF_COMPLETIONS}, and here the entropy "
+            f"adds up as the objective does; set {ACTOR}.loss_agg_mode={OF_COMPLETIONS}, or the coefficient to 0"
+        )
+    return coef

@@ -12,29 +12,23 @@ from oncurve.compat.loading import config_of
 from oncurve.compat.verl.reading import Reading, read
 from oncurve.compat.verl.reward import checker_notes
 from oncurve.compat.verl.table import DIALECT
-from oncurve.compat.verl.trainer import FOLDER, ONE_MACHINE
 from oncurve.run import train_or_resume, train_recipe
 
 LONGEST = 200
 """Characters of a command line that is printed."""
 
 
-def translated(words: Sequence[str]) -> tuple[Translation, Reading]:
-    """The settings of words as `--verl` takes them, and how they were read. Raises ConfigError."""
-    reading = read(words)
-    return DIALECT.translate(reading.said), reading
-
-
 def train_verl(words: Sequence[str], out: Path | None = None, resume_if_there: bool = False) -> str | None:
-    """Train by verl's settings; returns the signal that stopped the run, or None.
+    """Train by verl's settings; return the signal that stopped the run, or None.
 
-    words             a script, a YAML file, or assignments; see `read`
+    words             a YAML file, or assignments; see `read`
     out               the run's folder; None: `trainer.default_local_dir`
     resume_if_there   continue the run that is there; so does `trainer.resume_mode=auto`, verl's default
 
     Prints what the settings became. Raises ConfigError, before anything expensive.
     """
-    translation, reading = translated(words)
+    reading = read(words)
+    translation = DIALECT.translate(reading.said)
     config, base = config_of(translation)
     values = Values(DIALECT.table, reading.said)
     folder = out or _folder(values)
@@ -46,11 +40,10 @@ def train_verl(words: Sequence[str], out: Path | None = None, resume_if_there: b
 
 
 def _folder(values: Values) -> Path:
-    """`trainer.default_local_dir`, of which verl's default names project and experiment."""
+    """Return `trainer.default_local_dir`; verl's default names project and experiment. Raises ConfigError."""
     text = str(values["trainer.default_local_dir"])
-    if text == FOLDER:
-        names = values["trainer.project_name"], values["trainer.experiment_name"]
-        text = "/".join(["checkpoints", *names])
+    for name in ("trainer.project_name", "trainer.experiment_name"):
+        text = text.replace(f"${{{name}}}", str(values[name]))
     if not text or "://" in text:
         raise ConfigError(
             f"trainer.default_local_dir: expected a folder of this machine, got {shown(text)}; give --out"
@@ -59,7 +52,7 @@ def _folder(values: Values) -> Path:
 
 
 def summary(translation: Translation, reading: Reading, values: Values, words: Sequence[str]) -> list[str]:
-    """The counted line, the differences that are worth reading, and the command that prints all."""
+    """Return the counted line, the differences that are worth reading, and the command that prints all."""
     changed = [line for line in translation.lines if line.settings and line.given and _differs(line)]
     defaults = [line for line in translation.lines if line.settings and not line.given]
     lines = [translation.counted(), *(f"  note: {note}" for note in reading.notes)]
@@ -68,14 +61,14 @@ def summary(translation: Translation, reading: Reading, values: Values, words: S
     lines += [f"  rows of {note}" for note in checker_notes(values)]
     nodes, devices = values["trainer.nnodes"], values["trainer.n_gpus_per_node"]
     if any(isinstance(count, int) and count > 1 for count in (nodes, devices)):
-        lines.append(f"  {nodes} nodes with {devices} GPUs -> {ONE_MACHINE}")
+        lines.append(f"  {nodes} nodes with {devices} GPUs -> {DIALECT.table['trainer.nnodes'].note}")
     whole = command("config", "from-verl", *words)
     short = whole if len(whole) <= LONGEST else f"{command('config', 'from-verl')} with the same words"
     return [*lines, f"  all of it, as a recipe: {short}"]
 
 
 def _differs(line: Line) -> bool:
-    """Whether a setting says more than the key did: another value, or a note."""
+    """Return whether a setting says more than the key did: another value, or a note."""
     return bool(line.key.note) and any(value != line.value for value in line.settings.values())
 
 

@@ -1,27 +1,22 @@
-"""From words, a YAML file or a shell script to what was given: each of verl's settings with its value and place."""
+"""From words or a YAML file to what was given: each of verl's settings with its value and place."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oncurve.base.errors import ConfigError, shown
 from oncurve.compat.dialect import Said
-from oncurve.compat.shell import Program, Word, find_call
 from oncurve.compat.verl.hydra import Assignment, assignment, is_assignment
 from oncurve.compat.verl.interpolation import resolved
 from oncurve.compat.verl.table import DIALECT, OPEN
-from oncurve.compat.verl.yaml_file import assignments_of, content
+from oncurve.compat.verl.yaml_file import assignments_of
 
 YAML = (".yaml", ".yml")
 OWN_CONFIG = re.compile(r"ppo(_\w+)?_trainer(\.yaml)?")
-PROGRAM = Program(
-    re.compile(r"-m ([\w.]+\.)?main_\w+|\S* (\S*/)?main_\w+\.py"), "python3 -m verl.trainer.main_ppo key=value ..."
-)
 CONFIG_FLAGS = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd")
 
 
@@ -34,21 +29,21 @@ class Reading:
 
 
 def read(words: Sequence[str]) -> Reading:
-    """What the words of `--verl` give: a script or a YAML file, if the first one is a file, and assignments.
+    """Return what the words of `--verl` give: a YAML file, if the first one is a file, and assignments, which win.
 
-    Later ones win. Raises ConfigError, each line with its place: what cannot be read, or cannot be known.
+    Raises ConfigError, each line with its place: what cannot be read.
     """
     if not words:
-        raise ConfigError("--verl: name a script, a YAML file, or settings like algorithm.adv_estimator=grpo")
+        raise ConfigError("--verl: name a YAML file, or settings like algorithm.adv_estimator=grpo")
     notes = list[str]()
-    flags, others = _flags([Word(word, 0) for word in words])
-    found, words = _config_of(flags, Path(), notes), [word.text for word in others]
-    first = words[0] if words else ""
+    flags, others = _flags(words)
+    found = _config_of(flags, notes)
+    first = others[0] if others else ""
     if first and (not is_assignment(first) or Path(first).is_file()):
         found += _in_file(Path(first), notes)
-        words = words[1:]
+        others = others[1:]
     problems = list[str]()
-    for word in words:
+    for word in others:
         try:
             found.append(assignment(word))
         except ConfigError as error:
@@ -59,132 +54,83 @@ def read(words: Sequence[str]) -> Reading:
 
 
 def _in_file(path: Path, notes: list[str]) -> list[Assignment]:
-    if not path.is_file():
+    if path.suffix == ".sh":
         raise ConfigError(
-            f"{path}: there is no such file; --verl takes a script (.sh), a YAML file, or settings like "
+            f"{path}: scripts are not read; write `oncurve train --verl` in it where `python3 -m "
+            "verl.trainer.main_ppo` stands, and run it"
+        )
+    if not path.is_file() or path.suffix not in YAML:
+        raise ConfigError(
+            f"{path}: expected a YAML file that is there; --verl takes one, or settings like "
             "algorithm.adv_estimator=grpo"
         )
-    if path.suffix in YAML:
-        found, said = assignments_of(path)
-        notes += said
-        return found
-    return _of_call(path, notes)
+    found, said = assignments_of(path)
+    notes += said
+    return found
 
 
-def _of_call(path: Path, notes: list[str]) -> list[Assignment]:
-    """The assignments of a script's call of verl. Raises ConfigError: a word that is none, or is not known."""
-    try:
-        words = find_call(content(path), PROGRAM, os.environ, path=str(path))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
-    found, problems = list[Assignment](), list[str]()
-    flags, words = _flags(words)
-    for word in words:
-        try:
-            found.append(_known(word, word.text.partition("=")[0], f"{path} {word.place}"))
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return [*_config_of(flags, path, notes), *found]
-
-
-def _flags(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word]]:
+def _flags(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return the values of Hydra's flags that name a file, and the other words."""
-    flags, others, arguments = dict[str, Word](), list[Word](), iter(words)
-    for word in arguments:
-        name, equals, value = word.text.partition("=")
+    flags, others, rest = dict[str, str](), list[str](), iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
         if name in CONFIG_FLAGS:
-            flags[name.lstrip("-")] = replace(word, text=value) if equals else next(arguments, Word("", word.line))
+            flags[name.lstrip("-")] = value if equals else next(rest, "")
         else:
             others.append(word)
     return flags, others
 
 
-def _known(word: Word, name: str, place: str) -> Assignment:
-    """The assignment of a word of a script; one whose value is not known keeps the reason as its value."""
-    if word.why and "=" in word.text and not re.search(r"[$`]", name):
-        return Assignment(name.lstrip("+~"), _Unknown(word.why), place)
-    if word.why:
-        raise ConfigError(f"{place}: {shown(word.text)}: {word.why}")
-    if not is_assignment(word.text):
-        raise ConfigError(f"{place}: {shown(word.text)}: expected key=value")
-    return assignment(word.text, place)
-
-
-@dataclass(frozen=True)
-class _Unknown:
-    """The value of a setting that a script does not determine."""
-
-    reason: str
-
-
-def _config_of(flags: dict[str, Word], path: Path, notes: list[str]) -> list[Assignment]:
-    """The YAML file that Hydra's flags name, from `path` on; verl's own has the defaults that the table knows."""
-    names = [flags[each] for each in ("config-name", "cn") if each in flags]
-    folders = [flags[each] for each in ("config-path", "cp", "config-dir", "cd") if each in flags]
-    if not names or OWN_CONFIG.fullmatch(names[0].text):
+def _config_of(flags: dict[str, str], notes: list[str]) -> list[Assignment]:
+    """Return the assignments of the YAML file that Hydra's flags name; the table has the defaults of verl's own."""
+    name = flags.get("config-name", flags.get("cn"))
+    if name is None or OWN_CONFIG.fullmatch(name):
         return []
-    for word in (*names[:1], *folders[:1]):
-        if word.why:
-            raise ConfigError(f"{path} {word.place}: {shown(word.text)}: {word.why}")
-    name = names[0].text
-    file = (
-        (path.parent if path.name else path)
-        / (folders[0].text if folders else "")
-        / (name if name.endswith(YAML) else f"{name}.yaml")
-    )
+    folder = next((flags[each] for each in ("config-path", "cp", "config-dir", "cd") if each in flags), "")
+    file = Path(folder) / (name if name.endswith(YAML) else f"{name}.yaml")
     if not file.is_file():
         raise ConfigError(f"--config-name={name}: there is no file {file}; give its path as the first word instead")
-    found, said = assignments_of(file)
-    notes += said
-    return found
+    return _in_file(file, notes)
 
 
 def _settled(found: Sequence[Assignment], notes: list[str]) -> Reading:
-    """What was given, by name: tables flattened, free tables put together, the last of several values, `${...}`."""
+    """Return what was given, by name: tables flattened, free tables put together, the last value, `${...}`."""
     latest = dict[str, Assignment]()
-    for each in found:
-        for leaf in _flat(each):
-            if leaf.key in latest and leaf.mark != "~":
-                notes.append(f"{leaf.key} is given more than once; {shown(leaf.value)} counts, the last")
-                del latest[leaf.key]
-            latest[leaf.key] = leaf
+    for leaf in (leaf for each in found for leaf in _flat(each)):
+        if leaf.key in latest and leaf.mark != "~":
+            notes.append(f"{leaf.key} is given more than once; {shown(leaf.value)} counts, the last")
+            del latest[leaf.key]
+        latest[leaf.key] = leaf
     table, problems, said = DIALECT.table_for(latest), list[str](), dict[str, Said]()
 
     def lookup(name: str) -> Any:
-        value = latest[name].value if name in latest else table[name].default
-        if isinstance(value, _Unknown):
-            raise ConfigError(value.reason)
-        return value
+        return latest[name].value if name in latest else table[name].default
 
     for key, each in latest.items():
-        where = f"{each.place}: {key}" if each.place else key
+        value = each.value
         try:
-            if isinstance(each.value, _Unknown):
-                raise ConfigError(each.value.reason)
-            value = resolved(each.value, key, lookup)
+            value = resolved(value, key, lookup)
         except ConfigError as error:
             if key not in table or table[key].fate != "no meaning":
-                problems.append(f"{where}: {error}")
-            value = each.value
+                problems.append(f"{each.place}: {key}: {error}" if each.place else f"{key}: {error}")
         said[key] = Said(value, each.place)
     if problems:
         raise ConfigError("\n".join(problems))
     return Reading(_gathered(said), tuple(notes))
 
 
-def _flat(each: Assignment) -> list[Assignment]:
-    """A table's leaves, where its names are settings; a free table as it is."""
+def _flat(each: Assignment) -> Iterator[Assignment]:
+    """Yield a table's leaves, where its names are settings; a free table as it is."""
     free = each.key in OPEN or any(each.key.startswith(f"{name}.") for name in OPEN)
     if not isinstance(each.value, dict) or not each.value or free:
-        return [each]
-    inner = [Assignment(f"{each.key}.{name}", value, each.place, each.mark) for name, value in each.value.items()]
-    return [leaf for part in inner for leaf in _flat(part)]
+        yield each
+        return
+    for name, value in each.value.items():
+        yield from _flat(Assignment(f"{each.key}.{name}", value, each.place, each.mark))
 
 
 def _gathered(said: dict[str, Said]) -> dict[str, Said]:
-    """The settings with those of a free table as one: `reward_kwargs.limit=3` is `reward_kwargs={limit: 3}`."""
+    """Return the settings with those of a free table as one: `reward_kwargs.limit=3` is `reward_kwargs={limit: 3}`."""
     found = dict[str, Said]()
     for key, each in said.items():
         name = next((name for name in OPEN if key.startswith(f"{name}.")), None)

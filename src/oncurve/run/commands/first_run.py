@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from oncurve.base.errors import ConfigError, UserError, command, nearest, shown, suggest
+from oncurve.base.hints import known_words, word_for
 from oncurve.base.output import complain
 from oncurve.base.paths import names_rows, usable_path
 from oncurve.base.shipped import PRESETS, RECIPES, SUFFIXES, shipped
 from oncurve.config import RUN, Argument, RunConfig, names_recipe
 from oncurve.data import read_rows
 from oncurve.run.arguments import ARGUMENT_OF, OTHER_NAMES, configured, data_arguments, reward_arguments
-from oncurve.words import WORDS, word_for
 
 ENOUGH_ROWS, MOST_HELD_OUT, EVALUATED_EVERY = 200, 100, 50
 """With `--data` and no word about evaluation: of so many rows a tenth is held out, this many at most, and evaluated
@@ -104,7 +104,7 @@ def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[s
     word = word_for(name)
     keys = [key_of[name]] if name in key_of else list(word.keys) if word is not None else RUN.owners(name)
     if not keys and word is None:
-        near = nearest(name, [*key_of, *WORDS, *OTHER_NAMES])
+        near = nearest(name, [*key_of, *known_words(), *OTHER_NAMES])
         return words_for(near, value, options) if near is not None else ([], "")
     own = f"--{ARGUMENT_OF.get(keys[0]) if keys else None}"
     if own in options:

@@ -15,6 +15,7 @@ from oncurve.reward_models import example_to_json
 from oncurve.rollout import sample
 from oncurve.run.assembly import Run, assemble
 from oncurve.run.iterations import Kind, LabellingInputs, labeller
+from oncurve.run.loop import order_of
 from oncurve.types import Group
 
 
@@ -68,9 +69,9 @@ def label_samples(
 
 
 def _groups(run: Run, config: RunConfig, prompts: int) -> Iterator[list[Group]]:
-    cursor, draw = 0, 0
+    order, cursor, draw = order_of(config, run.prompts), 0, 0
     while cursor < prompts:
-        taken, cursor = run.trainer.source.take(cursor, min(config.data.prompts_per_step, prompts - cursor))
+        taken, cursor = order.take(cursor, min(config.data.prompts_per_step, prompts - cursor))
         groups = sample(run.engine, taken, draw, config.rollout.group_size)
         yield run.rewards.score(groups)
         draw += 1

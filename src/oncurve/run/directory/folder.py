@@ -356,7 +356,7 @@ def describe_environment(device: str) -> dict[str, Any]:
     }
 
 
-def environment_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line for each difference that can make a resumed run leave the bits of the uninterrupted one.
 
     Keys that an earlier version did not record are skipped.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from oncurve.base.errors import OncurveError, TrainingError
+from oncurve.base.errors import TrainingError
 from oncurve.metrics import Metrics
 from oncurve.rewards import Scorer, Scoring
 from oncurve.rollout import OnGroup, RolloutEngine, measured, sample
 from oncurve.trainer.groups.surplus import DynamicSampling, SurplusGroup
 from oncurve.trainer.protocols import PromptSource
+from oncurve.trainer.result import Collected
 from oncurve.trainer.state import TrainerState
 from oncurve.trainer.watching.diagnosis import divergence_explained
 from oncurve.trainer.watching.observe import observe_groups, timer
@@ -20,30 +21,9 @@ from oncurve.types import Group
 
 log = logging.getLogger("oncurve.trainer")
 
-OnFailure = Callable[[list[Group]], None]
-"""Called with the groups that were sampled for a step, before the error that ended it goes on."""
-
 
 class GivenUpError(Exception):
     """The groups that were being collected are of no use any more."""
-
-
-@dataclass(frozen=True)
-class Collected:
-    """The groups of a step, with their scores.
-
-    groups    those that the step trains on, and those that it leaves out for good
-    usable    those that it trains on: surplus of the step before first, then in the order of the prompts
-    surplus   those that the next step trains on; they are not among `groups`
-    cursor    prompts taken from the source, these included
-    draw      rounds of sampling, these included
-    """
-
-    groups: tuple[Group, ...]
-    usable: tuple[Group, ...]
-    surplus: tuple[SurplusGroup, ...]
-    cursor: int
-    draw: int
 
 
 @dataclass
@@ -54,8 +34,8 @@ class Collecting:
     group_size    G, completions of each
     min_valid     the fewest valid completions that a usable group has
     dynamic       which usable groups are kept, and how many rounds there may be; None: all of one round
-    on_failure    keeps the groups of a step that failed
     given_up      set from another thread, it ends the collection at the next group
+    sampled       the groups of this step so far, also of one that failed
     """
 
     engine: RolloutEngine
@@ -64,10 +44,9 @@ class Collecting:
     prompts: int
     group_size: int
     min_valid: int
-    dynamic: DynamicSampling | None
-    on_failure: OnFailure
+    dynamic: DynamicSampling | None = None
     given_up: threading.Event = field(default_factory=threading.Event)
-    _sampled: list[Group] = field(default_factory=list)
+    sampled: list[Group] = field(default_factory=list)
 
     def collect(self, state: TrainerState, metrics: Metrics) -> Collected:
         """Return the groups of the step after `state`.
@@ -79,23 +58,19 @@ class Collecting:
         """
         kept = list(self._carried_over(state))
         cursor, draw, carried = state.cursor, state.draw, len(kept)
-        try:
-            for _ in range(1 if self.dynamic is None else self.dynamic.max_rounds):
-                if len(kept) < self.prompts or self.dynamic is None:
-                    first, (groups, cursor) = cursor, self._round(state.step, cursor, draw, metrics)
-                    draw += 1
-                    kept += [(first + index, group) for index, group in enumerate(groups) if self._keeps(group)]
-            if not kept:
-                raise TrainingError(self._nothing_to_train_on(state.step + 1))
-        except OncurveError:
-            self.on_failure(self._sampled)
-            raise
+        for _ in range(1 if self.dynamic is None else self.dynamic.max_rounds):
+            if len(kept) < self.prompts or self.dynamic is None:
+                first, (groups, cursor) = cursor, self._round(state.step, cursor, draw, metrics)
+                draw += 1
+                kept += [(first + index, group) for index, group in enumerate(groups) if self._keeps(group)]
+        if not kept:
+            raise TrainingError(self._nothing_to_train_on(state.step + 1))
         count = len(kept) if self.dynamic is None else self.prompts
         usable, surplus = [group for _, group in kept[:count]], kept[count:]
         if self.dynamic is not None:
             self._observe(state, metrics, draw - state.draw, carried, len(kept), len(usable))
         waiting = {id(group) for _, group in surplus}
-        groups = [group for _, group in kept[:carried]] + self._sampled
+        groups = [group for _, group in kept[:carried]] + self.sampled
         return Collected(
             tuple(group for group in groups if id(group) not in waiting),
             tuple(usable),
@@ -133,11 +108,11 @@ class Collecting:
 
     def _scored(self, groups: list[Group], scoring: Scoring, metrics: Metrics) -> list[Group]:
         """Return the groups with the scores that `scoring` began while they were sampled."""
-        before = len(self._sampled)
-        self._sampled += groups
+        before = len(self.sampled)
+        self.sampled += groups
         with timer(metrics, "reward"):
             groups = scoring.finish(groups)
-        self._sampled[before:] = groups
+        self.sampled[before:] = groups
         dropped = sum(not self._is_usable(group) for group in groups)
         observe_groups(metrics, groups, dropped, rewarded=scoring.rewarded)
         metrics.add("time/reward_overlapped", scoring.overlapped_seconds)
@@ -156,10 +131,10 @@ class Collecting:
     ) -> None:
         """The counts of dynamic sampling; the first step of a run that ends at `max_rounds` is announced."""
         assert self.dynamic is not None
-        dropped = sum(not self._is_usable(group) for group in self._sampled)
+        dropped = sum(not self._is_usable(group) for group in self.sampled)
         metrics.add("groups/rounds", float(rounds))
-        metrics.add("groups/sampled", float(len(self._sampled)))
-        metrics.add("groups/filtered", float(len(self._sampled) - dropped - (kept - carried)))
+        metrics.add("groups/sampled", float(len(self.sampled)))
+        metrics.add("groups/filtered", float(len(self.sampled) - dropped - (kept - carried)))
         metrics.add("groups/trained", float(trained))
         metrics.add("groups/surplus", float(kept - trained))
         if trained < self.prompts and not self.dynamic.announced:
@@ -174,8 +149,8 @@ class Collecting:
             )
 
     def _nothing_to_train_on(self, step: int) -> str:
-        count = len(self._sampled)
-        if self.dynamic is None or not any(map(self._is_usable, self._sampled)):
+        count = len(self.sampled)
+        if self.dynamic is None or not any(map(self._is_usable, self.sampled)):
             return (
                 f"step {step}: none of the {count} groups has the {self.min_valid} "
                 "valid completions that an advantage needs. What went wrong with each is in rollouts/."
@@ -191,6 +166,6 @@ class Collecting:
         correct = self.dynamic.correct
         if correct is None:
             return "the rewards within each are the same"
-        right = sum(all(correct(score) for score in group.scores if score.valid) for group in self._sampled)
-        wrong = sum(not any(correct(score) for score in group.scores) for group in self._sampled)
+        right = sum(all(correct(score) for score in group.scores if score.valid) for group in self.sampled)
+        wrong = sum(not any(correct(score) for score in group.scores) for group in self.sampled)
         return f"all completions are right in {right}, and none in {wrong}"

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from oncurve import durable
 from oncurve.base.errors import CheckpointError, RunDirectoryError
 from oncurve.learner import FROZEN, Learner
-from oncurve.trainer.groups.rollouts import Rollouts
 from oncurve.trainer.groups.surplus import load_surplus, save_surplus
-from oncurve.trainer.protocols import OuterLoop
+from oncurve.trainer.protocols import GroupSource, OuterLoop
 from oncurve.trainer.state import TrainerState
 
 FORMAT = 3
@@ -98,7 +97,7 @@ class Checkpoints:
         outer: OuterLoop,
         state: TrainerState,
         environment: Mapping[str, Any],
-        rollouts: Rollouts | None = None,
+        groups: GroupSource | None = None,
     ) -> Path:
         """Write the checkpoint of a run after `state.step` steps."""
 
@@ -108,14 +107,14 @@ class Checkpoints:
                 "trainer": state.to_json(),
                 "learner": dict(learner.save(folder)),
                 "outer": dict(outer.save(folder)),
-                "rollouts": {} if rollouts is None else dict(rollouts.save(folder, state.step)),
+                "rollouts": {} if groups is None else dict(groups.save(folder, state.step)),
                 "environment": dict(environment),
             }
 
         return self.write(state.step, fill, state.best_step)
 
     def restore(
-        self, learner: Learner, outer: OuterLoop, rollouts: Rollouts | None = None
+        self, learner: Learner, outer: OuterLoop, groups: GroupSource | None = None
     ) -> tuple[TrainerState, dict[str, Any], list[str]] | None:
         """Load the newest checkpoint that verifies into `learner` and `outer`; None where there is none.
 
@@ -129,8 +128,8 @@ class Checkpoints:
         try:
             learner.load(path, record["learner"])
             outer.load(path, record["outer"])
-            if rollouts is not None:
-                rollouts.load(path, record.get("rollouts", {}), learner.weights())
+            if groups is not None:
+                groups.load(path, record.get("rollouts", {}), learner.weights())
         except KeyError as error:
             raise CheckpointError(f"{path} lacks {error}: a run with other settings wrote it") from error
         state = TrainerState.from_json(record["trainer"], load_surplus(path))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oncurve.machine import contention
 from oncurve.metrics import Metrics
-from oncurve.trainer.protocols import PromptSource
+from oncurve.trainer.protocols import GroupSource
 from oncurve.trainer.state import TrainerState
 from oncurve.types import Group, TrainBatch
 
@@ -134,7 +134,7 @@ def observe_processors(metrics: Metrics) -> None:
 
 
 def summarized(
-    metrics: Metrics, state: TrainerState, source: PromptSource, started: float, worked: float | None
+    metrics: Metrics, state: TrainerState, groups: GroupSource, started: float, worked: float | None
 ) -> dict[str, float]:
     """Return the metrics by declared key of a step, after which the state is `state`.
 
@@ -144,7 +144,7 @@ def summarized(
     seconds = time.perf_counter() - started
     metrics.add("step", float(state.step))
     metrics.add("progress/prompts_seen", float(state.cursor))
-    metrics.add("progress/epoch", source.epoch(state.cursor))
+    metrics.add("progress/epoch", groups.epoch(state.cursor))
     metrics.add("time/step", seconds)
     observe_processors(metrics)
     result = metrics.result()

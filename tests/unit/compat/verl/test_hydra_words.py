@@ -225,7 +225,7 @@ def test_hydras_flags_name_a_file_whose_settings_lose_to_words(tmp_path: Path) -
         read(["--config-name=other", "data.seed=3"])
 
 
-@pytest.mark.parametrize("words", [[], ["no_such.sh"], ["no_such.yaml", "a=1"], ["."]])
-def test_a_file_that_is_not_there_is_said(words: list[str]) -> None:
+@pytest.mark.parametrize("words", [[], ["run.sh"], ["no_such.yaml", "a=1"], ["."], [__file__]])
+def test_a_file_that_is_not_there_or_no_yaml_is_said(words: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"--verl"):
         read(words)

@@ -1,0 +1,241 @@
+"""Groups by earlier weights: step n trains what the weights after step n - 1 - lag wrote, or those at the beginning.
+
+With S_j the weights after j steps and lag 2: steps 1, 2 and 3 train what S_0 wrote, step 4 what S_1 wrote, and so on.
+The groups of step m are a function of S_{m-1-lag} and of the position after the groups of step m - 1: of prompts, of
+draws and of surplus. So they may be collected as soon as these are known, while earlier steps train, and no bit depends
+on how far that has come. A checkpoint has the weights that the steps after it need, and a resume collects again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oncurve import durable
+from oncurve.base.errors import CheckpointError, ConfigError
+from oncurve.learner import FROZEN
+from oncurve.metrics import Metrics
+from oncurve.models import LocalWeights, Weights, changing_tensors, held
+from oncurve.rollout import prepare
+from oncurve.trainer.groups.collecting import Collecting, GivenUpError
+from oncurve.trainer.groups.source import Groups
+from oncurve.trainer.result import Collected
+from oncurve.trainer.state import TrainerState
+
+_TURN_SECONDS = 0.5
+
+
+@dataclass
+class _Collection:
+    """The groups of one step, as they are asked for and as they come.
+
+    begin   the state that it begins at, or the collection that it follows
+    after   the collection of the step that follows, once that is planned
+    """
+
+    collecting: Collecting
+    weights: LocalWeights
+    begin: TrainerState | _Collection
+    step: int
+    metrics: Metrics = field(default_factory=Metrics)
+    result: Collected | None = None
+    error: BaseException | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    after: _Collection | None = None
+
+    def state(self) -> TrainerState:
+        """Return the state that it begins at."""
+        if isinstance(self.begin, TrainerState):
+            return replace(self.begin, step=self.step - 1)
+        before = self.begin.result
+        if before is None:
+            raise GivenUpError
+        return TrainerState(self.step - 1, before.cursor, before.draw, surplus=before.surplus)
+
+
+@dataclass
+class LaggedGroups(Groups):
+    """Step n trains what the weights after step n - 1 - `lag` wrote.
+
+    lag     steps; of a run that began with fewer versions, the oldest one there is
+    ahead   collect up to `lag` steps ahead, in a second thread; otherwise when a step begins, by
+            the same weights and to the same bits
+    steps   of the run: nothing is collected for later ones
+    """
+
+    lag: int = 1
+    ahead: bool = False
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._versions: dict[int, LocalWeights] = {}
+        self._stored: dict[int, str] = {}
+        self._newest = 0
+        self._planned: deque[_Collection] = deque()
+        self._orders: queue.SimpleQueue[_Collection | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._using = threading.Lock()
+        self._current: _Collection | None = None
+
+    def follow(self, weights: Weights, step: int) -> None:
+        """Keep a copy of the weights after `step` steps, and forget those that no later step needs.
+
+        Raises ConfigError: the weights are not in this process. ModelError: the model cannot be copied.
+        """
+        self._newest = weights.version
+        if step not in self._versions:
+            self._versions[step] = _copied(weights)
+        for old in [each for each in self._versions if each < step - self.lag]:
+            del self._versions[old]
+            self._stored.pop(old, None)
+
+    def next(self, state: TrainerState, metrics: Metrics) -> Collected:
+        """Return the groups of the step after `state`, and begin those of the steps up to `lag` later.
+
+        What went wrong with groups of a step is raised when this step needs them.
+        """
+        last = max(state.step + 1, min(self.steps, state.step + 1 + self.lag) if self.ahead else 0)
+        for step in range(state.step + 1 + len(self._planned), last + 1):
+            before = self._planned[-1] if self._planned else None
+            version = self._versions[max(step - 1 - self.lag, min(self._versions))]
+            planned = _Collection(self.collecting(), version, before or state, step)
+            self._planned.append(planned)
+            if self.ahead:
+                self._orders.put(planned)
+            if before is not None:
+                before.after = planned
+                if self._current is before:
+                    self._prepare(before)
+        began, now = time.perf_counter(), self._planned[0]
+        if self.ahead:
+            self._wait_for(now)
+        else:
+            self._collect(now)
+        metrics.add("cluster/wait_rollout_seconds", time.perf_counter() - began)
+        if now.error is not None:
+            self.unfinished = now.collecting.sampled
+            raise now.error
+        assert now.result is not None
+        self._planned.popleft()
+        metrics.merge(now.metrics)
+        completions = [each for group in now.result.usable for each in group.completions]
+        for name in ("cluster/lag_mean", "cluster/lag_max"):
+            metrics.add_all(name, [float(self._newest - each.policy_version) for each in completions])
+        return now.result
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the collection; what is being collected is finished before."""
+        while not self._using.acquire(timeout=_TURN_SECONDS):
+            pass  # it ends as every rollout does: all its own waits have limits
+        try:
+            yield
+        finally:
+            self._using.release()
+
+    def rest(self) -> None:
+        """Give up what is being collected, at its next group. A step that follows collects again, to the same bits."""
+        for each in self._planned:
+            each.collecting.given_up.set()
+        self._planned.clear()
+
+    def close(self) -> None:
+        """End the thread. Twice is allowed."""
+        self.rest()
+        if self._thread is not None:
+            self._orders.put(None)
+            self._thread.join(2 * _TURN_SECONDS)
+        self._thread = None
+        self._versions.clear()
+        self._stored.clear()
+
+    def save(self, folder: Path, step: int) -> dict[str, Any]:
+        """Write the versions before `step` that later steps need, each once, next to the checkpoints."""
+        found = []
+        for each in sorted(key for key in self._versions if step - self.lag <= key < step):
+            weights = self._versions[each]
+            if each not in self._stored:
+                tensors = {name: tensor.contiguous() for name, tensor in changing_tensors(weights.model).items()}
+                self._stored[each] = durable.store(folder.parent / FROZEN, tensors)
+            found.append({"step": each, "version": weights.version, "tensors": self._stored[each]})
+        return {"versions": found}
+
+    def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:
+        """Restore what `save` wrote, bit for bit. Raises CheckpointError: the tensors are those of another model."""
+        self._versions.clear()
+        for each in record.get("versions", ()):
+            kept = replace(_copied(weights), version=int(each["version"]))
+            tensors, own = durable.fetch(folder.parent / FROZEN, each["tensors"]), changing_tensors(kept.model)
+            if {name: (t.shape, t.dtype) for name, t in tensors.items()} != {
+                name: (t.shape, t.dtype) for name, t in own.items()
+            }:
+                raise CheckpointError(f"{folder}: the weights after step {each['step']} are those of another model")
+            for name, tensor in own.items():
+                tensor.copy_(tensors[name])
+            self._versions[int(each["step"])] = kept
+            self._stored[int(each["step"])] = each["tensors"]
+
+    def _prepare(self, now: _Collection) -> None:
+        """Have the weights of the step that follows sent during the rollout of this one."""
+        if now.after is not None and now.after.weights is not now.weights:
+            prepare(self.engine, now.after.weights)
+
+    def _wait_for(self, collection: _Collection) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work, args=(torch.get_num_threads(),), name="oncurve-rollouts", daemon=True
+            )
+            self._thread.start()
+        while not collection.over.wait(_TURN_SECONDS):
+            if not self._thread.is_alive():
+                raise RuntimeError("the thread that collects rollouts has ended")
+
+    def _work(self, threads: int) -> None:
+        """The second thread: collections in order, until None comes."""
+        torch.set_num_threads(threads)
+        while True:
+            try:
+                order = self._orders.get(timeout=_TURN_SECONDS)
+            except queue.Empty:
+                continue
+            if order is None:
+                return
+            self._collect(order)
+
+    def _collect(self, now: _Collection) -> None:
+        """Collect the groups of one step, or keep what went wrong."""
+        collecting = now.collecting
+        try:
+            with self._using:
+                state = now.state()
+                if not collecting.given_up.is_set():
+                    self.engine.follow(now.weights)
+                    self._current = now  # from here on either thread finds what follows
+                    self._prepare(now)
+                    now.result = collecting.collect(state, now.metrics)
+                    now.begin = state
+        except BaseException as error:
+            now.error = error
+        finally:
+            now.over.set()
+
+
+def _copied(weights: Weights) -> LocalWeights:
+    """Return a copy of the weights, which no update changes. Raises ConfigError: they are not in this process.
+    ModelError: the model cannot be copied.
+    """
+    model = weights.local()
+    if model is None:
+        raise ConfigError(
+            "cluster.lag: the weights are not in this process, and earlier ones are kept here; set it to 0"
+        )
+    return held(LocalWeights(model, weights.version))
