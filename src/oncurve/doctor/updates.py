@@ -100,10 +100,9 @@ def _entropy(case: Case) -> str | None:
 
 def _mismatch(case: Case) -> str | None:
     value = case.mean("policy/mismatch")
-    correction = as_written(case.settings.get("correction"), CORRECTION_KINDS, "none")
     objective = as_written(case.settings.get("objective"), OBJECTIVE_KINDS, "clipped")
-    corrected = correction is None or corrects(correction)
-    contained = bool(case.setting("cluster.lag")) and (objective is None or has_importance_ratio(objective))
+    corrected = corrects(as_written(case.settings.get("correction"), CORRECTION_KINDS, "none"))
+    contained = bool(case.setting("cluster.lag")) and has_importance_ratio(objective)
     exact = case.setting("model.dtype") in ("float32", "float64") and not case.setting("filter.dynamic_sampling")
     if value is None or corrected or contained or value < (MISMATCH_FLOAT32 if exact else MISMATCH):
         return None

@@ -59,7 +59,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON; an interval is `[value, low, high]`. Without the groups."""
-        single = {"greedy_accuracy": self.greedy_accuracy, "greedy_reward": self.greedy_reward}
+        names = ("greedy_accuracy", "greedy_reward", "mean_reward")
         return {
             "prompts": self.prompts,
             "held_out": self.held_out,
@@ -69,8 +69,7 @@ class Evaluation:
             "invalid": self.invalid,
             "mean_length": self.mean_length,
             "truncated_fraction": self.truncated_fraction,
-            **{key: interval.to_list() for key, interval in single.items() if interval is not None},
-            **({"mean_reward": self.mean_reward.to_list()} if self.mean_reward is not None else {}),
+            **{name: found.to_list() for name in names if (found := getattr(self, name)) is not None},
             "pass_at_k": {str(k): interval.to_list() for k, interval in self.pass_at_k.items()},
             "maj_at_k": {str(k): interval.to_list() for k, interval in self.maj_at_k.items()},
         }
@@ -93,9 +92,8 @@ class Evaluation:
         return "\n".join(lines)
 
     def _extent(self, interval: Interval) -> str:
-        if interval.low == interval.high and self.prompts - self.unverified == 1:
-            return "no interval: it is of one prompt"
-        return f"95 % interval {interval.low:.4f} to {interval.high:.4f}"
+        known = interval.low < interval.high or self.prompts - self.unverified > 1
+        return f"95 % interval {interval.low:.4f} to {interval.high:.4f}" if known else "no interval from one prompt"
 
     def _rows(self) -> list[tuple[str, Interval]]:
         """Return the label and interval of each line; one line where mean reward, pass@1 and maj@1 are one quantity."""
@@ -122,8 +120,7 @@ class Evaluation:
         """
         reward = self.mean_reward or self.greedy_reward
         metrics = {} if self.greedy_accuracy is None else {"eval/accuracy": self.greedy_accuracy.value}
-        if reward is not None:
-            metrics["eval/reward"] = reward.value
+        metrics |= {} if reward is None else {"eval/reward": reward.value}
         metrics["eval/length"] = self.mean_length
         metrics |= {f"eval/pass@{k}": interval.value for k, interval in self.pass_at_k.items()}
         return metrics | {f"eval/maj@{k}": interval.value for k, interval in self.maj_at_k.items()}
