@@ -16,7 +16,7 @@ from torch import Tensor
 from oncurve.advantages import reads_rewards, teacher_of
 from oncurve.base.errors import ConfigError
 from oncurve.config import AdapterFacts, RunConfig, RunFacts, check_columns, try_rewards
-from oncurve.data import Prompts, Rows, distinct_prompts, load_eval_rows, load_rows, open_prompts
+from oncurve.data import Prompts, Rows, distinct_prompts, load_eval_rows, load_rows
 from oncurve.evaluate import Evaluation, evaluate, part_is_1
 from oncurve.learner import Learner, check_learner
 from oncurve.machine.threads import prepare_process
@@ -27,7 +27,7 @@ from oncurve.rollout import RolloutEngine, check_token_ids
 from oncurve.run.directory.folder import REPLIES, RunDirectory, describe_environment, environment_changes
 from oncurve.run.iterations import LabellingInputs, ScoredBy, iterations, step_locator
 from oncurve.run.loop import credit_of, groups_of, trainer_config
-from oncurve.run.row_lengths import fix_reach, room_for_prompts
+from oncurve.run.row_lengths import fix_reach, opened
 from oncurve.run.teaching import load_teacher
 from oncurve.trainer import (
     Checkpoints,
@@ -262,12 +262,11 @@ def _build_run(
 ) -> Run:
     config.reference.check(loaded.model, None if given.reference is None else given.reference.model, loaded.dtype)
     check_token_ids("rollout.eos_ids", config.rollout.eos_ids, loaded.model)
-    fits = room_for_prompts(loaded, config)
-    teacher, taught = load_teacher(config, loaded), teacher_of(config.advantage)
-    template = None if taught is None else taught.template
-    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits, loaded.vocabulary, template)
+    taught = teacher_of(config.advantage)
+    prompts = opened(rows, config, loaded, None if taught is None else taught.template)
+    teacher = load_teacher(config, loaded)
     config = config.over(len(prompts))
-    eval_prompts = open_prompts(eval_rows, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+    eval_prompts = opened(eval_rows, config, loaded)
     if config.eval.every and not len(eval_prompts):
         raise ConfigError(
             f"eval.every: all {len(eval_rows)} held-out prompts are too long and were dropped; raise "

@@ -13,7 +13,7 @@ from oncurve.base.errors import CheckpointError, command
 from oncurve.base.imports import trusting
 from oncurve.config import RUN, RunConfig, brought_by, load_config, to_toml
 from oncurve.display import say
-from oncurve.run.assembly import Run
+from oncurve.run.assembly import Overrides, Run, assemble
 from oncurve.run.directory.changes import Change, changes_between, check_changes, resolved_as, worth_saying
 from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
 from oncurve.run.directory.identity import TakenUp, defaults_of, identify, steps_done, take_up
@@ -74,6 +74,27 @@ def open_to_resume(directory: Path, before: RunConfig, now: RunConfig, base: Pat
     except BaseException:
         held.close()
         raise
+
+
+def continued(
+    resumption: Resumption, config: RunConfig, base: Path, console: Console, given: Overrides | None = None
+) -> Run:
+    """Put the run together that continues in the directory which `resumption` holds, and restore it.
+
+    Raises UserError, and what `restore` raises; the directory is let go of then.
+    """
+    try:
+        say(console, *resumption.taken_up.lines)
+        run = assemble(config, base, given, resumed=True)
+    except BaseException:
+        resumption.held.close()
+        raise
+    try:
+        restore(run, resumption, console)
+    except BaseException:
+        run.close()
+        raise
+    return run
 
 
 def restore(run: Run, resumption: Resumption, console: Console) -> None:

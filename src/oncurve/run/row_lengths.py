@@ -7,7 +7,7 @@ from typing import Any
 
 from oncurve.base.errors import ConfigError
 from oncurve.config import RunConfig
-from oncurve.data import Prompts
+from oncurve.data import Prompts, Rows, open_prompts
 from oncurve.forecast import read_model_config
 from oncurve.models import CausalModel, LoadedModel
 from oncurve.models.layers import reach_of, set_reach, stated_positions
@@ -33,6 +33,15 @@ def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
     Raises ConfigError where completions alone take it all.
     """
     return _room(loaded.model.longest_row, config)
+
+
+def opened(rows: Rows, config: RunConfig, loaded: LoadedModel, template: str | None = None) -> Prompts:
+    """Return the prompts of `rows` as the loaded model reads them; `template`: that of a teacher.
+
+    Raises DataError: a row makes no prompt, or one that is too long.
+    """
+    room = room_for_prompts(loaded, config)
+    return open_prompts(rows, config.data, loaded.tokenizer, room, loaded.vocabulary, template)
 
 
 def _room(row: int | None, config: RunConfig) -> int | None:

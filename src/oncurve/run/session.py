@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from oncurve.base.errors import LostStateError, command
+from oncurve.base.errors import ConfigError, LostStateError, command
 from oncurve.base.imports import trusting
 from oncurve.base.output import visible
 from oncurve.config import IN_MEMORY, RunConfig, brought_by, check_complete, plan, to_tables, to_toml
@@ -22,7 +24,7 @@ from oncurve.machine import contention
 from oncurve.models.loading import ADAPTER
 from oncurve.report import write_report
 from oncurve.run.assembly import Overrides, Run, assemble
-from oncurve.run.continuing import identity_of, open_to_resume, restore, resumed_config
+from oncurve.run.continuing import continued, identity_of, open_to_resume, resumed_config
 from oncurve.run.directory.changes import resolved_as, worth_saying
 from oncurve.run.directory.folder import CONFIG, ROWS, RunDirectory
 from oncurve.run.directory.naming import free_directory, run_name
@@ -68,6 +70,26 @@ def train_or_resume(config: RunConfig, base: Path, out: Path) -> str | None:
     return go_on(out, before, resolved_as(before, config, (out / ROWS).is_file()), folder)
 
 
+def resume_any(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
+    """Continue a run of `oncurve train` or `oncurve reward-model train`; returns the signal that stopped it, or None.
+
+    `overrides`: settings that change from now on; `changed`: continue although others or data have changed, which is
+    not exact. Raises UserError for what the user can fix.
+    """
+    RunDirectory.check_run(directory)
+    sections: set[str] = set()
+    with suppress(OSError, ValueError, RecursionError):  # `load_config` reports what is wrong with the file
+        sections = set(tomllib.loads((directory / CONFIG).read_text(encoding="utf-8")))
+    if "reward_model" in sections and "rewards" not in sections:
+        from oncurve.run.commands.reward_models import resume_reward_model
+
+        if overrides:
+            key = overrides[0].partition("=")[0]
+            raise ConfigError(f"{key}: the training of a reward model resumes with the settings that it began with")
+        return resume_reward_model(directory, changed)
+    return resume_run(directory, overrides, changed)
+
+
 def resume_run(directory: Path, overrides: Sequence[str] = (), changed: bool = False) -> str | None:
     """Continue the run in `directory` from its newest valid checkpoint; returns the signal that stopped it, or None.
 
@@ -108,9 +130,7 @@ def _go_on(
                 again = command("resume", directory, "eval.patience=0")
                 say(console, f"eval.patience = {now.eval.patience} ended it early; to go on: {again}")
             return None
-        say(console, *resumption.taken_up.lines)
-        with assemble(now, base, resumed=True) as run:
-            restore(run, resumption, console)
+        with continued(resumption, now, base, console) as run:
             return finish(run, console, returns=returns)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun
+from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
 from oncurve.tracking.settings import TrackingSettings
-from oncurve.tracking.tables import lacking_library
 
 
 class Trackio:

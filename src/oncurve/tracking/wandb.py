@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.tracking.protocol import CompletionRow, TrackedRun
+from oncurve.tracking.protocol import CompletionRow, TrackedRun, lacking_library
 from oncurve.tracking.settings import TrackingSettings
-from oncurve.tracking.tables import lacking_library
 
 BLOCK_BYTES = 1 << 15
 HEADER_BYTES = 7  # of a file and of a fragment: crc32 (4), length (2), type (1)

@@ -18,7 +18,6 @@ from oncurve.data import (
     Prompts,
     Rows,
     load_rows,
-    open_prompts,
     prompt_columns,
     read_rows,
     template_columns,
@@ -32,7 +31,7 @@ from oncurve.rollout import sample as sample_groups
 from oncurve.run.assembly import build_engine
 from oncurve.run.commands.evaluation import give_own_model
 from oncurve.run.iterations import step_locator
-from oncurve.run.row_lengths import fix_reach, read_tokenizer, room_for_prompts
+from oncurve.run.row_lengths import fix_reach, opened, read_tokenizer
 from oncurve.types import Completion, Group, Prompt
 
 WIDTH = 72
@@ -221,8 +220,7 @@ def _prompt(rows: Rows, index: int, config: RunConfig, tokenizer: Any) -> Prompt
 def _sampled(rows: Rows, config: RunConfig, rewards: RewardSet, count: int) -> list[Group]:
     """Groups of `count` completions that the recipe's model writes, as a run's first step would sample them."""
     loaded = config.model.build(lora=config.lora, seed=config.run.seed)
-    fits = room_for_prompts(loaded, config)
-    prompts = open_prompts(rows, config.data, loaded.tokenizer, fits, loaded.vocabulary)
+    prompts = opened(rows, config, loaded)
     fix_reach(loaded.model, config, prompts)
     rewards.locate = step_locator(loaded.tokenizer)
     sampling = config.rollout.model_copy(update={"group_size": count})
