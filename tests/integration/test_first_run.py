@@ -52,7 +52,7 @@ def test_options_replace_what_a_recipe_or_a_preset_says(command: Command) -> Non
     config, _, name = command_config("task", ["run.steps=7"], rewards=["math", "reward.py:length"])
     assert [reward.default_name for reward in config.rewards] == ["math", "length"]
     assert config.run.steps == 7
-    assert type(config.data).__name__ == "Task"
+    assert type(config.data).__name__ == "TaskRows"
     config, _, name = command_config("gsm8k", data="data.jsonl", presets=["dr_grpo", "lora"])
     assert config.advantage.model_dump()["scale"] == "none"
     assert config.lora.rank == 16
