@@ -12,7 +12,7 @@ from bench.scaling.simulation import Lengths, Setup, simulate
 
 
 def bisected(step: Callable[[float], float], target: float, low: float, high: float, rounds: int = 10) -> float:
-    """The value between `low` and `high` at which the growing function `step` is `target`."""
+    """Return the value between `low` and `high` at which the growing function `step` is `target`."""
     for _ in range(rounds):
         middle = (low + high) / 2
         low, high = (middle, high) if step(middle) < target else (low, middle)
@@ -20,12 +20,12 @@ def bisected(step: Callable[[float], float], target: float, low: float, high: fl
 
 
 def step(setup: Setup) -> float:
-    """Seconds of a simulated step."""
+    """Return the seconds of a simulated step."""
     return simulate(setup, 3).step_seconds
 
 
 def stale(tokens: float, sigma: float, staleness: float) -> float:
-    """A step of the table `staleness` with these lengths, and the training that its row has."""
+    """Return a step of the table `staleness` with these lengths, and the training that its row has."""
     seconds, batches = published.UPDATES[f"staleness {staleness}"]
     setup = streamed(decoded(tokens, 28672), 64, seconds - batches * published.BATCH_SECONDS, staleness)
     return step(replace(setup, lengths=Lengths(tokens, sigma, 28672)))

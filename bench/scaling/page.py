@@ -15,12 +15,12 @@ TOLERANCE = 0.15
 
 
 def simulated(row: Row) -> float:
-    """The step that the simulator gives."""
+    """Return the step that the simulator gives."""
     return step_of(row.setup).step_seconds
 
 
 def error(row: Row) -> float:
-    """Simulated over published, less 1. Of a row with `ratio_to`: of the two rows' ratio."""
+    """Return simulated over published, less 1. Of a row with `ratio_to`: of the two rows' ratio."""
     if not row.ratio_to:
         return simulated(row) / row.step - 1
     other = next(each for each in ROWS if each.table == row.table and each.name == row.ratio_to)
@@ -28,12 +28,12 @@ def error(row: Row) -> float:
 
 
 def held_out() -> list[Row]:
-    """The rows that no constant was taken from."""
+    """Return the rows that no constant was taken from."""
     return [row for row in ROWS if not row.calibrates]
 
 
 def lines_of(table: str) -> list[str]:
-    """A published table's rows."""
+    """Return a published table's rows."""
     lines = [f"### {TABLES[table]}", ""]
     lines += [
         "| row | published | simulated | error | trainer busy | engines busy | |",
@@ -58,7 +58,7 @@ def lines_of(table: str) -> list[str]:
 
 
 def summary() -> str:
-    """How many held-out rows are within the tolerance."""
+    """Say how many held-out rows are within the tolerance."""
     rows = held_out()
     good = [row for row in rows if abs(error(row)) <= TOLERANCE]
     off = [(f"{TABLES[row.table].partition(':')[0]}, {row.name}", error(row)) for row in rows if row not in good]
@@ -71,7 +71,7 @@ def summary() -> str:
 
 
 def lengths() -> str:
-    """AReaL's ratios with half and twice the assumed length."""
+    """Return AReaL's ratios with half and twice the assumed length."""
     parts = []
     for name, slow in SLOWNESS_BY_TOKENS.items():
         ratios = []
@@ -92,7 +92,7 @@ SLOWNESS_BY_TOKENS = {
 
 
 def page_of(page: str) -> str:
-    """`page` with its tables."""
+    """Return `page` with its tables."""
     body = "\n".join(line for table in TABLES for line in lines_of(table))
     return filled(filled(page, "tables", body), "summary", f"{summary()}\n\n{lengths()}")
 

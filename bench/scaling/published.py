@@ -135,36 +135,36 @@ AREAL = {
 def decoded(
     tokens: float, limit: int, machine: Machine = H20, shape: ModelShape = SEVEN, slow: float = 1.0, group: int = 16
 ) -> Setup:
-    """A step of 512 prompts on one engine, without training."""
+    """Return a step of 512 prompts on one engine, without training."""
     token, row = decode_seconds(shape.parameters, shape.cache_bytes(), tokens / 2, machine)
     return Setup(512, group, Lengths(tokens, SIGMA, limit), 1, slow * token, slow * row, 0.0)
 
 
 def mixture(slow: float = MIXTURE_SLOWNESS) -> Setup:
-    """A step of the mixture of experts: each token of a batch reads all experts, and each row multiplies its own."""
+    """Return a step of the mixture of experts: a token reads all experts, and a row multiplies its own."""
     token, _ = decode_seconds(MIXTURE, MIXTURE_CACHE, STALENESS_TOKENS / 2, H20)
     _, row = decode_seconds(MIXTURE_ACTIVE, MIXTURE_CACHE, STALENESS_TOKENS / 2, H20)
     return replace(decoded(STALENESS_TOKENS, 8192), token_seconds=slow * token, row_seconds=slow * row)
 
 
 def tools(slow: float = TOOLS_SLOWNESS) -> Setup:
-    """A step of 64 prompts with tools."""
+    """Return a step of 64 prompts with tools."""
     return replace(decoded(STALENESS_TOKENS, TOOLS_LIMIT, slow=slow), prompts=64)
 
 
 def turns(setup: Setup, gpus: int, seconds: float) -> Setup:
-    """All GPUs decode, then all train for `seconds`."""
+    """Return a setup in which all GPUs decode, then all train for `seconds`."""
     return replace(setup, engines=gpus, train_seconds=seconds)
 
 
 def streamed(setup: Setup, engines: int, seconds: float, staleness: float, chunks: int = 4) -> Setup:
-    """verl's fully asynchronous trainer: batches by arrival, `seconds` of training and BATCH_SECONDS per batch."""
+    """Return verl's fully asynchronous trainer: `seconds` of training and BATCH_SECONDS per batch, by arrival."""
     train = replace(setup, train_seconds=seconds, chunks=chunks, chunk_seconds=BATCH_SECONDS)
     return replace(train, engines=engines, handover_seconds=HANDOVER_SECONDS, lag=staleness, windowed=True)
 
 
 def moved(seconds: float, gpus: int, to: int, rows: float = 1.0) -> float:
-    """Seconds of training on `to` GPUs where `gpus` take `seconds`, with `rows` times as many rows."""
+    """Return the seconds of training on `to` GPUs where `gpus` take `seconds`, with `rows` times as many rows."""
     return seconds * (rows * gpus / to) ** SCALING
 
 
@@ -217,7 +217,7 @@ def _others() -> list[Row]:
 
 
 def areal(name: str, tokens: float = AREAL_TOKENS, slow: float | None = None) -> tuple[Setup, Setup]:
-    """AReaL's synchronous and asynchronous setups for a model."""
+    """Return AReaL's synchronous and asynchronous setups for a model."""
     found = AREAL[name]
     slow = AREAL_SLOWNESS[name] if slow is None else slow
     setup = decoded(tokens, 27648, H800, MODELS[found.model], slow)
@@ -241,5 +241,5 @@ ROWS: tuple[Row, ...] = (*_one_step_off(), *_fully_async(), *_others(), *_areal(
 
 @cache
 def step_of(setup: Setup) -> Outcome:
-    """The simulated step of a setup: 3 steps after the warm-up."""
+    """Return the simulated step of a setup: 3 steps after the warm-up."""
     return simulate(setup, 3)

@@ -62,7 +62,7 @@ class Lengths:
     limit: int
 
     def draw(self, random_: random.Random) -> int:
-        """One length, 1 to `limit`."""
+        """Return one length, 1 to `limit`."""
         if not self.sigma:
             return max(1, min(self.limit, round(self.mean)))
         drawn = random_.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
@@ -129,7 +129,7 @@ class _Engine:
         self.stamp = 0
 
     def pace(self) -> float:
-        """Seconds per token."""
+        """Return the seconds per token."""
         return self.setup.token_seconds + self.setup.row_seconds * len(self.ends)
 
     def advance(self, time: float) -> None:
@@ -141,7 +141,7 @@ class _Engine:
             self.now = time
 
     def next_end(self) -> float:
-        """When the shortest row ends."""
+        """Return the time at which the shortest row ends."""
         return self.now + max(0.0, self.ends[0][0] - self.decoded) * self.pace() if self.ends else math.inf
 
     def stop(self, time: float, seconds: float) -> None:
@@ -166,7 +166,7 @@ class Simulation:
         self.time = self.trained_seconds = 0.0
 
     def run(self, steps: int = 5) -> Outcome:
-        """`steps` steps after the warm-up."""
+        """Simulate `steps` steps after the warm-up."""
         marks = []
         chunks, trainer_ends, left = self.setup.chunks, math.inf, self.setup.chunks
         part = self.setup.train_seconds / chunks + self.setup.chunk_seconds
@@ -192,7 +192,7 @@ class Simulation:
         return Outcome(span / steps, *shares, self.started, self.done, self.taken, self.tokens)
 
     def _ready(self) -> int:
-        """Groups that the trainer may take, with those that it has taken."""
+        """Return the number of groups that the trainer may take, with those that it has taken."""
         return self.done if self.setup.windowed else self.ordered
 
     def _busy(self) -> float:
@@ -228,7 +228,7 @@ class Simulation:
             heapq.heappush(self.events, (engine.next_end(), place, engine.stamp))
 
     def _finish(self) -> None:
-        """The next row's end; its group is finished with its last row."""
+        """End the next row; its group is finished with its last row."""
         time, place, stamp = heapq.heappop(self.events)
         engine = self.engines[place]
         if stamp != engine.stamp:
@@ -249,7 +249,7 @@ class Simulation:
         self._start()
 
     def _hand_over(self) -> None:
-        """The trainer's step is complete: all stop, take the new version and go on."""
+        """Complete the trainer's step: all stop, take the new version and go on."""
         for place, engine in enumerate(self.engines):
             engine.stop(self.time, self.setup.handover_seconds)
             self._schedule(place)
@@ -259,5 +259,5 @@ class Simulation:
 
 
 def simulate(setup: Setup, steps: int = 5, seed: int = 0) -> Outcome:
-    """The outcome of `setup`. Raises ValueError where a step cannot be cut into its chunks."""
+    """Return the outcome of `setup`. Raises ValueError where a step cannot be cut into its chunks."""
     return Simulation(setup, seed).run(steps)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import oncurve.forecast.command as forecasting
 from oncurve.base.errors import UserError
-from oncurve.cli.app import app
+from oncurve.cli import app
 from oncurve.config.layers import RECIPES
 from oncurve.config.loading import load_config
 from oncurve.forecast.machines import AvailableMemory

@@ -1,7 +1,6 @@
 """A child process is waited for on every path: none is dropped while it may still run, however long its end takes."""
 
 import gc
-import subprocess
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from fakes.calls import Counted
-from oncurve.base.closing import reap
+from fakes.waiting import until
 from oncurve.cluster.vllm import minder
 from oncurve.cluster.vllm.minder import Minder
 from oncurve.processes.fleets import HostFleet, host_fleet, host_nursery
@@ -27,13 +26,6 @@ LIMITS = [
     (minder, "_END_SECONDS"),
 ]
 """How long each waits for its child to end."""
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def children() -> set[int]:
@@ -76,14 +68,6 @@ def test_a_child_that_has_not_ended_within_the_limit_is_waited_for_later(
     until(lambda: children() <= before)
     gc.collect()
     assert complaints == []
-
-
-def test_the_exit_code_is_known_where_the_child_ends_within_the_limit() -> None:
-    assert reap(subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]), 60.0) == 3
-    slow = subprocess.Popen(["sleep", "600"])
-    assert reap(slow, 0.0) is None
-    slow.kill()
-    until(lambda: slow.returncode == -9)
 
 
 def test_a_fleet_that_is_closed_while_another_nursery_starts_ends_that_one_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ class Said:
 
 
 class Values(Mapping[str, Any]):
-    """What was given, over the tool's defaults: `values["trainer.nnodes"]`; None for a key with neither.
+    """The values that were given, over the tool's defaults: `values["trainer.nnodes"]`; None for a key with neither.
 
     A key outside the dialect's table is a KeyError, so that a misspelt table shows in the first test.
     """
@@ -55,7 +55,7 @@ class Values(Mapping[str, Any]):
         return len(self.keys_of)
 
     def given(self, name: str) -> bool:
-        """Whether the user gave this key. Raises KeyError: it is not in the table."""
+        """Return whether the user gave this key. Raises KeyError: it is not in the table."""
         return self.keys_of[name].theirs in self.said
 
 
@@ -89,11 +89,11 @@ class Key:
 
     @property
     def fate(self) -> Fate:
-        """What becomes of it."""
+        """The fate of the key."""
         return "refused" if self.refused else "translated" if self.ours else "no meaning"
 
     def check(self, value: Any) -> None:
-        """Raises ConfigError: the key is refused, or the value is of a wrong type."""
+        """Raise ConfigError: the key is refused, or the value is of a wrong type."""
         if self.refused and not any(value == each and type(value) is type(each) for each in self.harmless):
             raise ConfigError(f"not available here: {self.note}")
         if self.types and not any(_is(value, kind) for kind in self.types):
@@ -117,7 +117,7 @@ def _is(value: Any, kind: type) -> bool:
 
 @dataclass(frozen=True)
 class Line:
-    """What became of one key: `settings` is empty where it has no meaning. `given`: else it is the tool's default."""
+    """The result of one key: `settings` is empty where it has no meaning. `given`: else it is the tool's default."""
 
     key: Key
     value: Any
@@ -153,11 +153,11 @@ class Translation:
         return tables
 
     def given(self, fate: Fate | None = None) -> list[Line]:
-        """The lines of keys that were given, of one fate or of any."""
+        """Return the lines of keys that were given, of one fate or of any."""
         return [line for line in self.lines if line.given and (fate is None or line.key.fate == fate)]
 
     def explained(self, complaint: str) -> str:
-        """A complaint of `load_config` about these settings, with the tool's keys at each line that names one."""
+        """Return a complaint of `load_config` with the tool's keys at each line that names a setting of theirs."""
         return "\n".join(map(self._explained, complaint.split("\n")))
 
     def _explained(self, text: str) -> str:
@@ -200,7 +200,7 @@ class Dialect:
         return table
 
     def translate(self, said: Mapping[str, Said]) -> Translation:
-        """The settings here for what was given, over the tool's defaults that differ from oncurve's.
+        """Return the settings here for what was given, over the tool's defaults that differ from oncurve's.
 
         Raises ConfigError with one line for each key that is unknown, refused, of a wrong type, or that contradicts
         another; each with its place.
@@ -236,7 +236,7 @@ class Dialect:
 
 
 def _names(text: str, setting: str) -> bool:
-    """Whether a text has a setting's whole name in it."""
+    """Return whether a text has a setting's whole name in it."""
     return re.search(rf"(?<![\w.]){re.escape(setting)}(?!\w|\.\w)", text) is not None
 
 
@@ -246,7 +246,7 @@ def _placed(name: str, said: Said | None) -> str:
 
 
 def _settled(lines: Sequence[Line]) -> tuple[list[Line], list[str]]:
-    """The lines with one value per setting: a given key wins over a default; two given ones must agree."""
+    """Return the lines with one value per setting: a given key wins over a default; two given ones must agree."""
     owner, problems = dict[str, Line](), list[str]()
     for line in sorted(lines, key=lambda line: not line.given):
         for name, value in line.settings.items():

@@ -13,7 +13,7 @@ from oncurve.config import Argument, RunConfig, load_config, tables_of
 def config_of(
     translation: Translation, overrides: Iterable[str] = (), arguments: Iterable[Argument] = ()
 ) -> tuple[RunConfig, Path]:
-    """The configuration that a translation describes, and the folder that its relative paths start in.
+    """Return the configuration that a translation describes, and the folder that its relative paths start in.
 
     `overrides` are words of oncurve, like `"kl.coef=0.01"`, and win; `arguments` are settings that it lacks.
 

@@ -14,7 +14,7 @@ WIDTH = 120
 
 
 def recipe_of(translation: Translation) -> str:
-    """The recipe of a translation: `load_config` reads it to the same run as `translation.settings`."""
+    """Return the recipe of a translation: `load_config` reads it to the same run as `translation.settings`."""
     sections: dict[str, list[str]] = {}
     rewards: list[str] = []
     for line in translation.lines:
@@ -38,17 +38,17 @@ def _listed(title: str, lines: Sequence[Line]) -> list[str]:
 
 
 def _source(line: Line) -> str:
-    """Where a setting comes from: the tool's key and value, and how they differ."""
+    """Return the source of a setting: the tool's key and value, and how they differ."""
     return _one_line(f"{line.source}: {line.key.note}" if line.key.note else line.source)
 
 
 def _one_line(text: str) -> str:
-    """The text of a comment: control characters, which TOML has no comments with, are escaped."""
+    """Return the text of a comment: control characters, which TOML has no comments with, are escaped."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(text.split()))
 
 
 def _explained(key: str, value: Any, source: str) -> list[str]:
-    """An assignment with its comment after it, or above it where the line would be too long."""
+    """Return an assignment with its comment after it, or above it where the line would be too long."""
     assignment = f"{_key(key)} = {_toml(value)}"
     whole = f"{assignment}  # {source}"
     return [whole] if len(whole) <= WIDTH else [f"# {source}", assignment]
@@ -63,7 +63,7 @@ def _key(key: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value on one line; None as the text that stands for it, since TOML has no null."""
+    """Return a value on one line; None as the text that stands for it, since TOML has no null."""
     if isinstance(value, Mapping):
         return f"{{ {', '.join(_assignments(value))} }}" if value else "{}"
     if isinstance(value, (list, tuple)):

@@ -42,7 +42,9 @@ A completion is what the policy wrote, without the prompt. Prompts of different 
 
 
 def _explains_arguments(init: Callable[Concatenate[GRPO, P], None]) -> Callable[Concatenate[GRPO, P], None]:
-    """`GRPO.__init__` with the names of the arguments given (`_said`); an unknown argument is an ArgumentError."""
+    """Return `GRPO.__init__` with the names of the arguments given (`_said`); an unknown argument is an
+    ArgumentError.
+    """
     signature = inspect.signature(init)
     known = [name for name in signature.parameters if name != "self"]
 
@@ -148,7 +150,7 @@ class GRPO:
         self.state = TrainerState()
 
     def train(self, prompts: Tensor | Sequence[Tensor], n_epochs: int = 1) -> dict[str, float]:
-        """`n_epochs` times one step over all prompts `(N, P)` (or N tensors of their own lengths).
+        """Return `n_epochs` times one step over all prompts `(N, P)` (or N tensors of their own lengths).
 
         Returns the last step's metrics: `loss`, `mean_reward`, `kl`, and every declared metric under its own name.
         """
@@ -164,7 +166,7 @@ class GRPO:
         return metrics
 
     def train_step(self, prompts: Tensor | Sequence[Tensor]) -> dict[str, float]:
-        """One step over all prompts: a group each, rewards, one update (as many as the settings say).
+        """Train one step over all prompts: a group each, rewards, one update (as many as the settings say).
 
         `kl` is 0 where there is no reference. Raises ConfigError for fewer prompts than `learner.minibatches`.
         """
@@ -185,7 +187,7 @@ class GRPO:
                 getattr(callback, hook)(**about)
 
     def evaluate(self, prompts: Tensor | Sequence[Tensor]) -> float:
-        """The mean reward of one sampled completion a prompt."""
+        """Return the mean reward of one sampled completion per prompt."""
         self.engine.follow(self.learner.weights())
         one = self.config.rollout.model_copy(update={"group_size": 1})
         rows = self._rows(prompts)
@@ -194,7 +196,7 @@ class GRPO:
         return math.fsum(group.scores[0].reward for group in groups) / len(groups)
 
     def save(self, path: str | Path) -> None:
-        """The policy's weights in full precision: `model.safetensors`, in Hugging Face form where the model has one."""
+        """Write the policy's weights in full precision: `model.safetensors`, in the model's Hugging Face form."""
         self.learner.export(Path(path))
 
     def close(self) -> None:
@@ -202,7 +204,7 @@ class GRPO:
         self.engine.close()
 
     def _rows(self, prompts: Tensor | Sequence[Tensor]) -> list[Prompt]:
-        """The prompts. Rotations that depend on the length of rows (`models.layers.rotation`) reach to the longest."""
+        """Return the prompts. Rotations that depend on the length of rows reach to the longest."""
         rows = _as_prompts(prompts, vocabulary_of(self.model))
         self._longest = max(self._longest, *(len(row.ids) for row in rows))
         for network in self._networks:
@@ -232,7 +234,7 @@ HOOKS = ("on_training_start", "on_step", "on_train_batch", "on_training_end")
 
 
 def _hooked(callbacks: Any) -> tuple[Any, ...]:
-    """The callbacks. Raises ConfigError for anything but a list of objects that each have one of `HOOKS`."""
+    """Return the callbacks. Raises ConfigError for anything but a list of objects that each have one of `HOOKS`."""
     if callbacks is not None and not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks: expected a list of callbacks, got {callbacks!r:.60}; write callbacks=[it]")
     for callback in (given := tuple(callbacks or ())):
@@ -248,11 +250,11 @@ class AllPrompts:
     prompts: list[Prompt]
 
     def take(self, cursor: int, count: int) -> tuple[list[Prompt], int]:
-        """All of them, and the cursor after them."""
+        """Return all of them, and the cursor after them."""
         return self.prompts, cursor + count
 
     def epoch(self, cursor: int) -> float:
-        """Every step is an epoch."""
+        """Return every step is an epoch."""
         return cursor / len(self.prompts)
 
 
@@ -263,11 +265,11 @@ class TokenScorer:
     reward_fn: TokenReward
 
     def begin(self, step: int = 0) -> DeferredScoring:
-        """A scoring that begins after all groups, because the reward would keep the sampler waiting."""
+        """Return a scoring that begins after all groups, because the reward would keep the sampler waiting."""
         return DeferredScoring(self.score)
 
     def score(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with their rewards. Raises RewardError: another number of rewards, or one that is not finite."""
+        """Return the groups with their rewards. Raises RewardError: too few, too many, or one that is not finite."""
         completions = [torch.tensor(c.ids) for group in groups for c in group.completions]
         prompts = [torch.tensor(group.prompt.ids) for group in groups for _ in group.completions]
         padded = nn.utils.rnn.pad_sequence(prompts, batch_first=True)

@@ -5,7 +5,7 @@ An argument is a setting by another name (`SETTING_OF`), so that the same value 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oncurve.advantages import needs_of
@@ -62,15 +62,16 @@ WITHOUT_MEANING = {
 def config_of(
     values: Mapping[str, Any], said: frozenset[str], preset: str, settings: Mapping[str, Any] | None
 ) -> RunConfig:
-    """The settings of a run: given values, over the preset, over the defaults of arguments that were left out."""
+    """Return the settings of a run: given values, over the preset, over the defaults of other arguments."""
     tables = tables_of((Argument(name, SETTING_OF[name], values[name]) for name in values if name in said), settings)
-    chosen_here = _without_meaning_refused(tables)
-    layers = read_layers(preset)[0]
-    for layer in layers:
-        if not layer.name.startswith("preset "):  # a recipe of the user's
-            _without_meaning_refused(_nested(layer))
+    chosen_here = _given(tables)
+    _refuse_unused(chosen_here)
+    layers = [(layer.name, _keys(layer)) for layer in read_layers(preset)[0]]
+    for name, keys in layers:
+        if not name.startswith("preset "):  # a recipe of the user's
+            _refuse_unused(keys)
     # The preset "grpo" is the class defaults, written out: it chooses nothing.
-    chosen = {key for layer in layers if layer.name != "preset grpo" for key in _keys(layer)}
+    chosen = {key for name, keys in layers if name != "preset grpo" for key in keys}
     left_out = [name for name in values if name not in said and SETTING_OF[name] not in chosen]
     for name in left_out:
         section, _, key = SETTING_OF[name].partition(".")
@@ -100,29 +101,25 @@ def config_of(
     return config
 
 
-def _keys(layer: Layer) -> set[str]:
-    return {".".join(map(str, path)) for path, _ in layer.assignments}
+def _keys(layer: Layer) -> list[str]:
+    return [".".join(map(str, path)) for path, _ in layer.assignments]
 
 
-def _nested(layer: Layer) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {}
-    for key in _keys(layer):
-        section, _, name = key.partition(".")
-        nested.setdefault(section, {})[name] = None
-    return nested
-
-
-def _without_meaning_refused(tables: Mapping[str, Any]) -> set[str]:
-    """All settings that were given. Raises ConfigError with a line for each that a run by `GRPO` does not use."""
-    said, keys = [], set()
+def _given(tables: Mapping[str, Any]) -> list[str]:
+    """Return the keys of tables, as `"section.key"`; the section alone where it is no table."""
+    keys = list[str]()
     for section, table in tables.items():
-        if not isinstance(table, (Mapping, Component)):
-            said += [f"{section}: set to no effect: {WITHOUT_MEANING[section]}"] if section in WITHOUT_MEANING else []
-            continue
-        for key in table.model_fields_set if isinstance(table, Component) else table:
-            keys.add(f"{section}.{key}")
-            reason = WITHOUT_MEANING.get(section) or WITHOUT_MEANING.get(f"{section}.{key}")
-            said += [f"{section}.{key}: set to no effect: {reason}"] if reason is not None else []
+        if isinstance(table, (Mapping, Component)):
+            names = table.model_fields_set if isinstance(table, Component) else table
+            keys += [f"{section}.{name}" for name in names]
+        else:
+            keys.append(section)
+    return keys
+
+
+def _refuse_unused(keys: Iterable[str]) -> None:
+    """Raise ConfigError with a line for each of `keys` that a run by `GRPO` does not use."""
+    reasons = {key: WITHOUT_MEANING.get(key.partition(".")[0]) or WITHOUT_MEANING.get(key) for key in keys}
+    said = [f"{key}: set to no effect: {reason}" for key, reason in reasons.items() if reason is not None]
     if said:
         raise ConfigError("\n".join(said))
-    return keys

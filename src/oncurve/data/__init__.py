@@ -21,7 +21,7 @@ from oncurve.data.settings import (
 from oncurve.data.sources import (
     DATA_KINDS as DATA_KINDS,
     InMemory as InMemory,
-    Task as Task,
+    TaskRows as TaskRows,
     load_eval_rows as load_eval_rows,
     load_rows as load_rows,
     read_rows as read_rows,

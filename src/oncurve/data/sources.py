@@ -102,7 +102,7 @@ class InMemory(DataSettings):
         return Files(path=file.name, eval_path=held_out.name if self.eval_rows else None, **shared)
 
 
-class Task(DataSettings):
+class TaskRows(DataSettings):
     """Generated problems of a built-in task: columns `prompt`, `question`, `answer`."""
 
     task: str = "arithmetic"
@@ -149,7 +149,7 @@ class Task(DataSettings):
         return Rows(_Generated(made, split, size), range(size), lambda n: f"{split} problem {n}", generated=True)
 
 
-DATA_KINDS: dict[str, type[DataSettings]] = {"files": Files, "list": InMemory, "task": Task}
+DATA_KINDS: dict[str, type[DataSettings]] = {"files": Files, "list": InMemory, "task": TaskRows}
 
 
 @dataclass(frozen=True)

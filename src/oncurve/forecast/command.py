@@ -24,7 +24,7 @@ from oncurve.forecast.meter import MemoryMeter, measure_machine, tidy
 from oncurve.forecast.outlook import Forecast, suggestions
 from oncurve.forecast.rehearsal import Parts
 from oncurve.forecast.scaling import rehearse_and_scale
-from oncurve.forecast.shapes import MODELS, ModelShape, Work, shape_of, shape_of_size
+from oncurve.forecast.shapes import MODELS, ModelShape, StepWork, shape_of, shape_of_size
 from oncurve.forecast.unloaded import (
     ASSUMED_PROMPT,
     prompt_lengths,
@@ -134,8 +134,8 @@ def _check_positions(shape: ModelShape, prompt: int, completion: int) -> None:
         )
 
 
-def _work(config: RunConfig, lengths: tuple[int, ...]) -> Work:
-    return Work(
+def _work(config: RunConfig, lengths: tuple[int, ...]) -> StepWork:
+    return StepWork(
         config.data.prompts_per_step,
         config.rollout.group_size,
         config.rollout.max_new_tokens,
@@ -148,7 +148,7 @@ def _work(config: RunConfig, lengths: tuple[int, ...]) -> Work:
     )
 
 
-def _variant(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cpu: bool, process: float) -> Variant:
+def _variant(config: RunConfig, shape: ModelShape, work: StepWork, dtype: str, on_cpu: bool, process: float) -> Variant:
     """Return what of a run's settings determines its peak. `process`: bytes before the model is loaded."""
     return Variant(
         shape,
@@ -172,7 +172,7 @@ def _variant(config: RunConfig, shape: ModelShape, work: Work, dtype: str, on_cp
     )
 
 
-def _on_card(config: RunConfig, shape: ModelShape, work: Work, card: Machine, title: str) -> Forecast:
+def _on_card(config: RunConfig, shape: ModelShape, work: StepWork, card: Machine, title: str) -> Forecast:
     """Return the forecast on a machine that is named, by formula."""
     dtype = card.dtype if config.model.dtype == "auto" else config.model.dtype
     variant = _variant(config, shape, work, dtype, False, CONTEXT)
@@ -181,7 +181,7 @@ def _on_card(config: RunConfig, shape: ModelShape, work: Work, card: Machine, ti
 
 
 def _on_this_machine(
-    config: RunConfig, model: Any, shape: ModelShape, work: Work, title: str, say: Callable[[str], None]
+    config: RunConfig, model: Any, shape: ModelShape, work: StepWork, title: str, say: Callable[[str], None]
 ) -> Forecast:
     """Return the forecast on this machine: rehearsed, or by formula where there is no configuration of a `model`."""
     prepare_process(config.run.threads)

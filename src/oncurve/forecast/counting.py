@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from oncurve.forecast.machines import Machine
 from oncurve.forecast.memory import Variant
-from oncurve.forecast.shapes import ModelShape, Work
+from oncurve.forecast.shapes import ModelShape, StepWork
 
 
-def _tokens(work: Work) -> tuple[float, float, float]:
+def _tokens(work: StepWork) -> tuple[float, float, float]:
     """Return the tokens of prompts and of completions, and the pairs of tokens that attend, of all groups of a step:
     Σ P²/2 + G·(P·C + C²/2)."""
     completion, group, scale = work.completion_tokens, work.group_size, work.prompts / len(work.prompt_tokens)
@@ -31,14 +31,14 @@ def _tokens(work: Work) -> tuple[float, float, float]:
     return scale * sum(work.prompt_tokens), float(work.completions * completion), scale * attended
 
 
-def prefill_flops(shape: ModelShape, work: Work) -> float:
-    """FLOPs of the prompts, each once, and of one distribution after each."""
+def prefill_flops(shape: ModelShape, work: StepWork) -> float:
+    """Return the FLOPs of the prompts, each once, and of one distribution after each."""
     squares = work.prompts / len(work.prompt_tokens) * sum(p * p / 2 for p in work.prompt_tokens)
     body = shape.body + shape.adapter
     return 2 * body * _tokens(work)[0] + shape.attention_flops * squares + 2 * shape.head * work.prompts
 
 
-def _flops(shape: ModelShape, work: Work, frozen: int, adapter: int, attention: float) -> float:
+def _flops(shape: ModelShape, work: StepWork, frozen: int, adapter: int, attention: float) -> float:
     """Return FLOPs: `frozen` or `adapter` of them per parameter and token in products, the head on completions only,
     and `attention` of `attention_flops` per pair."""
     prompt, completion, attended = _tokens(work)
@@ -47,18 +47,18 @@ def _flops(shape: ModelShape, work: Work, frozen: int, adapter: int, attention: 
     return products + attention * shape.attention_flops * attended
 
 
-def scoring_flops(shape: ModelShape, work: Work) -> float:
+def scoring_flops(shape: ModelShape, work: StepWork) -> float:
     """Return the FLOPs of one forward pass over all tokens, the head on completion tokens only."""
     return _flops(shape, work, 2, 2, 1)
 
 
-def training_flops(shape: ModelShape, work: Work) -> float:
+def training_flops(shape: ModelShape, work: StepWork) -> float:
     """Return the FLOPs of one pass of training over all tokens: forward and backward, nothing computed twice."""
     return _flops(shape, work, 4 if shape.adapter else 6, 6, 3.5)
 
 
-def decode_step_floor(shape: ModelShape, work: Work, machine: Machine, step: float, width: int = 2) -> float:
-    """Seconds of the decode step that appends token `step` to every completion, by bytes or by FLOPs."""
+def decode_step_floor(shape: ModelShape, work: StepWork, machine: Machine, step: float, width: int = 2) -> float:
+    """Return the seconds of the decode step that appends token `step` to every completion, by bytes or by FLOPs."""
     products, rows, prompt = shape.body + shape.head + shape.adapter, work.completions, work.mean_prompt
     traffic = width * products + shape.cache_bytes(width) * (work.prompts * prompt + rows * step)
     flops = 2 * products * rows + shape.attention_flops * rows * (prompt + step)

@@ -74,7 +74,7 @@ def parse_quantity(text: str, option: str, like: str) -> float:
 
 
 def machine(name: str | None, memory: str | None, tflops: float | None, bandwidth: str | None) -> Machine:
-    """A machine by name, with the other arguments in place of its numbers.
+    """Return a machine by name, with the other arguments in place of its numbers.
 
     Raises ConfigError: an unknown name, or none and not all three numbers.
     """
@@ -109,7 +109,7 @@ class AvailableMemory:
 
 
 def memory_here(root: Path = Path("/")) -> AvailableMemory:
-    """The memory available to this process: the smallest of the machine's free memory and of its control groups' rest.
+    """Return the memory available to this process: the machine's free memory, or what its control groups leave.
 
     Memory that this process holds already counts as available, because a plan counts the whole process; so do file
     caches, which the kernel can free. `root` stands in for `/`, for tests.

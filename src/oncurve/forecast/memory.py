@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from oncurve.forecast.shapes import ModelShape, Work
+from oncurve.forecast.shapes import ModelShape, StepWork
 from oncurve.models.head import ACCELERATOR_WORKSPACE_BYTES, FROZEN_KEPT_BYTES, KEPT_BYTES, WORKSPACE_BYTES
 from oncurve.models.layers import prepacked_bytes
 
@@ -109,7 +109,7 @@ class Variant:
     """
 
     shape: ModelShape
-    work: Work
+    work: StepWork
     dtype: str = "bfloat16"
     moments: str = "float32"
     masters: str = "float32"

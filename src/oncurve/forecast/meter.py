@@ -36,7 +36,7 @@ class MemoryMeter:
         self.exact = device.type == "cuda" or self.reset()
 
     def reset(self) -> bool:
-        """Reset the peak to the memory held now; returns whether that is possible."""
+        """Reset the peak to the memory held now, and return whether that is possible."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
             return True
@@ -46,7 +46,7 @@ class MemoryMeter:
         return False
 
     def now(self) -> int:
-        """Bytes held now."""
+        """Return the bytes held now."""
         if self._device.type == "cuda":
             return int(torch.cuda.memory_allocated())
         import psutil
@@ -54,7 +54,7 @@ class MemoryMeter:
         return int(psutil.Process().memory_info().rss)
 
     def peak(self) -> int:
-        """The most bytes held since `reset`."""
+        """Return the most bytes held since `reset`."""
         return int(torch.cuda.max_memory_allocated()) if self._device.type == "cuda" else self._status("VmHWM")
 
     @staticmethod
@@ -63,7 +63,7 @@ class MemoryMeter:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """The seconds of a call, until the device has finished it."""
+    """Return the seconds of a call, until the device has finished it."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -93,7 +93,7 @@ def measure_machine(shape: ModelShape, dtype: torch.dtype, device: torch.device,
 
 
 def _fastest(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """The least time of one call, of at least 3 calls and as many as fit into `seconds`."""
+    """Return the least time of one call, of at least 3 calls and as many as fit into `seconds`."""
     work()
     times = [seconds_of(work, device) for _ in range(3)]
     while sum(times) < seconds and len(times) < 1000:

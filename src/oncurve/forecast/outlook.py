@@ -65,11 +65,11 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether `needed` is within the available memory."""
+        """Return whether `needed` is within the available memory."""
         return self.needed <= self.budget.available
 
     def to_json(self) -> dict[str, object]:
-        """All numbers, in bytes and seconds."""
+        """Return all numbers, in bytes and seconds."""
         work = self.variant.work
         return {
             "title": self.title,
@@ -107,7 +107,7 @@ class Forecast:
         }
 
     def text(self) -> str:
-        """All of it as text."""
+        """Return all of it as text."""
         notes = ["", *(f"note: {note}" for note in self.notes)] if self.notes else []
         return "\n".join([self.title, "", *self._memory_lines(), "", *self._time_lines(), *notes, "", *self._verdict()])
 
@@ -170,7 +170,7 @@ class Forecast:
 
 
 def changes(variant: Variant) -> list[tuple[str, Variant]]:
-    """Settings that can make the run smaller, and the run with each of them, those that cost least first."""
+    """Return settings that can make the run smaller, each with the run that has it, the cheapest first."""
     tokens = max(256, int(variant.work.largest_micro[0]) // 4)
     smaller = replace(variant.work, micro_tokens=tokens)
     adapted = replace(variant.shape, adapter=variant.shape.low_rank(USUAL_RANK))
@@ -239,10 +239,10 @@ def _together(
 
 
 def size(value: float) -> str:
-    """`12.3 GB`, `845 MB`."""
+    """Return bytes as `12.3 GB` or `845 MB`."""
     return f"{value / 1e9:,.2f} GB" if value >= 1e9 else f"{value / 1e6:,.0f} MB"
 
 
 def duration(seconds: float) -> str:
-    """`12.3 s`, `4.56 ms`."""
+    """Return seconds as `12.3 s` or `4.56 ms`."""
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"

@@ -17,7 +17,7 @@ from oncurve.batching import collate
 from oncurve.config import RunConfig
 from oncurve.forecast.counting import training_flops
 from oncurve.forecast.meter import MemoryMeter, seconds_of, tidy
-from oncurve.forecast.shapes import ModelShape, Work
+from oncurve.forecast.shapes import ModelShape, StepWork
 from oncurve.forecast.variants import build_variant
 from oncurve.learner import LocalLearner
 from oncurve.models import CausalModel, LocalWeights, LoraSettings, wrap
@@ -27,7 +27,7 @@ from oncurve.rollout import InProcessEngine
 from oncurve.types import Completion, Group, Prompt, Score, TrainBatch
 
 REFERENCE, OLD = frozenset({"reference"}), frozenset({"old"})
-WARM = Work(1, 2, 3, (4,))
+WARM = StepWork(1, 2, 3, (4,))
 DECODE_SECONDS = 1.2
 AGAIN_SECONDS = 3.0
 
@@ -62,7 +62,7 @@ class Rehearsed:
     path_reason: str
 
 
-def rehearse(parts: Parts, layers: int, vocabulary: int, training: Work, rollout: Work) -> Rehearsed:
+def rehearse(parts: Parts, layers: int, vocabulary: int, training: StepWork, rollout: StepWork) -> Rehearsed:
     """Build a model of so many `layers` and tokens, and time one pass of `training` and one `rollout` with it."""
     run = parts.run
     module = build_variant(parts.model, layers, vocabulary).to(parts.device)
@@ -106,13 +106,13 @@ class _Stage:
         self._engine.follow(LocalWeights(model, 0))
         self._meter = MemoryMeter(parts.device)
 
-    def generate(self, work: Work, tokens: int) -> float:
-        """Seconds of a rollout with completions of exactly so many tokens."""
+    def generate(self, work: StepWork, tokens: int) -> float:
+        """Return the seconds of a rollout with completions of exactly so many tokens."""
         asked = self._sampling.model_copy(update={"group_size": work.group_size, "max_new_tokens": tokens})
         prompts = [self._prompt(index, work) for index in range(work.prompts)]
         return seconds_of(lambda: self._engine.generate(prompts, 0, asked), self._parts.device)
 
-    def rollout(self, work: Work) -> tuple[float, float]:
+    def rollout(self, work: StepWork) -> tuple[float, float]:
         """Return the seconds of the prefill (with the first token), and of one decode step on average."""
         most = work.completion_tokens
         prefill = min(self.generate(work, 1) for _ in range(2))
@@ -126,8 +126,8 @@ class _Stage:
             step = max(self.generate(work, steps + 1) - prefill, 0.0) / steps
         return prefill, step
 
-    def train(self, work: Work) -> tuple[dict[str, float], int | None]:
-        """Seconds of everything between rollout and the next step, and what the training pass held at most."""
+    def train(self, work: StepWork) -> tuple[dict[str, float], int | None]:
+        """Return the seconds of everything between rollout and next step, and the most that the training pass held."""
         device, learner = self._parts.device, self._learner
         batch = self._batch(work)
         seconds = {"reference": 0.0, "old": 0.0}
@@ -150,8 +150,8 @@ class _Stage:
         seconds["optimizer"] = seconds_of(lambda: learner.apply(accumulated[0]), device)
         return seconds, held
 
-    def saved(self, work: Work) -> int:
-        """Bytes that the layers' forward pass keeps for the backward, parameters aside: unique storages, counted."""
+    def saved(self, work: StepWork) -> int:
+        """Return the bytes that the layers' forward pass keeps for the backward, without parameters, by storage."""
         batch = self._batch(work)
         known = {parameter.untyped_storage().data_ptr() for parameter in self._model.module.parameters()}
         kept: dict[int, int] = {}
@@ -167,12 +167,12 @@ class _Stage:
             del hidden
         return sum(kept.values())
 
-    def _prompt(self, index: int, work: Work) -> Prompt:
+    def _prompt(self, index: int, work: StepWork) -> Prompt:
         length = work.prompt_tokens[index % len(work.prompt_tokens)]
         return Prompt(index, "", tuple((7919 * place + 31 * index) % self._vocabulary for place in range(length)))
 
-    def _batch(self, work: Work) -> TrainBatch:
-        """A batch as a rollout would leave it, of arbitrary tokens, no two rewards of a group alike."""
+    def _batch(self, work: StepWork) -> TrainBatch:
+        """Return a batch as a rollout would leave it, of arbitrary tokens, no two rewards of a group alike."""
         groups, numbers, logprobs = [], range(work.completion_tokens), (-1.0,) * work.completion_tokens
         for index in range(work.prompts):
             completions = []
@@ -184,8 +184,8 @@ class _Stage:
         return collate(groups)
 
 
-def part_of(work: Work, shape: ModelShape, flops: float) -> Work:
-    """As much of one training pass as costs no more than `flops`: fewer groups, then fewer rows, then fewer tokens."""
+def part_of(work: StepWork, shape: ModelShape, flops: float) -> StepWork:
+    """Return a part of one training pass that costs at most `flops`: fewer groups, then rows, then tokens."""
     groups = max(1, int(work.micro_groups))
     rows = work.group_size if work.micro_groups >= 1 else max(2, round(work.group_size * work.micro_groups))
     sample = replace(work, prompts=groups, group_size=rows, minibatches=1, ppo_epochs=1)

@@ -18,7 +18,7 @@ from oncurve.forecast.counting import scoring_flops, training_flops
 from oncurve.forecast.machines import Machine
 from oncurve.forecast.memory import Activations, Variant
 from oncurve.forecast.rehearsal import Parts, Rehearsed, part_of, rehearse
-from oncurve.forecast.shapes import Work
+from oncurve.forecast.shapes import StepWork
 
 CACHED_BYTES = 128 * 2**20
 """Layers of this size do not stay in a processor's cache from one decode step to the next."""
@@ -87,13 +87,13 @@ def rehearse_and_scale(parts: Parts, variant: Variant, machine: Machine, say: Ca
     return Scaled(_phases(variant, sample, at), measured, training, whole, base.path_reason)
 
 
-def _one_pass(work: Work) -> Work:
+def _one_pass(work: StepWork) -> StepWork:
     """Return the prompts whose completions are decoded together."""
     prompts = min(work.prompts, max(1, work.rows // work.group_size))
     return replace(work, prompts=prompts, prompt_tokens=work.prompt_tokens[:prompts])
 
 
-def _phases(variant: Variant, sample: Work, at: dict[str, float]) -> dict[str, float]:
+def _phases(variant: Variant, sample: StepWork, at: dict[str, float]) -> dict[str, float]:
     """Return a step's seconds from those of the sample's training pass and one pass of the rollout."""
     shape, work = variant.shape, variant.work
     trained = training_flops(shape, work) / training_flops(shape, sample)

@@ -45,7 +45,7 @@ class ModelShape:
         return self.adapter or self.parameters
 
     def low_rank(self, rank: int) -> int:
-        """Parameters of LoRA matrices of `rank` on all linear layers but the head: r·(in + out) of each, 7 a layer."""
+        """Return the parameters of LoRA matrices on all linear layers but the head: r·(in + out) of each, 7 a layer."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return rank * self.layers * (7 * self.hidden + 2 * (query + key) + 3 * self.intermediate)
 
@@ -81,12 +81,12 @@ class ModelShape:
         return 4 * self.layers * self.heads * self.head_dim
 
     def cache_bytes(self, width: int = 2) -> int:
-        """Keys and values of one token, in numbers of `width` bytes: 2·L·kv_heads·head_dim·width."""
+        """Return the bytes of a token's keys and values, in numbers of `width` bytes: 2·L·kv_heads·head_dim·width."""
         return 2 * self.layers * self.kv_heads * self.head_dim * width
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """One step: M prompts of P tokens, G completions of C tokens each.
 
     prompts, group_size, completion_tokens   M, G, C
@@ -169,7 +169,7 @@ MODELS: dict[str, ModelShape] = {
 
 
 def shape_of(config: Any, counted: int | None = None) -> ModelShape:
-    """The shape in a transformers configuration; `counted`: the parameters, where a module of it has been counted.
+    """Return the shape in a transformers configuration; `counted`: its parameters, where a module has been counted.
 
     Raises ConfigError where the configuration lacks one of the numbers, as those of no transformer do.
     """
@@ -199,7 +199,7 @@ def shape_of(config: Any, counted: int | None = None) -> ModelShape:
 
 
 def shape_of_size(parameters: float) -> ModelShape:
-    """A usual shape with this number of parameters: the nearest named one, its layers made wider or narrower.
+    """Return a usual shape with this number of parameters: the nearest named one, its layers made wider or narrower.
 
     Widths scale with √(parameters / those of the named one), heads and K/V heads with them; the vocabulary stays.
     Raises ConfigError below a million or above ten trillion parameters.

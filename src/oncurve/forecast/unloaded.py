@@ -22,7 +22,7 @@ SAMPLED_PROMPTS = 256
 def prompt_lengths(
     config: RunConfig, base: Path | None, said: int | None, known_data: bool, fits: int | None = None
 ) -> tuple[tuple[int, ...], list[str]]:
-    """The number of tokens of each of a step's prompts, and notes about them.
+    """Return the number of tokens of each of a step's prompts, and notes about them.
 
     `said`: the length given for every prompt, whatever the data is. Else some rows, evenly spread, are tokenised: a
     step's prompts are their quantiles; where the data is not known a length is assumed. `fits`: the longest prompt that
@@ -50,7 +50,7 @@ def prompt_lengths(
 
 
 def reward_model_bytes(config: RunConfig) -> float:
-    """Bytes of a run's reward models: weights, and of one that iterations train masters, moments and gradient.
+    """Return the bytes of a run's reward models: weights; masters, moments and gradient of one that iterations train.
 
     Counted from the headers of a folder's files; a hub id that is not downloaded counts as nothing.
     """
@@ -65,7 +65,7 @@ def reward_model_bytes(config: RunConfig) -> float:
 
 
 def teacher_bytes(config: RunConfig, dtype: str) -> float:
-    """Bytes of the weights of a distillation's teacher, which are counted as those of reward models are."""
+    """Return the bytes of the weights of a distillation's teacher, which are counted as those of reward models are."""
     teacher = teacher_of(config.advantage)
     path = "" if teacher is None else teacher.path or ""
     return float((4 if dtype == "float32" else 2) * _stored_parameters(path))
@@ -86,7 +86,7 @@ def _place(path: str) -> tuple[str, bool]:
 
 
 def read_model_config(path: str, trusted: bool = False) -> Any:
-    """The configuration of a model in a folder, or of a hub id that is cached or can be reached; no weights.
+    """Return the configuration of a model in a folder, or of a hub id that is cached or can be reached; no weights.
 
     Raises ModelError where there is none.
     """

@@ -22,7 +22,7 @@ _TILE = 1 << 16
 
 
 def count_parameters(config: Any) -> int:
-    """Parameters of the model of a transformers configuration, tied ones once; nothing is allocated.
+    """Return the parameters of the model of a transformers configuration, tied ones once; nothing is allocated.
 
     Raises ConfigError where transformers cannot make a model of it.
     """
@@ -51,7 +51,7 @@ def _unallocated(config: Any) -> nn.Module:
 
 
 def build_variant(config: Any, layers: int, vocabulary: int) -> nn.Module:
-    """The model of `config` with this number of layers and tokens, in float32, with arbitrary small weights."""
+    """Return the model of `config` with this number of layers and tokens, in float32, with arbitrary small weights."""
     smaller = copy.deepcopy(config)
     text = smaller.get_text_config()
     text.num_hidden_layers, text.vocab_size = layers, vocabulary

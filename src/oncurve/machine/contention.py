@@ -40,7 +40,7 @@ NOTICE_WINDOWS = 40  # ten seconds more with contention than without give a noti
 
 
 @dataclass(frozen=True)
-class Reading:
+class ProcessorReading:
     """Seconds counted up to `clock` (monotonic seconds).
 
     waited     by each thread of this process, while it was ready to run and had no processor
@@ -54,7 +54,7 @@ class Reading:
     own: float
 
 
-def read() -> Reading | None:
+def read() -> ProcessorReading | None:
     """Return the counts up to now; None where the system has none (other than Linux)."""
     try:
         names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -67,7 +67,7 @@ def read() -> Reading | None:
         if name in names:
             user, nice, system, _idle, _waiting, interrupts, soft, stolen = (int(field) for field in fields[:8])
             ticks += user + nice + system + interrupts + soft + stolen
-    return Reading(time.monotonic(), waited, ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
+    return ProcessorReading(time.monotonic(), waited, ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
 
 
 def _waited(task: Path) -> float:
@@ -80,7 +80,7 @@ def _waited(task: Path) -> float:
         return 0.0  # the thread has ended meanwhile
 
 
-def seconds_waiting(before: Reading, after: Reading) -> float:
+def seconds_waiting(before: ProcessorReading, after: ProcessorReading) -> float:
     """Return seconds that threads of this process were ready and had no processor between two readings: Σ Δwaited, >=
     0.
 
@@ -89,7 +89,7 @@ def seconds_waiting(before: Reading, after: Reading) -> float:
     return sum(max(0.0, now - before.waited.get(task, 0.0)) for task, now in after.waited.items())
 
 
-def foreign(before: Reading, after: Reading) -> float:
+def foreign(before: ProcessorReading, after: ProcessorReading) -> float:
     """Return processors that other processes kept busy between two readings, on average: Δ(all - own) / Δclock, >= 0.
 
     The processes that compute this run's rewards, and those of its `[cluster]`, are among them.
@@ -172,13 +172,13 @@ def _libgomp() -> list[ctypes.CDLL]:
     return [library for library in libraries if hasattr(library, "GOMP_parallel")]
 
 
-class Watch:
+class ContentionWatch:
     """Reads the counts four times a second, in a thread of its own, and makes waits short during contention.
 
     `read` is the source of the readings, each of which `observe` takes.
     """
 
-    def __init__(self, threads: int, processors: int, read: Callable[[], Reading | None]) -> None:
+    def __init__(self, threads: int, processors: int, read: Callable[[], ProcessorReading | None]) -> None:
         self.contention = Contention(threads)
         self.processors = processors
         self.waits = ShortWaits(max(2, processors - threads + 2))
@@ -208,7 +208,7 @@ class Watch:
             if reading is not None:
                 self.observe(reading)
 
-    def observe(self, reading: Reading) -> None:
+    def observe(self, reading: ProcessorReading) -> None:
         """Take the window between the last reading and this one."""
         before, self._last = self._last, reading
         if before is None or reading.clock <= before.clock:
@@ -258,7 +258,7 @@ def notice_text(threads: int, processors: int, others: float, short: bool) -> st
 
 
 _lock = threading.Lock()
-_watch: Watch | None = None
+_watch: ContentionWatch | None = None
 
 
 def watch(threads: int) -> None:
@@ -268,7 +268,7 @@ def watch(threads: int) -> None:
     with _lock:
         if _watch is not None:
             _watch.stop()
-        _watch = Watch(threads, processors, read)
+        _watch = ContentionWatch(threads, processors, read)
         _watch.start()
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oncurve.models.causal import (
         CausalModel as CausalModel,
         DecodeRequest as DecodeRequest,
-        Ended as Ended,
+        EndedRows as EndedRows,
         Head as Head,
         TokenLoop as TokenLoop,
         module_device as module_device,

@@ -122,7 +122,7 @@ Steps that are captured for one draw are used again for another that equals it.
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedRows:
     """A completion as the token loop leaves it; `text` is set where a stop string cut it."""
 
     ids: tuple[int, ...]
@@ -131,7 +131,7 @@ class Ended:
     text: str | None
 
 
-OnEnded = Callable[[int, list[Ended]], None]
+OnEnded = Callable[[int, list[EndedRows]], None]
 """`(index of the prompt, its completions)`, called as soon as the last of these has ended."""
 
 
@@ -185,7 +185,7 @@ class DecodeRequest:
 class TokenLoop(Protocol):
     """Decodes whole completions. A row's tokens depend on its own uniforms, not on the rows that run with it."""
 
-    def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[Ended]:
+    def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request in their order; a row's ids include the token that ended it.
 
         Raises ModelError: a log-probability is not finite.

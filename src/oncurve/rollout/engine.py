@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from oncurve.base.errors import ConfigError, DataError
-from oncurve.models import CausalModel, DecodeRequest, Ended, Weights, module_device
+from oncurve.models import CausalModel, DecodeRequest, EndedRows, Weights, module_device
 from oncurve.randomness import row_keys
 from oncurve.rollout.sampler import Sampler
 from oncurve.rollout.sampling import Sampling
@@ -36,7 +36,7 @@ class RolloutEngine(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether recorded log-probs are those of the weights that `policy_version` names, up to rounding.
+        """Return whether recorded log-probs are those of the weights that `policy_version` names, up to rounding.
 
         An engine with kernels or a precision of its own is not exact, nor is one that may still sample with older
         weights than those it was given last. The learner then computes the log-probs of the old policy.
@@ -54,7 +54,7 @@ class RolloutEngine(Protocol):
         on_group: OnGroup | None = None,
         first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """One group per prompt, in the prompts' order, without scores.
+        """Return one group per prompt, in the prompts' order, without scores.
 
         draw            the number of this rollout in the run: with the seed, the prompt's id, the sample's index and
                         the token's position it decides every token
@@ -83,7 +83,7 @@ def prepare(engine: RolloutEngine, weights: Weights) -> None:
 
 
 def measured(engine: RolloutEngine) -> Mapping[str, float]:
-    """What the engine has measured since the last call, by the names of declared metrics: its own `measured()`.
+    """Return what the engine has measured since the last call, by the names of declared metrics: its own `measured()`.
 
     An engine need not have that method.
     """
@@ -92,7 +92,8 @@ def measured(engine: RolloutEngine) -> Mapping[str, float]:
 
 
 def worked(engine: RolloutEngine, since: float = 0.0) -> float | None:
-    """Seconds for which other processes have sampled for the engine, the mean over them: its own `worked()` - `since`.
+    """Return seconds for which other processes have sampled for the engine, the mean over them: its own `worked()` -
+    `since`.
 
     None: it has no such method, or there are no other processes.
     """
@@ -102,7 +103,7 @@ def worked(engine: RolloutEngine, since: float = 0.0) -> float | None:
 
 
 def count_samples(prompts: Sequence[Prompt], group_size: int) -> list[int]:
-    """The sample index that each prompt's group begins at: 0, or the end of the same prompt's previous group."""
+    """Return the sample index that each prompt's group begins at: 0, or the end of the same prompt's previous group."""
     seen: Counter[int] = Counter()
     firsts = []
     for prompt in prompts:
@@ -119,7 +120,8 @@ def sample(
     sampling: Sampling | None = None,
     on_group: OnGroup | None = None,
 ) -> list[Group]:
-    """The engine's groups, one per prompt, of `group_size` completions each; a prompt that occurs twice gets others.
+    """Return the engine's groups, one per prompt, of `group_size` completions each; a prompt that occurs twice gets
+    others.
 
     Raises ConfigError: the engine returned something else.
     """
@@ -195,7 +197,7 @@ class InProcessEngine:
         on_group: OnGroup | None = None,
         first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """One group per prompt, in the prompts' order, without scores.
+        """Return one group per prompt, in the prompts' order, without scores.
 
         Raises DataError: a prompt without tokens, or too long for the model together with `max_new_tokens`.
         Raises ModelError: the model's logits are not finite.
@@ -208,7 +210,7 @@ class InProcessEngine:
         groups: dict[int, Group] = {}
         version = self._version
 
-        def finish(index: int, ended: Sequence[Ended]) -> None:
+        def finish(index: int, ended: Sequence[EndedRows]) -> None:
             prompt = prompts[index]
             groups[index] = Group(prompt, self._completions(prompt, ended, firsts[index], version), draw=draw)
             if on_group is not None:
@@ -225,7 +227,7 @@ class InProcessEngine:
         firsts: Sequence[int],
         draw: int,
         sampling: Sampling,
-        finish: Callable[[int, list[Ended]], None],
+        finish: Callable[[int, list[EndedRows]], None],
     ) -> None:
         size = sampling.group_size
         prompt_ids = torch.tensor([prompt.id for prompt in prompts]).repeat_interleave(size)
@@ -249,7 +251,9 @@ class InProcessEngine:
         wanted = map(self._limits, prompt_ids.tolist(), sample_index.tolist())
         return torch.tensor([max(1, min(most, limit)) for limit in wanted])
 
-    def _completions(self, prompt: Prompt, ended: Sequence[Ended], first: int, version: int) -> tuple[Completion, ...]:
+    def _completions(
+        self, prompt: Prompt, ended: Sequence[EndedRows], first: int, version: int
+    ) -> tuple[Completion, ...]:
         text = Detokenizer(self._tokenizer).after(prompt.ids) if self._tokenizer is not None else _no_text
         return tuple(
             Completion(

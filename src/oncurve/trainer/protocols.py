@@ -99,7 +99,7 @@ class GroupSource(AbstractContextManager["GroupSource"], Protocol):
         """Release what is held. Twice is allowed."""
 
     def save(self, folder: Path, step: int) -> Mapping[str, Any]:
-        """Return the record, for a checkpoint in `folder`, of what the steps after `step` need besides the weights."""
+        """Return the record for a checkpoint in `folder`: what the steps after `step` need next to the weights."""
         ...
 
     def load(self, folder: Path, record: Mapping[str, Any], weights: Weights) -> None:

@@ -24,29 +24,6 @@ def healthy(places: int = 2) -> Health:
     return health
 
 
-def test_every_place_gets_a_process_and_no_second_one() -> None:
-    health = Health(2, SILENCE, START)
-    assert health.starting
-    assert health.orders(0.0) == [Start(0, 0), Start(1, 1)]
-    assert health.orders(1.0) == []
-    health.is_up(1, 2.0)
-    assert health.up == [1]
-    assert health.starting
-    health.is_up(0, 3.0)
-    assert health.up == [0, 1]
-    assert not health.starting
-
-
-def test_a_process_that_ended_is_replaced_at_once_and_by_a_new_number() -> None:
-    health = healthy()
-    assert health.has_ended(0, "killed", 5.0) == Ended(0, "killed")
-    assert health.up == [1]
-    assert health.starting
-    assert health.orders(5.0) == [Start(0, 2)]
-    health.is_up(2, 5.1)
-    assert health.up == [2, 1]
-
-
 def test_the_second_death_in_a_minute_costs_a_pause_and_the_third_a_quarantine_that_ends() -> None:
     health = healthy(1)
     health.has_ended(0, "killed", 5.0)
@@ -71,7 +48,6 @@ def quarantine_after(health: Health, process: int, now: float) -> float:
         health.orders(now + PAUSES[-1])
         health.is_up(number, now)
         ended = health.has_ended(number, "killed", now)
-        assert ended is not None
     return ended.quarantine
 
 
@@ -89,16 +65,6 @@ def test_each_quarantine_is_longer_up_to_a_limit_and_a_long_life_ends_the_series
     assert quarantine_after(health, 22, now + FORGIVEN_SECONDS + WITHIN_SECONDS) == QUARANTINE_SECONDS
 
 
-def test_deaths_that_are_far_apart_never_cost_a_place() -> None:
-    health, now = healthy(1), 0.0
-    for process in range(20):
-        ended = health.has_ended(process, "killed", now := now + WITHIN_SECONDS)
-        assert ended is not None
-        assert not ended.quarantine
-        assert health.orders(now) == [Start(0, process + 1)]
-        health.is_up(process + 1, now)
-
-
 def test_silence_is_a_death_and_its_cause_is_kept() -> None:
     health = healthy()
     health.heard(0, 10.0)
@@ -108,24 +74,6 @@ def test_silence_is_a_death_and_its_cause_is_kept() -> None:
     assert health.orders(SILENCE + 0.2) == []
     assert health.up == [0]
     assert health.has_ended(1, "killed by signal SIGKILL", SILENCE + 1) == Ended(1, order.cause)
-
-
-def test_a_start_has_a_limit() -> None:
-    health = Health(1, SILENCE, START)
-    health.orders(0.0)
-    assert health.orders(START) == []
-    assert health.orders(START + 1) == [Kill(0, "it did not start within 300 seconds")]
-
-
-def test_what_an_earlier_process_of_a_place_says_passes_for_nothing() -> None:
-    health = healthy(1)
-    health.has_ended(0, "killed", 1.0)
-    health.orders(1.0)
-    health.is_up(0, 2.0)
-    health.heard(0, 2.0)
-    assert health.condemn(0, "late") == []
-    assert health.has_ended(0, "killed", 2.0) is None
-    assert health.up == []
 
 
 @given(

@@ -104,12 +104,3 @@ def test_a_recipe_for_ranks_has_the_shapes_of_a_model_and_no_weights() -> None:
     assert {name: tensor.shape for name, tensor in found.named_parameters()} == shapes
     assert all(parameter.is_meta for parameter in found.parameters())
     assert not any(buffer.is_meta for buffer in found.buffers())
-
-
-def test_tied_parameters_stay_one_in_a_recipe() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    tied = LlamaForCausalLM(LlamaConfig(vocab_size=29, intermediate_size=16, tie_word_embeddings=True, **shape))
-    found = sent_over(Outline(partial(make, wrap(tied))))[0].args[0].module
-    assert found.get_input_embeddings().weight is found.get_output_embeddings().weight

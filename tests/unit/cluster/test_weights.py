@@ -8,7 +8,6 @@ import time
 import weakref
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -20,22 +19,6 @@ from oncurve.cluster import HostCluster, HostFleet, Replied, Snapshot
 from oncurve.cluster.workers.weights import InMemory, OnDisk, digest_of, take
 from oncurve.models import changing_tensors
 from oncurve.processes.fleets.shared import SharedBytes
-
-
-@pytest.mark.parametrize("nbytes", [7, 100, 1 << 20])
-def test_the_buckets_of_a_snapshot_make_another_model_the_same_bit_for_bit(nbytes: int) -> None:
-    first, second = tiny_model(torch.bfloat16, seed=0, tied=True), tiny_model(torch.bfloat16, seed=1, tied=True)
-    snapshot = Snapshot(first, 3)
-    assert digest_of(second) != snapshot.digest
-    handle = SharedBytes(snapshot.buckets(nbytes))
-    buckets = cloudpickle.loads(cloudpickle.dumps(handle))
-    assert [len(bucket) for bucket in buckets[:-1]] == [nbytes] * (len(buckets) - 1)
-    assert sum(map(len, buckets)) == snapshot.nbytes
-    take(second, buckets)
-    assert digest_of(second) == snapshot.digest
-    assert len(changing_tensors(first)) == 3  # the tied output comes once
-    with pytest.raises(RuntimeError, match=f"the weights have {snapshot.nbytes} bytes, and"):
-        take(second, buckets[:-1])
 
 
 def test_a_flipped_bit_changes_the_digest_wherever_it_is() -> None:
@@ -110,26 +93,6 @@ def test_the_disk_has_two_whole_versions_and_a_flipped_bit_in_it_is_found(tmp_pa
         fleet.close()
         carrier.close()
     assert list((tmp_path / "between").iterdir()) == []
-
-
-def test_a_full_disk_is_told_by_the_folder_that_was_named_and_workers_get_the_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    carrier, snapshot = OnDisk("between"), Snapshot(tiny_model(torch.bfloat16), 4)
-    fleet = HostCluster(rollout_workers=1).fleet(partial(tiny_model, torch.bfloat16), 1, "workers")
-    try:
-        path = carrier.put(fleet, snapshot)
-        assert path.is_absolute()
-        assert durable.verify(path) == []
-        monkeypatch.setattr("oncurve.durable.files.shutil.disk_usage", lambda path: SimpleNamespace(free=0))
-        with pytest.raises(
-            durable.DiskError, match=r"^between/oncurve-weights-\w+/000002-version-4 cannot be written: "
-        ):
-            carrier.put(fleet, snapshot)
-    finally:
-        fleet.close()
-        carrier.close()
 
 
 class Taker:

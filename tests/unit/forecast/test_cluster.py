@@ -11,10 +11,10 @@ from bench.models import SIZES
 from oncurve.forecast import MODELS, ModelShape
 from oncurve.forecast.cluster import Layout, on_one_host, shard_peak
 from oncurve.forecast.memory import Variant
-from oncurve.forecast.shapes import Work
+from oncurve.forecast.shapes import StepWork
 
 GIB = 2**30
-WORK = Work(32, 8, 512, (256,) * 32)
+WORK = StepWork(32, 8, 512, (256,) * 32)
 SEVEN = Variant(MODELS["qwen2.5-7b"], WORK, checkpointing=True, on_cpu=False, process=6e8)
 
 
@@ -72,7 +72,7 @@ def _measured(found: dict[str, Any]) -> Variant:
     shape = ModelShape(size.layers, size.hidden, size.heads, size.kv_heads, *wide)
     rank = found.get("lora_rank", 0)
     shape = replace(shape, adapter=shape.low_rank(rank) if rank else 0)
-    work = Work(2, found["rows"] // 2, found["tokens_per_row"] - 8, (8, 8), micro_tokens=512)
+    work = StepWork(2, found["rows"] // 2, found["tokens_per_row"] - 8, (8, 8), micro_tokens=512)
     return Variant(shape, work, found["dtype"], reference=found["kl_coef"] > 0, checkpointing=True, held=not rank)
 
 

@@ -9,12 +9,12 @@ import pytest
 from oncurve.forecast import MACHINES, MODELS, Machine, ModelShape
 from oncurve.forecast.counting import decode_step_floor, floors, prefill_flops, scoring_flops, training_flops
 from oncurve.forecast.memory import Variant
-from oncurve.forecast.shapes import Work
+from oncurve.forecast.shapes import StepWork
 
 SMALL = ModelShape(
     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocabulary=100, tied=True
 )  # a layer: 2·8·4·(2 + 1) + 3·8·16 = 192 + 384 = 576; N_b = 1152, N_h = 800, a = 4·2·2·4 = 64
-WORK = Work(prompts=2, group_size=3, completion_tokens=4, prompt_tokens=(10, 10))
+WORK = StepWork(prompts=2, group_size=3, completion_tokens=4, prompt_tokens=(10, 10))
 
 
 def test_a_shape_counts_its_parameters() -> None:
@@ -57,7 +57,7 @@ def test_a_decode_step_is_bound_by_bytes_or_by_flops() -> None:
 
 
 def test_prompts_of_many_lengths_are_each_counted() -> None:
-    mixed = Work(2, 3, 4, (4, 16))
+    mixed = StepWork(2, 3, 4, (4, 16))
     assert training_flops(SMALL, mixed) - training_flops(SMALL, WORK) == 3.5 * 64 * ((16 + 256) / 2 - 100)
 
 
@@ -66,7 +66,7 @@ def test_prompts_of_many_lengths_are_each_counted() -> None:
     [("qwen2.5-0.5b", 32, 0.78, 0.45e-3), ("qwen2.5-1.5b", 32, 2.33, 1.24e-3), ("qwen2.5-7b", 8, 3.7, 3.5e-3)],
 )
 def test_limits_of_an_h200(name: str, prompts: int, step: float, decode_step: float) -> None:
-    found = floors(Variant(MODELS[name], Work(prompts, 8, 512, (256,))), MACHINES["h200"])
+    found = floors(Variant(MODELS[name], StepWork(prompts, 8, 512, (256,))), MACHINES["h200"])
     assert found["prefill"] + found["decode"] + found["train"] == pytest.approx(step, rel=0.01)
     assert found["decode_step"] == pytest.approx(decode_step, rel=0.01)
     assert found["step"] == sum(
@@ -76,7 +76,7 @@ def test_limits_of_an_h200(name: str, prompts: int, step: float, decode_step: fl
 
 
 def test_passes_and_updates_are_counted() -> None:
-    one, many = Work(2, 3, 4, (10,)), Work(2, 3, 4, (10,), minibatches=2, ppo_epochs=3, old_pass=True)
+    one, many = StepWork(2, 3, 4, (10,)), StepWork(2, 3, 4, (10,), minibatches=2, ppo_epochs=3, old_pass=True)
     machine = Machine("", 1, 1e9, 1e9)
     first, second = (floors(Variant(SMALL, work), machine) for work in (one, many))
     assert second["train"] == 3 * first["train"]
@@ -87,10 +87,10 @@ def test_passes_and_updates_are_counted() -> None:
 
 def test_micro_batches_of_whole_groups() -> None:
     # a group has 10 + 3·4 = 22 tokens
-    assert Work(5, 3, 4, (10,), micro_tokens=50).micro_groups == 2
-    assert Work(5, 3, 4, (10,), micro_tokens=50).micro_batches == 3
-    assert Work(5, 3, 4, (10,), micro_tokens=50).largest_micro == (44.0, 24.0)
-    split = Work(1, 3, 4, (10,), micro_tokens=18)  # two rows behind the prompt
+    assert StepWork(5, 3, 4, (10,), micro_tokens=50).micro_groups == 2
+    assert StepWork(5, 3, 4, (10,), micro_tokens=50).micro_batches == 3
+    assert StepWork(5, 3, 4, (10,), micro_tokens=50).largest_micro == (44.0, 24.0)
+    split = StepWork(1, 3, 4, (10,), micro_tokens=18)  # two rows behind the prompt
     assert split.micro_groups == pytest.approx(2 / 3)
     assert split.micro_batches == 2
     assert split.largest_micro == (18.0, 8.0)

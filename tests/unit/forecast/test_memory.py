@@ -13,12 +13,12 @@ from torch import nn
 from oncurve.forecast import ModelShape
 from oncurve.forecast.memory import HEAP, Activations, Variant
 from oncurve.forecast.outlook import suggestions
-from oncurve.forecast.shapes import Work
+from oncurve.forecast.shapes import StepWork
 from oncurve.learner.optimizer.update import MasterAdamW
 
 SHAPE = ModelShape(2, 8, 2, 1, 4, 16, 100, True)  # 1952 parameters, 800 outside of the layers, K/V 16 numbers a token
 WIDE = 2048
-WORK = Work(4, 3, 4, (10,), rows=6, micro_tokens=44)  # 22 tokens a group, two groups a pass
+WORK = StepWork(4, 3, 4, (10,), rows=6, micro_tokens=44)  # 22 tokens a group, two groups a pass
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_peak_by_hand() -> None:
 
 
 def test_activations_by_hand() -> None:
-    work = Work(1, 1, 4, (4,))  # keys and values stand once for the prompt and once behind it: (4 + 4)/4 = 2
+    work = StepWork(1, 1, 4, (4,))  # keys and values stand once for the prompt and once behind it: (4 + 4)/4 = 2
     kept = 2 * (4 * 8 + 3 * 8 + 2 * 4 * 2 + 4 * 16)
     found = Variant(SHAPE, work).activations()
     assert (found.token, found.inside, found.heap) == (kept, 2 * (2 * 16 + 4 * 8), HEAP)
@@ -115,7 +115,7 @@ def test_activations_by_hand() -> None:
 
 def test_suggestions_say_what_each_saves() -> None:
     shape = ModelShape(24, 896, 14, 2, 64, 4864, 151936, True)
-    variant = Variant(shape, Work(32, 8, 400, (100,)), "float32", reference=True)
+    variant = Variant(shape, StepWork(32, 8, 400, (100,)), "float32", reference=True)
     found = suggestions(variant, 0)
     assert [suggestion.settings.partition("=")[0] for suggestion in found[:-1]] == [
         "learner.tokens_per_micro_batch",

@@ -63,7 +63,7 @@ ABOUT = Path(__file__).with_name("about.md").read_text(encoding="utf-8")
 
 
 def translated(path: Path) -> Translation | None:
-    """The settings of a file in rlox's form; None: it has no `algorithm`, so it is not.
+    """Return the settings of a file in rlox's form, or None if it has no `algorithm`, so that it is a recipe.
 
     Raises ConfigError: it cannot be read, or has a setting that is unknown, refused or wrong.
     """
@@ -94,7 +94,7 @@ def _flat(tables: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 def run_config(
     path: Path, overrides: Sequence[str] = (), data: str | None = None, rewards: Sequence[str] = ()
 ) -> tuple[RunConfig, Path] | None:
-    """The configuration of a file in rlox's form, with words like `"model.path=M"`; None: it is not in that form.
+    """Return the configuration of a file in rlox's form, with words like `"model.path=M"`, or None for a recipe.
 
     `data` and `rewards` are as `oncurve.train` takes them. Raises ConfigError as `translated` does, and for what
     oncurve refuses.

@@ -33,22 +33,22 @@ class CallbackList(Callback):
         self.callbacks = list(callbacks or ())
 
     def on_training_start(self, **about: Any) -> None:
-        """Calls each."""
+        """Call each."""
         for callback in self.callbacks:
             callback.on_training_start(**about)
 
     def on_step(self, **about: Any) -> bool:
-        """Calls each; whether all go on."""
+        """Call each; return whether all go on."""
         answers = [callback.on_step(**about) for callback in self.callbacks]
         return all(answer is not False for answer in answers)
 
     def on_train_batch(self, **about: Any) -> None:
-        """Calls each."""
+        """Call each."""
         for callback in self.callbacks:
             callback.on_train_batch(**about)
 
     def on_training_end(self, **about: Any) -> None:
-        """Calls each."""
+        """Call each."""
         for callback in self.callbacks:
             callback.on_training_end(**about)
 
@@ -61,7 +61,7 @@ class EarlyStoppingCallback(Callback):
         self.best_reward, self.wait = float("-inf"), 0
 
     def on_step(self, **about: Any) -> bool:
-        """Whether to go on."""
+        """Return whether to go on."""
         reward = about.get("reward")
         if reward is None:
             return True

@@ -8,7 +8,7 @@ from oncurve.base.lazy import lazily
 
 if TYPE_CHECKING:
     from oncurve.compat.verl.launch import train_verl as train_verl
-    from oncurve.compat.verl.reading import Reading as Reading, read as read
+    from oncurve.compat.verl.reading import VerlReading as VerlReading, read as read
     from oncurve.compat.verl.table import ABOUT as ABOUT, DIALECT as DIALECT
 
 __getattr__, __all__ = lazily(__name__)

@@ -36,12 +36,12 @@ class Assignment:
 
 
 def is_assignment(word: str) -> bool:
-    """Whether a word of a command line sets or removes a key."""
+    """Return whether a word of a command line sets or removes a key."""
     return "=" in word or word.startswith("~")
 
 
 def assignment(word: str, place: str = "") -> Assignment:
-    """The assignment of one word. Raises ConfigError: it is none, or its value cannot be read."""
+    """Return the assignment of one word. Raises ConfigError: it is none, or its value cannot be read."""
     found = re.match(r"\+\+|\+|~", word)
     mark = found[0] if found is not None else ""
     key, equals, text = word[len(mark) :].partition("=")
@@ -62,7 +62,7 @@ def assignment(word: str, place: str = "") -> Assignment:
 
 
 def value_of(text: str) -> Any:
-    """The value of a text by Hydra's grammar. Raises ConfigError with what is wrong."""
+    """Return the value of a text by Hydra's grammar. Raises ConfigError with what is wrong."""
     reader = _Reader(text)
     value = reader.value(0)
     reader.blanks()
@@ -74,7 +74,7 @@ def value_of(text: str) -> Any:
 
 
 def plain(text: str) -> Any:
-    """The value of an unquoted text: null, true, false, a number, else the text itself."""
+    """Return the value of an unquoted text: null, true, false, a number, else the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _INTEGER.fullmatch(text) and len(text) <= 4000:
@@ -94,7 +94,7 @@ class _Reader:
         self.text, self.at = text, 0
 
     def value(self, depth: int, ends: str = "") -> Any:
-        """A value in Hydra's words: a list, a table, a quoted text or a plain one."""
+        """Read a value in Hydra's words: a list, a table, a quoted text or a plain one."""
         if depth > DEEPEST:
             raise ConfigError(f"nested more than {DEEPEST} levels deep")
         self.blanks()
@@ -113,7 +113,7 @@ class _Reader:
             self.at += 1
 
     def quoted(self, quote: str) -> str:
-        """The text up to the closing quote; a backslash before a quote is left out."""
+        """Read the text up to the closing quote; a backslash before a quote is left out."""
         end, found = self.at + 1, list[str]()
         while end < len(self.text) and self.text[end] != quote:
             if self.text[end] == "\\" and self.text[end + 1 : end + 2] in (quote, "\\"):
@@ -126,7 +126,7 @@ class _Reader:
         return "".join(found)
 
     def items(self, closing: str, item: Any) -> list[Any]:
-        """What stands between brackets, separated by commas."""
+        """Read the items between brackets, separated by commas."""
         found = list[Any]()
         self.at += 1
         while True:
@@ -144,7 +144,7 @@ class _Reader:
                 raise ConfigError(f"{shown(self.text)}: expected , or {closing}" + (f", got {mark}" if mark else ""))
 
     def pair(self, depth: int) -> tuple[str, Any]:
-        """A key and its value, of a table."""
+        """Read a key of a table, and its value."""
         self.blanks()
         quote = self.text[self.at : self.at + 1]
         name = self.quoted(quote) if quote in ("'", '"') and quote else self.unquoted(":,}")
@@ -155,7 +155,7 @@ class _Reader:
         return str(name), self.value(depth + 1, ",}")
 
     def unquoted(self, ends: str) -> Any:
-        """The value of a text without quotes, up to one of `ends` outside of `${...}`."""
+        """Read the value of a text without quotes, up to one of `ends` outside of `${...}`."""
         start, open_braces = self.at, 0
         while self.at < len(self.text):
             if self.text.startswith("${", self.at):

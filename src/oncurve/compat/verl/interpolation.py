@@ -22,7 +22,7 @@ Lookup = Callable[[str], Any]
 
 
 def resolved(value: Any, key: str, lookup: Lookup, seen: tuple[str, ...] = ()) -> Any:
-    """A value with its `${...}` filled in; one that is nothing else keeps the type of what it names.
+    """Return a value with its `${...}` filled in; one that is nothing else keeps the type of what it names.
 
     Raises ConfigError: a name that is not set, a circle, a resolver that is not known.
     """
@@ -81,7 +81,7 @@ def _named(inside: str, key: str, lookup: Lookup, seen: tuple[str, ...]) -> Any:
 
 
 def _of(name: str, key: str, lookup: Lookup, seen: tuple[str, ...]) -> Any:
-    """The resolved value of a setting, by a name that may begin with dots. Raises KeyError, ConfigError."""
+    """Return the resolved value of a setting, by a name that may begin with dots. Raises KeyError, ConfigError."""
     dots = len(name) - len(name.lstrip("."))
     above = key.split(".")[: -dots or None] if dots else []
     whole = ".".join([*above, name.lstrip(".")])

@@ -9,7 +9,7 @@ from oncurve.base.errors import ConfigError, command, shown
 from oncurve.base.output import say
 from oncurve.compat.dialect import Line, Translation, Values
 from oncurve.compat.loading import config_of
-from oncurve.compat.verl.reading import Reading, read
+from oncurve.compat.verl.reading import VerlReading, read
 from oncurve.compat.verl.reward import checker_notes
 from oncurve.compat.verl.table import DIALECT
 from oncurve.run import train_or_resume, train_recipe
@@ -51,7 +51,7 @@ def _folder(values: Values) -> Path:
     return Path(text).expanduser()
 
 
-def summary(translation: Translation, reading: Reading, values: Values, words: Sequence[str]) -> list[str]:
+def summary(translation: Translation, reading: VerlReading, values: Values, words: Sequence[str]) -> list[str]:
     """Return the counted line, the differences that are worth reading, and the command that prints all."""
     changed = [line for line in translation.lines if line.settings and line.given and _differs(line)]
     defaults = [line for line in translation.lines if line.settings and not line.given]

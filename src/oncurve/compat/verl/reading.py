@@ -21,14 +21,14 @@ CONFIG_FLAGS = ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", 
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What was given, by name, and notes on what of it does not count."""
+class VerlReading:
+    """The settings that were given, by name, and notes on those that do not count."""
 
     said: dict[str, Said]
     notes: tuple[str, ...] = ()
 
 
-def read(words: Sequence[str]) -> Reading:
+def read(words: Sequence[str]) -> VerlReading:
     """Return what the words of `--verl` give: a YAML file, if the first one is a file, and assignments, which win.
 
     Raises ConfigError, each line with its place: what cannot be read.
@@ -93,7 +93,7 @@ def _config_of(flags: dict[str, str], notes: list[str]) -> list[Assignment]:
     return _in_file(file, notes)
 
 
-def _settled(found: Sequence[Assignment], notes: list[str]) -> Reading:
+def _settled(found: Sequence[Assignment], notes: list[str]) -> VerlReading:
     """Return what was given, by name: tables flattened, free tables put together, the last value, `${...}`."""
     latest = dict[str, Assignment]()
     for leaf in (leaf for each in found for leaf in _flat(each)):
@@ -116,7 +116,7 @@ def _settled(found: Sequence[Assignment], notes: list[str]) -> Reading:
         said[key] = Said(value, each.place)
     if problems:
         raise ConfigError("\n".join(problems))
-    return Reading(_gathered(said), tuple(notes))
+    return VerlReading(_gathered(said), tuple(notes))
 
 
 def _flat(each: Assignment) -> Iterator[Assignment]:

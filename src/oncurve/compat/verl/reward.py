@@ -27,7 +27,7 @@ A_FUNCTION = f"give a function of yours: {NEW}.path=rewards.py, which defines co
 _TABLES = tomllib.loads(Path(__file__).with_name("checkers.toml").read_text(encoding="utf-8"))
 
 
-class Checker(NamedTuple):
+class VerlChecker(NamedTuple):
     """A reward of ours for rows of some sources: its table, and how its values differ from verl's."""
 
     table: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Checker(NamedTuple):
 
 
 CHECKERS = {
-    source: Checker(row["table"], row["note"]) for row in _TABLES["checkers"] for source in row["sources"].split()
+    source: VerlChecker(row["table"], row["note"]) for row in _TABLES["checkers"] for source in row["sources"].split()
 }
 """By a source of rows, or a pattern of sources."""
 NO_CHECKER = {source: why for sources, why in _TABLES["refused"].items() for source in sources.split()}
@@ -46,9 +46,9 @@ def _found(source: str, table: Mapping[str, Any]) -> Any:
     return next((each for pattern, each in table.items() if fnmatchcase(source, pattern)), None)
 
 
-def checker_of(source: str) -> Checker:
+def checker_of(source: str) -> VerlChecker:
     """Return the checker of a source of rows. Raises ConfigError: verl has none for it, or oncurve has none."""
-    checker: Checker | None = _found(source, CHECKERS)
+    checker: VerlChecker | None = _found(source, CHECKERS)
     if checker is None:
         why = _found(source, NO_CHECKER) or "verl has no reward for it either"
         raise ConfigError(f"rows of {shown(source)} have no checker here: {why}; {A_FUNCTION}")

@@ -12,30 +12,16 @@ from oncurve.base.errors import ConfigError
 from oncurve.compat.verl.hydra import DEEPEST, Assignment, plain
 from oncurve.config import yaml_node
 
-LARGEST = 2_000_000
-"""Bytes of a file that is read; verl's own has 40,000."""
-
-
-def content(path: Path) -> str:
-    """The text of a file. Raises ConfigError: missing, not readable, too large, or not UTF-8."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise ConfigError(f"{path}: larger than {LARGEST:,} bytes; no configuration or script of verl is")
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-
 
 def assignments_of(path: Path) -> tuple[list[Assignment], list[str]]:
-    """What a YAML file sets, and what of it is not followed: its `defaults`, which are files of verl.
+    """Return the settings of a YAML file, and a note on its `defaults`, which are files of verl and not read.
 
-    Raises ConfigError, with the line: it is no YAML, no table, or has a key twice.
+    Raises ConfigError: it cannot be read, is no YAML, no table, or has a key twice; with the line.
     """
-    text = content(path)
     try:
-        root = yaml_node(text)
+        root = yaml_node(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         place = "" if mark is None else f" (line {mark.line + 1})"
@@ -44,17 +30,10 @@ def assignments_of(path: Path) -> tuple[list[Assignment], list[str]]:
         return [], []
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: expected sections with settings, as verl's ppo_trainer.yaml has")
-    notes = list[str]()
-    found = [each for each in _leaves(root, "", path, 0) if not _is_default(each, path, notes)]
-    return found, notes
-
-
-def _is_default(each: Assignment, path: Path, notes: list[str]) -> bool:
-    """Whether an assignment is Hydra's list of files, which the note says is not followed."""
-    if each.key != "defaults":
-        return False
-    notes.append(f"{each.place}: defaults: its files are not read; verl's own defaults are in their place")
-    return True
+    found = list(_leaves(root, "", path, 0))
+    said = "its files are not read; verl's own defaults are in their place"
+    notes = [f"{each.place}: defaults: {said}" for each in found if each.key == "defaults"]
+    return [each for each in found if each.key != "defaults"], notes
 
 
 def _leaves(node: Any, above: str, path: Path, depth: int) -> Iterator[Assignment]:
@@ -76,7 +55,7 @@ def _leaves(node: Any, above: str, path: Path, depth: int) -> Iterator[Assignmen
 
 
 def _value(node: Any, place: str, depth: int) -> Any:
-    """A scalar by Hydra's rules (1e-6 is a number, which it is not in YAML), or a list."""
+    """Return a scalar by Hydra's rules (1e-6 is a number, which it is not in YAML), or a list."""
     if depth > DEEPEST:
         raise ConfigError(f"{place}: nested more than {DEEPEST} levels deep")
     if isinstance(node, yaml.SequenceNode):

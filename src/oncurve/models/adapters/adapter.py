@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from oncurve.base.errors import ModelError
 from oncurve.durable import LazyTensors, write_directory
 from oncurve.models.adapters.files import CONFIG, WEIGHTS, config_text, name_on_disk
-from oncurve.models.adapters.layer import NAME, Adapted, LowRank, Switch, factors_in_use
+from oncurve.models.adapters.layer import NAME, AdaptedLayer, LowRank, Switch, factors_in_use
 from oncurve.ops import at_least_float32
 
 
@@ -25,7 +25,7 @@ class Adapter:
     config       PEFT's `LoraConfig`
     """
 
-    def __init__(self, module: nn.Module, config: Any, layers: Mapping[str, Adapted], switch: Switch) -> None:
+    def __init__(self, module: nn.Module, config: Any, layers: Mapping[str, AdaptedLayer], switch: Switch) -> None:
         self.config = config
         self._module, self._layers, self._switch = module, dict(layers), switch
         self.parameters: dict[str, nn.Parameter] = {}

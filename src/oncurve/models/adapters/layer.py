@@ -56,7 +56,7 @@ class Switch:
             self.chosen = before
 
 
-class Adapted(nn.Module):
+class AdaptedLayer(nn.Module):
     """The class that `adopt` puts before that of PEFT's layer.
 
     path     the layer's name in its model
@@ -97,23 +97,23 @@ class Adapted(nn.Module):
         return added.view(*x.shape[:-1], added.shape[-1])
 
 
-def adopt(layer: nn.Module, path: str, switch: Switch) -> Adapted:
-    """Put `Adapted` before the class of a layer of PEFT's, in place."""
+def adopt(layer: nn.Module, path: str, switch: Switch) -> AdaptedLayer:
+    """Put `AdaptedLayer` before the class of a layer of PEFT's, in place."""
     kind = type(layer)
-    layer.__class__ = type(kind.__name__, (Adapted, kind), {"__module__": kind.__module__})
-    adapted = cast(Adapted, layer)
+    layer.__class__ = type(kind.__name__, (AdaptedLayer, kind), {"__module__": kind.__module__})
+    adapted = cast(AdaptedLayer, layer)
     adapted.path, adapted.switch = path, switch
     return adapted
 
 
 def base_of(layer: nn.Module) -> nn.Module:
     """Return the frozen layer of an adapted one; any other layer itself."""
-    return cast(nn.Module, layer.base) if isinstance(layer, Adapted) else layer
+    return cast(nn.Module, layer.base) if isinstance(layer, AdaptedLayer) else layer
 
 
 def low_rank_of(layer: nn.Module) -> LowRank | None:
     """Return the factors that a layer adds now; None: it adds nothing."""
-    return layer.low_rank if isinstance(layer, Adapted) else None
+    return layer.low_rank if isinstance(layer, AdaptedLayer) else None
 
 
 def factors_in_use(module: nn.Module) -> Iterator[Tensor]:

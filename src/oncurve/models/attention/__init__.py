@@ -10,7 +10,7 @@ from oncurve.models.attention.merge import attend_part as attend_part, merge_sof
 from oncurve.models.attention.packed_rows import (
     PackedContext as PackedContext,
     PromptAttention as PromptAttention,
-    Rows as Rows,
+    RowLayout as RowLayout,
     additive as additive,
     sdpa as sdpa,
 )

@@ -51,7 +51,7 @@ class _Gather(torch.autograd.Function):
         return grad.new_zeros(ctx.slots, *grad.shape[1:]).index_copy_(0, index, grad), None
 
 
-class Rows:
+class RowLayout:
     """R ragged rows, one after another in N tokens, and their padded form `(R, L)`, L the longest."""
 
     def __init__(self, lengths: Tensor) -> None:
@@ -112,7 +112,7 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 class PromptAttention:
     """Prompts attend to themselves: causal, within the window where it is shorter than the prompts."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowLayout) -> None:
         self.rows = rows
         self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
 
@@ -150,8 +150,8 @@ class PackedContext:
         device = completion_ids.device
         self._groups = group_ids
         # A completion's last token predicts nothing, so it is not run.
-        self._prompts = Rows(torch.tensor([prompt.shape[0] for prompt in prompts], device=device))
-        self._completions = Rows((lengths - 1).clamp(min=0))
+        self._prompts = RowLayout(torch.tensor([prompt.shape[0] for prompt in prompts], device=device))
+        self._completions = RowLayout((lengths - 1).clamp(min=0))
         self._prompt_attention = PromptAttention(self._prompts)
         self._prompt_tokens = int(self._prompts.lengths.sum())
         self._copies = _equal_copies(group_ids, self._prompts.count)

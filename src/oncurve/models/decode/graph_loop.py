@@ -13,7 +13,7 @@ import math
 import torch
 
 from oncurve.base.errors import ModelError
-from oncurve.models.causal import DecodeRequest, Ended, Head, OnEnded
+from oncurve.models.causal import DecodeRequest, EndedRows, Head, OnEnded
 from oncurve.models.decode.cuda_graphs import GraphBuffers
 from oncurve.models.decode.graph_rows import EOS, GROWING, GraphRows
 from oncurve.types import Ending
@@ -28,11 +28,11 @@ class GraphLoop:
     def __init__(self, buffers: GraphBuffers, logits: Head) -> None:
         self._buffers, self._logits = buffers, logits
 
-    def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[Ended]:
+    def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
         rows, prompts = self.rows_for(request), request.prompts
         rows.begin(request.groups_at_once, max(prompt.shape[0] for prompt in prompts), request.max_new_tokens)
-        decoding = _Decoding(rows, request, on_group)
+        decoding = _GraphDecoding(rows, request, on_group)
         waiting = 0
         while waiting < len(prompts) or decoding.group_in:
             count = min(len(rows.free), len(prompts) - waiting)
@@ -58,13 +58,13 @@ class GraphLoop:
         return found
 
 
-class _Decoding:
+class _GraphDecoding:
     """One call of the loop: which group is in which slot, and which rows have ended."""
 
     def __init__(self, rows: GraphRows, request: DecodeRequest, on_group: OnEnded | None) -> None:
         self._rows, self._copies, self._stop, self._on_group = rows, request.copies, request.stop, on_group
         self.group_in: dict[int, int] = {}
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, EndedRows] = {}
         self._searched: dict[int, int] = {}  # tokens of a row that have been searched for stop strings
 
     def poll(self) -> None:
@@ -115,7 +115,7 @@ class _Decoding:
     ) -> None:
         if not all(map(math.isfinite, logprobs[:count])):
             raise ModelError("the model's logits are not finite (NaN or infinite): its weights are damaged or overflow")
-        self.ended[number] = Ended(tuple(tokens[:count]), tuple(logprobs[:count]), ended, text)
+        self.ended[number] = EndedRows(tuple(tokens[:count]), tuple(logprobs[:count]), ended, text)
 
     def _hand_over(self) -> None:
         """Return the groups whose rows have all ended."""

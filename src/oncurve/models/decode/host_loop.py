@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from oncurve.models.causal import Decoder, DecodeRequest, Ended, OnEnded
-from oncurve.models.decode.rows import Rows
+from oncurve.models.causal import Decoder, DecodeRequest, EndedRows, OnEnded
+from oncurve.models.decode.rows import DecodedRows
 
 # Logits of so many numbers at a time (64 MiB in float32), so that a large vocabulary with many rows fits in memory. Not
 # fewer, because each slice reads the whole head.
@@ -46,10 +46,10 @@ class HostLoop:
     # Not under inference mode as a whole: a module may keep what it makes here (rotary tables, masks), and a tensor
     # made under inference mode can never take part in a gradient.
     @torch.no_grad()
-    def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[Ended]:
+    def __call__(self, request: DecodeRequest, on_group: OnEnded | None = None) -> list[EndedRows]:
         """Return the rows of the request, in their order."""
         capacity = max(request.copies, min(request.keys.numel(), request.max_concurrent or request.keys.numel()))
-        rows = Rows(capacity, request.max_new_tokens, request.eos_ids, self._device)
+        rows = DecodedRows(capacity, request.max_new_tokens, request.eos_ids, self._device)
         return _Decoding(self._make, request, rows, on_group).run()
 
 
@@ -60,7 +60,7 @@ class _Decoding:
         self,
         make: Callable[[Sequence[Tensor], Sequence[int], int], Decoder],
         request: DecodeRequest,
-        rows: Rows,
+        rows: DecodedRows,
         on_group: OnEnded | None,
     ) -> None:
         self._make, self._request, self._rows, self._on_group = make, request, rows, on_group
@@ -68,10 +68,10 @@ class _Decoding:
         self._decoder: Decoder | None = None
         self._at_once = 1
         self._copies = request.copies
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, EndedRows] = {}
         self._missing = [self._copies] * len(request.prompts)
 
-    def run(self) -> list[Ended]:
+    def run(self) -> list[EndedRows]:
         """Decode all groups."""
         hidden = self._admit(self._admissible(), None)
         while len(self._rows):
@@ -117,7 +117,7 @@ class _Decoding:
             self._decoder.keep(kept)
         return ids[kept]
 
-    def _record(self, ended: dict[int, Ended]) -> None:
+    def _record(self, ended: dict[int, EndedRows]) -> None:
         """Take in rows that ended, by their numbers; hand over the groups that are complete by that."""
         self._ended |= ended
         for row in sorted(ended):

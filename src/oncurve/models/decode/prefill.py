@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oncurve.models.attention import AttentionContext, PromptAttention, Rows, additive, sdpa
+from oncurve.models.attention import AttentionContext, PromptAttention, RowLayout, additive, sdpa
 
 Run = Callable[[Tensor, Tensor, AttentionContext], Tensor]
 """`(ids (N,), positions (N,), context) -> hidden (N, H)`: the model's body."""
@@ -65,7 +65,7 @@ class PrefillContext:
     """Whole prompts one after another; `prompts` are their indices in `prefixes`."""
 
     def __init__(self, prefixes: Prefixes, prompts: Tensor) -> None:
-        self.rows = Rows(prefixes.lengths[prompts])
+        self.rows = RowLayout(prefixes.lengths[prompts])
         self._prefixes = prefixes
         self._prompts = prompts
         self._attention = PromptAttention(self.rows)

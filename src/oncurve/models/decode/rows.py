@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oncurve.base.errors import ModelError
-from oncurve.models.causal import Ended, StopStrings
+from oncurve.models.causal import EndedRows, StopStrings
 from oncurve.randomness import uniform_at
 from oncurve.types import Ending
 
@@ -21,7 +21,7 @@ from oncurve.types import Ending
 _POSITIONS_AT_ONCE = 64
 
 
-class Rows:
+class DecodedRows:
     """Rows that are decoded together, in the decoder's order.
 
     capacity    at most so many
@@ -82,7 +82,7 @@ class Rows:
         self._uniforms_used += 1
         return self._uniforms[self._uniforms_used - 1]
 
-    def write(self, ids: Tensor, logprobs: Tensor, stop: StopStrings | None) -> dict[int, Ended]:
+    def write(self, ids: Tensor, logprobs: Tensor, stop: StopStrings | None) -> dict[int, EndedRows]:
         """Append a token to each row; those that end with it, by their numbers.
 
         Raises ModelError where a log-probability of a row that ends is not finite.
@@ -91,7 +91,7 @@ class Rows:
             self._logprobs = torch.empty(self._tokens.shape, dtype=logprobs.dtype, device=self._device)
         self._tokens.view(-1).index_copy_(0, self._at, ids)
         self._logprobs.view(-1).index_copy_(0, self._at, logprobs)
-        ended: dict[int, Ended] = {}
+        ended: dict[int, EndedRows] = {}
         if len(self._ends):
             over = (ids[:, None] == self._ends).any(1).logical_and_(self._growing)
             if bool(over.any()):
@@ -105,7 +105,7 @@ class Rows:
         self._at += 1
         return ended
 
-    def _finish_stopped(self, ids: Tensor, stop: StopStrings) -> dict[int, Ended]:
+    def _finish_stopped(self, ids: Tensor, stop: StopStrings) -> dict[int, EndedRows]:
         """End the rows whose newest token completed a stop string."""
         growing = self._growing.nonzero().squeeze(1)
         numbers = self._numbers[growing].cpu()
@@ -120,7 +120,7 @@ class Rows:
             return {}
         return self._finish(torch.isin(self._numbers, torch.tensor(list(texts), device=self._device)), "stop", texts)
 
-    def _finish(self, over: Tensor, ending: Ending, texts: dict[int, str]) -> dict[int, Ended]:
+    def _finish(self, over: Tensor, ending: Ending, texts: dict[int, str]) -> dict[int, EndedRows]:
         """Return the rows of `over` (n,) bool end with the token just written."""
         assert self._logprobs is not None  # a token has been written
         rows = over.nonzero().squeeze(1)
@@ -134,7 +134,7 @@ class Rows:
             strict=True,
         )
         ended = {
-            number: Ended(tuple(ids[:length]), tuple(logprobs[:length]), ending, texts.get(number))
+            number: EndedRows(tuple(ids[:length]), tuple(logprobs[:length]), ending, texts.get(number))
             for number, ids, logprobs, length in columns
         }
         if not all(all(map(math.isfinite, row.logprobs)) for row in ended.values()):

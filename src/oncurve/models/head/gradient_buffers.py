@@ -21,7 +21,7 @@ _NAME = "_oncurve_kept_gradient"
 _ROWS_AT_ONCE = 512
 
 
-class _Kept:
+class _KeptGradient:
     """The buffer of one parameter, allocated with its first gradient."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -88,7 +88,7 @@ def keep_gradient(parameter: nn.Parameter, dtype: torch.dtype) -> None:
     if parameter.device.type != "cpu":
         parameter.grad_dtype = dtype
     elif not hasattr(parameter, _NAME):
-        kept = _Kept(dtype)
+        kept = _KeptGradient(dtype)
         setattr(parameter, _NAME, kept)
         parameter.grad_dtype = None  # a wider gradient from autograd would cost one more pass over it
         parameter.register_post_accumulate_grad_hook(kept.take)  # type: ignore[no-untyped-call]
@@ -96,19 +96,19 @@ def keep_gradient(parameter: nn.Parameter, dtype: torch.dtype) -> None:
 
 def kept_gradient(parameter: Tensor) -> Tensor | None:
     """Return the buffer that the gradient of `parameter` is accumulated in; None without one."""
-    kept: _Kept | None = getattr(parameter, _NAME, None)
+    kept: _KeptGradient | None = getattr(parameter, _NAME, None)
     return None if kept is None else kept.of(parameter)
 
 
 def kept_bytes(parameters: Iterable[Tensor]) -> int:
     """Return the bytes that the buffers of `parameters` take now, with or without a gradient in them."""
-    kept: list[_Kept | None] = [getattr(parameter, _NAME, None) for parameter in parameters]
+    kept: list[_KeptGradient | None] = [getattr(parameter, _NAME, None) for parameter in parameters]
     return sum(one.nbytes for one in kept if one is not None)
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
     """Return the dtype that the gradient of `parameter` is accumulated in."""
-    kept: _Kept | None = getattr(parameter, _NAME, None)
+    kept: _KeptGradient | None = getattr(parameter, _NAME, None)
     if kept is not None:
         return kept.dtype
     wanted: torch.dtype | None = parameter.grad_dtype if parameter.is_leaf else None

@@ -38,7 +38,7 @@ class _Reach:
         return self
 
 
-class _Held(nn.Module):
+class _HeldTables(nn.Module):
     """The class put before a held rotation's own class: it rotates every row as a row of `reach` tokens."""
 
     reach: _Reach
@@ -63,14 +63,14 @@ def hold_rotations(module: nn.Module, positions: int | None, undo: ExitStack | N
     reach = next((part.reach for part in _held(module)), _Reach(0))
     reach.tokens = 1 + (_UNKNOWN_REACH if positions is None else positions)
     rotations = [
-        part for part in module.modules() if _NAMED.search(type(part).__name__) and not isinstance(part, _Held)
+        part for part in module.modules() if _NAMED.search(type(part).__name__) and not isinstance(part, _HeldTables)
     ]
     count = 0
     for part in rotations:
         if any(_depends_on_length(part, kind, reach.tokens - 2) for kind in _kinds(part)):
             if undo is not None:
                 undo.callback(_put_back, part, type(part))
-            part.__class__ = type(type(part).__name__, (_Held, type(part)), {"__module__": type(part).__module__})
+            part.__class__ = type(type(part).__name__, (_HeldTables, type(part)), {"__module__": type(part).__module__})
             part.reach = reach  # type: ignore[assignment]
             count += 1
     return count
@@ -92,8 +92,8 @@ def reach_of(module: nn.Module) -> int | None:
     return next((part.reach.tokens for part in _held(module)), None)
 
 
-def _held(module: nn.Module) -> Iterator[_Held]:
-    return (part for part in module.modules() if isinstance(part, _Held))
+def _held(module: nn.Module) -> Iterator[_HeldTables]:
+    return (part for part in module.modules() if isinstance(part, _HeldTables))
 
 
 def _put_back(part: nn.Module, kind: type[nn.Module]) -> None:

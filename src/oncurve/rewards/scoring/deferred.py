@@ -20,7 +20,7 @@ Locate = Callable[[Prompt, Completion, Sequence[int]], tuple[int, ...]]
 """Prompt, completion and the offsets just after each step in its text -> the index of each step's last token."""
 
 
-class Scoring(Closing):
+class RewardScoring(Closing):
     """The scores of one step, worked on while some of its groups are still being written. Single use.
 
         with rewards.begin(step) as scoring:

@@ -15,7 +15,7 @@ from oncurve.rewards.component import RewardComponent
 from oncurve.rewards.functions.python import Python
 from oncurve.rewards.kinds import REWARD_KINDS
 from oncurve.rewards.model import NetworkRunner
-from oncurve.rewards.scoring.deferred import Locate, Scoring
+from oncurve.rewards.scoring.deferred import Locate, RewardScoring
 from oncurve.rewards.settings import InProcess, RewardSettings, WorkerSettings, check_reward, kind_meant
 from oncurve.types import Group
 
@@ -54,7 +54,7 @@ class RewardSet(Closing):
         ]
         self.locate: Locate | None = None
         """Finds the tokens in which steps end. Needed by rewards that score steps; set where the tokenizer is known."""
-        self._last = Scoring((), 0)
+        self._last = RewardScoring((), 0)
 
     @classmethod
     def build(
@@ -129,13 +129,13 @@ class RewardSet(Closing):
             if keep is not None:
                 keep(folder / f"{component.name}.jsonl")
 
-    def begin(self, step: int = 0) -> Scoring:
+    def begin(self, step: int = 0) -> RewardScoring:
         """Return the scoring of one step, to which groups can be submitted while others are still being sampled."""
-        self._last = Scoring(self.components, step, self.locate)
+        self._last = RewardScoring(self.components, step, self.locate)
         return self._last
 
     def score(self, groups: Sequence[Group], step: int = 0) -> list[Group]:
-        """Return the groups with a `Score` for every completion. Raises the errors of `Scoring.finish`."""
+        """Return the groups with a `Score` for every completion. Raises the errors of `RewardScoring.finish`."""
         with self.begin(step) as scoring:
             return scoring.finish(groups)
 
