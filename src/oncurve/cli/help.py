@@ -20,7 +20,7 @@ EXAMPLES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("example
 
 
 def _lists(name: str) -> dict[str, list[str]]:
-    """Words that a command takes, for the end of its help."""
+    """Return words that a command takes, for the end of its help."""
     from oncurve.base.shipped import PRESETS, RECIPES, shipped
 
     if name in ("train", "config show", "config explain", "data check", "reward check", "init"):

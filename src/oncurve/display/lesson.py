@@ -42,7 +42,7 @@ class ScoredCompletion:
     steps: tuple[ScoredStep, ...] = ()
 
     def line(self, room: int, mark: str = " | ") -> str:
-        """The completion on one line, each scored step with its reward and its advantage."""
+        """Return the completion on one line, each scored step with its reward and its advantage."""
         if not self.steps:
             return one_line(self.text, room, mark)
         each = max(8, room // len(self.steps))
@@ -64,7 +64,7 @@ class BeforeAfter:
 
 
 def explain_group(group: Sequence[ScoredCompletion]) -> str:
-    """What GRPO computes for this group, in words and with its numbers."""
+    """Return what GRPO computes for this group, in words and with its numbers."""
     known = [(item.reward, item.advantage) for item in group if item.reward is not None and item.advantage is not None]
     rewards = [reward for reward, _ in known]
     if not rewards:
@@ -204,7 +204,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _bar(advantage: float | None, largest: float) -> Text:
-    """A bar to the right of the middle for an advantage above 0, to the left for one below."""
+    """Return a bar to the right of the middle for an advantage above 0, to the left for one below."""
     length = round(_BAR * abs(advantage or 0.0) / largest)
     above = (advantage or 0.0) > 0
     left = "" if above else "█" * length

@@ -58,7 +58,7 @@ def write_report(directory: Path, notices: Sequence[str] = ()) -> Path:
 
 
 def environment_of_templates() -> jinja2.Environment:
-    """The templates of the pages, which escape every text."""
+    """Return the templates of the pages, which escape every text."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("oncurve", "templates"),
         autoescape=True,
@@ -69,7 +69,7 @@ def environment_of_templates() -> jinja2.Environment:
 
 
 def render_report(run: RunRecord, notices: Sequence[str] = ()) -> str:
-    """The page's HTML: self-contained, no script, no request to anywhere; every text from the run is escaped."""
+    """Return the page's HTML: self-contained, no script, no request to anywhere; every text from the run is escaped."""
     metrics = _with_evaluation(run)
     keys = dict.fromkeys(key for line in metrics for key in line if key not in NOT_DRAWN)
     featured = _featured(list(keys))
@@ -106,7 +106,7 @@ def _charts(keys: Sequence[str], metrics: Sequence[Mapping[str, float]]) -> list
 
 
 def _with_evaluation(run: RunRecord) -> list[Mapping[str, float]]:
-    """The metrics, with the evaluations before and after the run as first and last point of `eval/accuracy`."""
+    """Return the metrics, with the evaluations before and after the run as first and last point of `eval/accuracy`."""
     metrics: list[Mapping[str, float]] = list(run.metrics)
     before, after = (_accuracy(run, when) for when in ("before", "after"))
     if before is not None:
@@ -122,7 +122,7 @@ def _accuracy(run: RunRecord, when: str) -> list[float] | None:
 
 
 def _facts(run: RunRecord) -> list[str]:
-    """The line below the title: the model, the steps, the time, the device."""
+    """Return the line below the title: the model, the steps, the time, the device."""
     config, environment = run.config or {}, run.environment or {}
     facts = [str(value) for value in (_at(config, "model", "path"), config.get("extends")) if value]
     rank, adapter = _at(config, "lora", "rank"), _at(config, "lora", "path")
@@ -153,7 +153,7 @@ def _duration(seconds: float) -> str:
 
 
 def _tiles(run: RunRecord) -> list[Tile]:
-    """The big numbers at the top: held-out accuracy where it was measured, then reward, length, KL, tokens."""
+    """Return the big numbers at the top: held-out accuracy where it was measured, then reward, length, KL, tokens."""
     tiles = []
     before, after = _accuracy(run, "before"), _accuracy(run, "after")
     if after is not None:

@@ -157,7 +157,9 @@ def resume(
 
 @contextmanager
 def _before_training() -> Iterator[None]:
-    """A context for what comes before the first step: a closed file is a UserError, an interrupt has no frames."""
+    """Return a context for what comes before the first step: a closed file is a UserError, an interrupt has no
+    frames.
+    """
     try:
         with permitted():
             yield
@@ -222,7 +224,7 @@ def _check_kinds(recipe: Any, model: Any, tokenizer: Any) -> None:
 
 
 def _of_model(model: Any, settings: Any) -> list[Argument]:
-    """The model as a setting: its path, or "" for a module, which is used as it is."""
+    """Return the model as a setting: its path, or "" for a module, which is used as it is."""
     if not isinstance(model, nn.Module):
         return [] if model is None else [Argument("model", "model.path", str(model))]
     said = settings.get("model", {}) if isinstance(settings, Mapping) else {}

@@ -86,7 +86,7 @@ OTHER_NAMES = {
 
 
 def arguments_of(named: Mapping[str, Any]) -> list[Argument]:
-    """The arguments that are one setting each, by name; None: not given."""
+    """Return the arguments that are one setting each, by name; None: not given."""
     return [Argument(name, KEY_OF[name], value) for name, value in named.items() if value is not None]
 
 
@@ -98,7 +98,7 @@ def configured(
     overrides: Sequence[str] = (),
     word: str = "preset",
 ) -> tuple[RunConfig, Path]:
-    """The configuration of a recipe, a preset ("grpo" if there is neither), arguments, settings and overrides.
+    """Return the configuration of a recipe, a preset ("grpo" if there is neither), arguments, settings and overrides.
 
     `word` is how the caller writes `preset`, for messages. Raises ConfigError for whatever is wrong.
     """
@@ -112,7 +112,7 @@ def configured(
 
 
 def data_arguments(data: Any) -> list[Argument]:
-    """The data as settings: a file, or rows in memory."""
+    """Return the data as settings: a file, or rows in memory."""
     if data is None:
         return []
     kind, key, value = ("files", "path", str(data)) if isinstance(data, (str, Path)) else ("list", "rows", data)
@@ -120,7 +120,7 @@ def data_arguments(data: Any) -> list[Argument]:
 
 
 def reward_arguments(reward: Any) -> list[Argument]:
-    """The rewards as settings: one, or several."""
+    """Return the rewards as settings: one, or several."""
     if reward is None:
         return []
     alone = isinstance(reward, (str, Mapping, Component)) or callable(reward) or not isinstance(reward, Sequence)

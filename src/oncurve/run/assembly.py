@@ -107,7 +107,7 @@ class Run:
         return self.trainer.train()
 
     def facts(self) -> RunFacts:
-        """The part of the plan that is known once everything is loaded."""
+        """Return the part of the plan that is known once everything is loaded."""
         given, adapter = self.given.reference, self.loaded.model.adapter
         reference = self.loaded if given is None and self.config.kl.needs_reference else given
         teacher = None if self.teacher is self.loaded else self.teacher
@@ -144,7 +144,7 @@ class Run:
         self.learner.export(path)
 
     def save_reward_model(self, path: Path) -> bool:
-        """The reward model as the iterations have left it, in Hugging Face form; whether there is one."""
+        """Return the reward model as the iterations have left it, in Hugging Face form; whether there is one."""
         if self.iterations is not None:
             self.iterations.learner.export(path)
         return self.iterations is not None
@@ -195,7 +195,7 @@ class Run:
 
 
 def _parameters(loaded: LoadedModel) -> int:
-    """The model's own parameters, without those of an adapter on it."""
+    """Return the model's own parameters, without those of an adapter on it."""
     adapter = loaded.model.adapter
     of_adapter = 0 if adapter is None else _count(adapter.parameters.values())
     return _count(loaded.model.module.parameters()) - of_adapter
@@ -211,7 +211,7 @@ def _adapter_facts(adapter: Adapter, width: int) -> AdapterFacts:
 
 
 def assemble(config: RunConfig, base: Path | None = None, given: Overrides | None = None, resumed: bool = False) -> Run:
-    """A run from its settings, cheap checks first: data, rewards, model, then the parts around them.
+    """Return a run from its settings, cheap checks first: data, rewards, model, then the parts around them.
 
     `base` is where relative paths in the settings start (the working directory if None); `given` stands in for what
     `[model]` would load. The rewards of a run that is `resumed` are not tried again. Nothing is written: see
@@ -248,7 +248,7 @@ def assemble(config: RunConfig, base: Path | None = None, given: Overrides | Non
 
 
 def _device(config: RunConfig, given: Overrides) -> torch.device:
-    """Where the policy is or will be. Raises ModelError: there is no such device."""
+    """Return where the policy is or will be. Raises ModelError: there is no such device."""
     return config.model.torch_device if given.model is None else module_device(given.model.model.module)
 
 
@@ -316,7 +316,7 @@ def _add_reward_model(run: Run, base: Path | None) -> None:
 def build_learner(
     config: RunConfig, loaded: LoadedModel, reference: LoadedModel | None = None, teacher: LoadedModel | None = None
 ) -> Learner:
-    """The learner of `[learner]`, on the ranks of `[cluster]`.
+    """Return the learner of `[learner]`, on the ranks of `[cluster]`.
 
     Raises ConfigError: what its settings build is none.
     """
@@ -339,7 +339,9 @@ def build_learner(
 
 
 def build_engine(config: RunConfig, loaded: LoadedModel) -> RolloutEngine:
-    """The engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not one."""
+    """Return the engine of `[engine]`, in this process alone. Raises ConfigError: what its settings build is not
+    one.
+    """
     engine = _engine_maker(config, loaded)()
     needed = ("exact", "follow", "generate", "prepare", "measured", "worked", "close")
     lacking = [name for name in needed if not hasattr(engine, name)]

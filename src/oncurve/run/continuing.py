@@ -39,7 +39,7 @@ class Resumption:
 def resumed_config(
     directory: Path, overrides: Iterable[str] = (), settings: Any = None, given: Any = None
 ) -> tuple[RunConfig, RunConfig, Path]:
-    """A run's configuration as its directory has it, the same with what a resume changes, and the folder.
+    """Return a run's configuration as its directory has it, the same with what a resume changes, and the folder.
 
     `given` are settings for objects that no file holds. Raises RunDirectoryError: it is no run. ConfigError.
     """
@@ -148,8 +148,9 @@ def continue_with(run: Run, directory: Path, console: Console) -> bool:
 
 
 def identity_of(config: RunConfig, base: Path) -> dict[str, Any]:
-    """The identity of a run. How long it is belongs to it where the learning rate's schedule depends on that, and the
-    number of ranks where they divide the model."""
+    """Return the identity of a run. How long it is belongs to it where the learning rate's schedule depends on that,
+    and the number of ranks where they divide the model.
+    """
     length = ("run.steps", "run.epochs") if config.learner.depends_on_length else ()
     ranks = ("cluster.learner_ranks",) if config.cluster.facts.divided else ()
     return identify(config, RUN, base, counts=(*length, *ranks))

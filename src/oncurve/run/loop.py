@@ -23,7 +23,7 @@ from oncurve.trainer import (
 
 
 def trainer_config(config: RunConfig, environment: Mapping[str, object] | None = None) -> TrainerConfig:
-    """The loop's own numbers, from the sections they stand in."""
+    """Return the loop's own numbers, from the sections they stand in."""
     return TrainerConfig(
         steps=config.run.steps,
         seed=config.run.seed,
@@ -46,7 +46,7 @@ def trainer_config(config: RunConfig, environment: Mapping[str, object] | None =
 
 
 def dynamic_sampling(config: RunConfig) -> DynamicSampling | None:
-    """Which groups a step trains on, by the verifier where there is one; None: on all that are usable."""
+    """Return which groups a step trains on, by the verifier where there is one; None: on all that are usable."""
     settings, verifier = config.filter, verifier_of(config.rewards, config.eval.verifier)
     if not settings.dynamic_sampling:
         return None

@@ -15,7 +15,8 @@ from oncurve.models.loading import directory_of, load_tokenizer, online
 
 
 def read_tokenizer(config: RunConfig) -> tuple[Any, int | None]:
-    """The policy's tokenizer, and the room for prompts as `room_for_prompts` has it, without the model's weights.
+    """Return the policy's tokenizer, and the room for prompts as `room_for_prompts` has it, without the model's
+    weights.
 
     Raises ModelError: there is no such model. ConfigError: completions alone take the model's context.
     """
@@ -28,7 +29,7 @@ def read_tokenizer(config: RunConfig) -> tuple[Any, int | None]:
 
 
 def room_for_prompts(loaded: LoadedModel, config: RunConfig) -> int | None:
-    """The tokens a prompt may have, so that its completion fits the model's context too; None: not known.
+    """Return the tokens a prompt may have, so that its completion fits the model's context too; None: not known.
 
     Raises ConfigError where completions alone take it all.
     """

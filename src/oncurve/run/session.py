@@ -227,7 +227,7 @@ def _without_checkpoint(run: Run, path: Path, error: BaseException) -> list[str]
 
 
 def best_of(run: Run) -> list[str]:
-    """A line about the best checkpoint of a run that has one."""
+    """Return a line about the best checkpoint of a run that has one."""
     metric, state, path = run.config.checkpoint.best, run.trainer.state, run.directory
     if metric is None or state.best is None or path is None:
         return []
@@ -242,7 +242,7 @@ def best_of(run: Run) -> list[str]:
 
 
 def ended_early(run: Run) -> list[str]:
-    """A line about a run that `eval.patience` has ended."""
+    """Return a line about a run that `eval.patience` has ended."""
     metric, state, held_out = run.config.checkpoint.best, run.trainer.state, run.trainer.config.held_out
     if not held_out.ends(state) or state.step >= run.config.run.steps:
         return []
@@ -252,12 +252,13 @@ def ended_early(run: Run) -> list[str]:
 
 
 def watch_of(run: Run) -> Watch:
-    """The doctor's rules over a run that goes on."""
+    """Return the doctor's rules over a run that goes on."""
     return Watch(to_tables(run.config), run.trainer.config.environment)
 
 
 def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
-    """An observer that shows each step, each new alarm of the doctor's rules, and once a notice of other processes.
+    """Return an observer that shows each step, each new alarm of the doctor's rules, and once a notice of other
+    processes.
 
     The first fault of a reward is quoted.
     """
@@ -281,7 +282,7 @@ def shown_by(progress: Progress, watch: Watch) -> Callable[[StepResult], None]:
 
 
 def stopped_at(run: Run, stopped: str) -> str:
-    """What stopped the run, the step from which it continues, and the command for it."""
+    """Return what stopped the run, the step from which it continues, and the command for it."""
     assert run.directory is not None
     assert run.trainer.checkpoints is not None
     step = run.trainer.checkpoints.newest
@@ -290,7 +291,7 @@ def stopped_at(run: Run, stopped: str) -> str:
 
 
 def how_to_go_on(run: Run) -> str:
-    """The command that resumes the run; for a run with objects, the Python call that takes them again."""
+    """Return the command that resumes the run; for a run with objects, the Python call that takes them again."""
     assert run.directory is not None
     path = run.directory.path
     call, objects = call_to_go_on(path, run.config, run.given)

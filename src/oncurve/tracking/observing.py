@@ -35,7 +35,7 @@ class Tracking:
             follower.recorded(step, table)
 
     def news(self) -> list[str]:
-        """The lines for the user since the last call."""
+        """Return the lines for the user since the last call."""
         lines: list[str] = []
         for follower in self._followers:
             while follower.news:
@@ -63,7 +63,7 @@ class Tracking:
 def completion_rows(
     groups: Sequence[Group], advantages: Sequence[Tensor | None], most: int
 ) -> tuple[CompletionRow, ...]:
-    """The completions of the first groups, at most `most`; `advantages[g]` is `(n, T)`, or None."""
+    """Return the completions of the first groups, at most `most`; `advantages[g]` is `(n, T)`, or None."""
     rows = (
         _row(group, index, advantage)
         for group, advantage in zip(groups, advantages, strict=True)

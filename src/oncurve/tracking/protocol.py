@@ -74,5 +74,5 @@ class Tracker(Protocol):
 
 
 def lacking_library(name: str) -> str | None:
-    """The sentence that a library is not installed; None: it is."""
+    """Return the sentence that a library is not installed; None: it is."""
     return None if find_spec(name) is not None else f"{name} is not installed: pip install 'oncurve[{name}]'"

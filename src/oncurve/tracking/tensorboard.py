@@ -29,7 +29,7 @@ class TensorBoard:
 
     @classmethod
     def problem(cls, settings: TrackingSettings) -> str | None:
-        """Why TensorBoard's files cannot be written here; None: they can."""
+        """Return why TensorBoard's files cannot be written here, or None if they can."""
         return lacking_library("tensorboard")
 
     def begin(self, run: TrackedRun) -> int:
@@ -81,7 +81,7 @@ class TensorBoard:
 
 
 def last_step(folder: Path) -> int:
-    """The last step whose scalars TensorBoard shows of the event files in `folder`; -1: of none."""
+    """Return the last step whose scalars TensorBoard shows of the event files in `folder`; -1: of none."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
@@ -97,7 +97,7 @@ def last_step(folder: Path) -> int:
 
 
 def as_markdown(rows: Sequence[CompletionRow]) -> str:
-    """The rows as a table in Markdown, whose cells show texts as they are: no markup, a line break as `⏎`."""
+    """Return the rows as a table in Markdown, whose cells show texts as they are: no markup, a line break as `⏎`."""
     lines = ["| " + " | ".join(CompletionRow._fields) + " |", "|" + "---|" * len(CompletionRow._fields)]
     return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])
 

@@ -24,7 +24,7 @@ class Trackio:
 
     @classmethod
     def problem(cls, settings: TrackingSettings) -> str | None:
-        """Why trackio cannot be used; None: it can."""
+        """Return why trackio cannot be used, or None if it can."""
         return lacking_library("trackio")
 
     def begin(self, run: TrackedRun) -> int:

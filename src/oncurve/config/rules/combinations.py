@@ -106,12 +106,12 @@ INERT = tuple(
 
 
 def _needs(config: RunConfig, what: str) -> bool:
-    """Whether the advantage states that it needs `what`."""
+    """Return whether the advantage states that it needs `what`."""
     return what in needs_of(config.advantage)
 
 
 def _by_own_model(config: RunConfig) -> list[RewardSettings]:
-    """The rewards whose values come from the run's own reward model."""
+    """Return the rewards whose values come from the run's own reward model."""
     return [reward for reward in config.rewards if reward.own_model is not None]
 
 
@@ -145,7 +145,7 @@ def check_config(config: RunConfig) -> None:
 
 
 def _unfit(index: int, reward: RewardSettings, config: RunConfig) -> str | None:
-    """Why a reward does not fit the lengths of completions; None: it does."""
+    """Return why a reward does not fit the lengths of completions, or None if it does."""
     try:
         reward.for_lengths(config.rollout.max_new_tokens)
     except ConfigError as error:
@@ -154,7 +154,7 @@ def _unfit(index: int, reward: RewardSettings, config: RunConfig) -> str | None:
 
 
 def _wrong_template(config: RunConfig) -> list[str]:
-    """A line where the teacher's template is none, or has a column that the data does not have."""
+    """Return a line where the teacher's template is none, or has a column that the data does not have."""
     teacher = teacher_of(config.advantage)
     if teacher is None or teacher.template is None:
         return []
@@ -163,7 +163,7 @@ def _wrong_template(config: RunConfig) -> list[str]:
 
 
 def measured(config: RunConfig) -> list[str]:
-    """The metrics of an evaluation of which more is better."""
+    """Return the metrics of an evaluation of which more is better."""
     if verifier_of(config.rewards, config.eval.verifier) is None:
         return ["eval/reward"]
     powers = [2**power for power in range(config.eval.n.bit_length())]
@@ -171,7 +171,7 @@ def measured(config: RunConfig) -> list[str]:
 
 
 def _wrong_best(config: RunConfig) -> list[str]:
-    """What is wrong with `checkpoint.best` and `eval.patience`, a line each."""
+    """Return what is wrong with `checkpoint.best` and `eval.patience`, a line each."""
     best = config.checkpoint.best
     if best is None:
         needs = 'eval.patience: set checkpoint.best to the metric that must get better, like "eval/accuracy"'
@@ -186,12 +186,12 @@ def _wrong_best(config: RunConfig) -> list[str]:
 
 
 def inert_rules(config: RunConfig) -> list[Inert]:
-    """The rules that hold, between sections and within a component."""
+    """Return the rules that hold, between sections and within a component."""
     return _holding(config, INERT, "inert")
 
 
 def _holding(config: RunConfig, rules: Sequence[Any], name: str) -> list[Any]:
-    """Which of the `rules` between sections hold, and which of those that components have under `name`."""
+    """Return which of the `rules` between sections hold, and which of those that components have under `name`."""
     parts = [getattr(config, section) for section in SECTIONS]
     parts += [inner for part in parts for inner in nested_in(part)] if name == "impossible" else []
     asked = [(rule, config) for rule in rules] + [(rule, part) for part in parts for rule in rules_of(part, name)]

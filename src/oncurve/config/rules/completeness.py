@@ -8,7 +8,7 @@ from oncurve.config.sections import RunConfig
 
 
 def missing(config: RunConfig, model_given: bool = False) -> list[str]:
-    """A line for each setting that a run cannot do without and that is not set: model, data, rewards, a teacher.
+    """Return a line for each setting that a run cannot do without and that is not set: model, data, rewards, a teacher.
 
     `model_given`: the model was handed over as a module, so `model.path` may be empty.
     """

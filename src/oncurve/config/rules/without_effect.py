@@ -33,7 +33,7 @@ def _keys(layer: Layer) -> set[str]:
 
 
 def inert(config: RunConfig) -> list[str]:
-    """A line for each key that is not at its default and has no effect."""
+    """Return a line for each key that is not at its default and has no effect."""
     return [
         f"{key} has no effect: {rule.reason}"
         for rule in inert_rules(config)

@@ -15,7 +15,7 @@ from oncurve.rewards import verifier_of
 
 
 def plan(config: RunConfig, facts: RunFacts | None = None) -> list[str]:
-    """The plan, one sentence per line; then what looks like a mistake, each line beginning with `note: `."""
+    """Return the plan, one sentence per line; then what looks like a mistake, each line beginning with `note: `."""
     known = facts or RunFacts()
     lines = [
         _updates(config),

@@ -87,7 +87,7 @@ class DataCheck:
     warnings: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """The findings as lines to read."""
+        """Return the findings as lines to read."""
         lines = [f"{self.rows:,} rows to train on, {self.held_out:,} held out", "", "Columns"]
         wide = max((len(column.name) for column in self.columns), default=0)
         for column in self.columns:
@@ -107,7 +107,7 @@ class DataCheck:
         return visible("\n".join([*lines, *(f"  {line}" for line in self.problems or self.warnings)]))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         prompts = [{"place": place, "tokens": tokens, "text": text} for place, tokens, text in self.prompts]
         return asdict(self) | {"prompts": prompts}
 
@@ -175,7 +175,7 @@ def check_data_of(config: RunConfig, base: Path) -> DataCheck:
 def _rewards(
     config: RunConfig, base: Path, rows: Rows, held_out: Rows, problems: list[str], warnings: list[str]
 ) -> tuple[Needs, ...]:
-    """What each reward takes of the rows and gives for them; what is wrong goes to `problems` and `warnings`."""
+    """Return what each reward takes of the rows and gives for them; what is wrong goes to `problems` and `warnings`."""
     if not config.rewards:
         return ()
     found = []
@@ -210,7 +210,7 @@ def _with_trials(needs: Needs, trials: Sequence[Trial]) -> Needs:
 
 
 def _opened(rows: Rows, config: RunConfig, tokenizer: Any, room: int | None, problems: list[str]) -> Prompts:
-    """The prompts as a run would have them; where it would refuse them, as they are, and why in `problems`."""
+    """Return the prompts as a run would have them; where it would refuse them, as they are, and why in `problems`."""
     try:
         return open_prompts(rows, config.data, tokenizer, room)
     except UserError as error:
@@ -251,7 +251,7 @@ def _cut(text: str) -> str:
 
 
 def _columns(rows: Rows) -> tuple[Column, ...]:
-    """The columns of the rows, in the order in which they occur first."""
+    """Return the columns of the rows, in the order in which they occur first."""
     counts: Counter[str] = Counter()
     types: dict[str, dict[str, None]] = {}
     first: dict[str, Any] = {}

@@ -38,11 +38,11 @@ class TargetEvaluation:
     evaluation: Evaluation
 
     def text(self) -> str:
-        """The evaluation as lines to read."""
+        """Return the evaluation as lines to read."""
         return f"{self.name}: {self.evaluation.text()}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {"model": self.name, **self.evaluation.to_json()}
 
 
@@ -140,7 +140,7 @@ def answers_kept(rewards: RewardSet, run: Path | None) -> Iterator[None]:
 
 
 def _model_words(target: str, is_run: bool, said: Sequence[str]) -> list[str]:
-    """The settings that name the weights of `target`, a run or a model: those that are `said` remain."""
+    """Return the settings that name the weights of `target`, a run or a model: those that are `said` remain."""
     folder = Path(target).expanduser()
     if is_run and not any((folder / "model").glob("*.safetensors")):  # the adapter of a quantised base, alone
         return [f"lora.path={folder / 'model' / ADAPTER}"]
@@ -177,7 +177,7 @@ def prompts_from(run: Run, rows: Any) -> Prompts:
 
 
 def _unfinished(folder: Path, config: RunConfig, base: Path, n: int, data: str | None) -> TargetEvaluation:
-    """The evaluation of the newest checkpoint of a run that has not ended."""
+    """Return the evaluation of the newest checkpoint of a run that has not ended."""
     with assemble(config.model_copy(update={"cluster": NoCluster()}), base, resumed=True) as run:  # nothing is trained
         found = Checkpoints(folder / "checkpoints", config.checkpoint.keep).restore(run.learner, run.trainer.outer)
         if found is None:

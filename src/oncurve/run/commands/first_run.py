@@ -29,7 +29,7 @@ def command_config(
     presets: Sequence[str] = (),
     of: str = "train",
 ) -> tuple[RunConfig, Path, str]:
-    """The configuration of the words of a command, the folder in which relative paths start, and a name.
+    """Return the configuration of the words of a command, the folder in which relative paths start, and a name.
 
     The name is that of the recipe or preset, after which a run's folder is called.
 
@@ -115,7 +115,7 @@ def words_for(option: str, value: str, options: Collection[str]) -> tuple[list[s
 
 
 def _names_model(target: str) -> bool:
-    """Whether a word that is no recipe is a model: a folder, or an id of the hub.
+    """Return whether a word that is no recipe is a model: a folder, or an id of the hub.
 
     Raises ConfigError: it is neither, nor anything else that exists.
     """
