@@ -22,7 +22,7 @@ from oncurve.cluster import FleetEngine, HostCluster
 from oncurve.cluster.vllm.engine import VllmEngine, VllmSettings
 from oncurve.cluster.vllm.server import ServerFaultError, VllmServer
 from oncurve.models import CausalModel, LocalWeights, save
-from oncurve.processes.fleets import fleet as fleets
+from oncurve.processes.fleets import health
 from oncurve.rollout import InProcessEngine, Sampling
 from oncurve.types import Group, Prompt
 
@@ -220,7 +220,7 @@ def test_a_server_that_is_away_is_used_again_when_it_is_back(
     orders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile the run's own process decodes, also a shard that the server refuses."""
-    monkeypatch.setattr(fleets, "QUARANTINE_SECONDS", 3.0)
+    monkeypatch.setattr(health, "QUARANTINE_SECONDS", 3.0)
     port = free_port()
     settings: dict[str, Any] = {
         "rollout_workers": 1,
