@@ -1,4 +1,4 @@
-"""What other tools call our settings and kinds, for error messages: `words.toml`, which is read when one needs it.
+"""Other tools' names of settings and kinds, for error messages: `hints.toml`, which is read when one needs it.
 
 The error for an unknown key, argument or kind names the one to use here. A name may be dotted; of a name with sections
 before it (`actor_rollout_ref.rollout.n`) the longest ending in the table counts.

@@ -91,7 +91,7 @@ class RunSettings(Component):
 
 
 class FilterSettings(Component):
-    """Which groups, completions and tokens are trained on."""
+    """The choice of groups, completions and tokens that are trained on."""
 
     dynamic_sampling: bool = False
     """Train only on groups that have right and wrong completions, by `eval.verifier` or the only checker of

@@ -1,4 +1,4 @@
-"""What is known of a run before it is loaded: the model's configuration, and how long its prompts are."""
+"""Facts of a run before it is loaded: the model's configuration, and the lengths of its prompts."""
 
 from __future__ import annotations
 

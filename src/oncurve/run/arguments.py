@@ -1,4 +1,4 @@
-"""What `oncurve.train` and the command line name, as settings: models, data, rewards, presets."""
+"""Names on the command line and in `oncurve.train` as settings: models, data, rewards, presets."""
 
 from __future__ import annotations
 

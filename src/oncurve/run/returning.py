@@ -20,7 +20,7 @@ Ended = TypeVar("Ended")
 
 
 class Returns:
-    """How often the run in `directory` has gone back to a checkpoint (`count`), and whether it may again.
+    """The number of returns of the run in `directory` to a checkpoint (`count`), and whether it may return again.
 
         stopped_by = Returns(directory).over(begin, again)
 

@@ -1,4 +1,4 @@
-"""How long the rows of a run may be: the room for prompts, and the reach of rotary positions."""
+"""The most tokens of a run's rows: the room for prompts, and the reach of rotary positions."""
 
 from __future__ import annotations
 

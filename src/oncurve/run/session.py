@@ -211,7 +211,7 @@ def finish(
 
 
 def _without_checkpoint(run: Run, path: Path, error: BaseException) -> list[str]:
-    """Of a run whose last step is done and whose last checkpoint a full disk has refused: save the model all the same.
+    """Save the model of a run whose last step is done, although a full disk has refused its last checkpoint.
 
     Returns a line on it.
     """

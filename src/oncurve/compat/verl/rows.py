@@ -1,4 +1,4 @@
-"""What the functions of verl's tables share: names of its sections, sums of its values, and paths."""
+"""The common part of the functions of verl's tables: names of its sections, sums of its values, and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the data has what the rewards need: looked at row by row, before a model is loaded."""
+"""A check, row by row and before a model is loaded, that the data has what the rewards need."""
 
 from __future__ import annotations
 

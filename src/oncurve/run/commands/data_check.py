@@ -38,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one reward takes of the data: columns that it needs, others that it takes, and what is wrong with rows.
+    """The columns that one reward needs, others that it takes, and what is wrong with rows.
 
     `tried`: how many rows it was called for; it gave a number in `read` of them, and `mean` to the reference answers.
     """
@@ -64,7 +64,7 @@ class PromptLengths:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """What `oncurve data check` found. `problems`: why a run would refuse the data, a line each; none: it would not.
+    """The findings of `oncurve data check`. `problems`: why a run would refuse the data, a line each; none: it would not.
 
     rows, held_out   numbers of rows
     looked_at        training rows that were looked at: fewer where they are generated

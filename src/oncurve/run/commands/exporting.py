@@ -30,7 +30,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Exported:
-    """Where a policy was written, after how many steps, and in which form."""
+    """The place of a written policy, the steps that it has, and its form."""
 
     path: Path
     step: int
@@ -90,7 +90,7 @@ def export_run(directory: Path, step: str | None = None, out: Path | None = None
 
 @dataclass(frozen=True)
 class ExportedLogs:
-    """Where the logs of Inspect were written, one of each of these steps."""
+    """The place of the written logs of Inspect, one of each of these steps."""
 
     path: Path
     steps: tuple[int, ...]

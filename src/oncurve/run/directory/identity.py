@@ -89,7 +89,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class TakenUp:
-    """How a run continues.
+    """The way in which a run continues.
 
     identity   the run's identity from now on
     lines      what is printed
