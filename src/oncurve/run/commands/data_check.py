@@ -64,7 +64,8 @@ class PromptLengths:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """The findings of `oncurve data check`. `problems`: why a run would refuse the data, a line each; none: it would not.
+    """The findings of `oncurve data check`. `problems`: why a run would refuse the data, a line each; none: it would
+    not.
 
     rows, held_out   numbers of rows
     looked_at        training rows that were looked at: fewer where they are generated
