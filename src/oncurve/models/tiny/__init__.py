@@ -11,5 +11,5 @@ from pathlib import Path
 
 
 def path() -> Path:
-    """Return the directory that holds the model: give it to `from_pretrained`, or to a recipe as `model.path`."""
+    """The directory that holds the model: give it to `from_pretrained`, or to a recipe as `model.path`."""
     return Path(str(files(__name__)))
