@@ -27,7 +27,7 @@ NEEDS = ("torch", "transformers", "trl", "rlox", "datasets", "oncurve")
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """The command line. Exits with code 2 for an unknown part."""
+    """Return the command line. Exits with code 2 for an unknown part."""
     parser = argparse.ArgumentParser(
         prog="python -m bench", description="Compare oncurve with TRL and rlox on this machine."
     )

@@ -98,11 +98,11 @@ class Case:
         return {**SYSTEMS[self.system].settings, **dict(self.settings)}
 
     def under(self, system: str) -> Case:
-        """The same work for another system."""
+        """Return the same work for another system."""
         return replace(self, system=system)
 
     def to_json(self) -> str:
-        """One line that `from_json` reads."""
+        """Return one line that `from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -113,13 +113,13 @@ class Case:
         return cls(**table)
 
     def lengths_of_step(self, step: int) -> list[list[int]]:
-        """The tokens of every completion of step `step` (from 0): G numbers for each of its M prompts."""
+        """Return the tokens of every completion of step `step` (from 0): G numbers for each of its M prompts."""
         first = step * self.prompts
         return [[length(self, first + m, i) for i in range(self.group_size)] for m in range(self.prompts)]
 
 
 def length(case: Case, prompt: int, sample: int) -> int:
-    """The number of tokens of completion `sample` of the run's prompt number `prompt`, in every system.
+    """Return the number of tokens of completion `sample` of the run's prompt number `prompt`, in every system.
 
     Natural lengths are log-normal with median 0.35 C and σ = 0.6, rounded, clamped to 1..C: 4 % reach the limit.
     """
@@ -130,12 +130,14 @@ def length(case: Case, prompt: int, sample: int) -> int:
 
 
 def pattern_constant(fraction: float, prompt: int) -> bool:
-    """Whether prompt number `prompt` is in the fraction, spread as evenly as possible: at 0.4, 2 of any 5 in a row."""
+    """Return whether prompt number `prompt` is in the fraction, spread as evenly as possible: at 0.4, 2 of any 5 in a
+    row.
+    """
     return math.floor((prompt + 1) * fraction + 1e-9) > math.floor(prompt * fraction + 1e-9)
 
 
 def is_constant(case: Case, prompt: int) -> bool:
-    """Whether all completions of the run's prompt number `prompt` have the same reward."""
+    """Return whether all completions of the run's prompt number `prompt` have the same reward."""
     return pattern_constant(case.constant_groups, prompt)
 
 

@@ -35,7 +35,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def describe() -> dict[str, Any]:
-    """The machine and the software, for the head of the results."""
+    """Return the machine and the software, for the head of the results."""
     info = _cpuinfo()
     flags = set(info.get("flags", "").split())
     return {
@@ -59,7 +59,7 @@ def _version(package: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit, and whether the working tree differs from it."""
+    """Return the commit, and whether the working tree differs from it."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         changed = subprocess.run(["git", "status", "--porcelain", "src", "bench"], cwd=ROOT, capture_output=True)
@@ -71,7 +71,7 @@ def commit() -> str:
 
 
 def code_hash(part: str) -> str:
-    """A hash of everything that can change a figure of this part: the package, and the part's own files."""
+    """Return a hash of everything that can change a figure of this part: the package, and the part's own files."""
     seen = hashlib.sha256()
     for pattern in ("src/**/*.py", *SHARED, *OWN.get(part, ())):
         for file in sorted(ROOT.glob(pattern)):
@@ -80,7 +80,7 @@ def code_hash(part: str) -> str:
 
 
 def kind() -> str:
-    """A short name of the machine, for the results' file: `xeon-amx-2core`."""
+    """Return a short name of the machine, for the results' file: `xeon-amx-2core`."""
     info = _cpuinfo()
     words = info.get("model name", platform.machine()).lower()
     family = next((name for name in ("xeon", "epyc", "core", "ryzen", "apple", "arm") if name in words), "cpu")
@@ -95,7 +95,7 @@ def load() -> list[float]:
 
 
 def available_bytes() -> int:
-    """Memory available without swapping, within the control group's limit (Linux); elsewhere all memory."""
+    """Return memory available without swapping, within the control group's limit (Linux); elsewhere all memory."""
     file = Path("/proc/meminfo")
     if not file.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

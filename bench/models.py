@@ -63,7 +63,7 @@ SIZES: dict[str, Size] = {
 
 
 def data_folder() -> Path | None:
-    """The folder of real text, if there is one."""
+    """Return the folder of real text, if there is one."""
     named = os.environ.get("ONCURVE_TEST_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
     return folder if folder.is_dir() else None
@@ -120,7 +120,7 @@ def _make_tokenizer(folder: Path) -> None:
 
 @cache
 def load_tokenizer() -> Any:
-    """The tokenizer of every model here."""
+    """Return the tokenizer of every model here."""
     from transformers import AutoTokenizer
 
     folder = CACHE / "tokenizer"
@@ -139,7 +139,7 @@ def _make_whole(folder: Path, make: Any) -> None:
 
 
 def model_path(name: str, vocabulary: int | None = None) -> Path:
-    """The folder of a model with its tokenizer, in Hugging Face form; made on the first call, float32."""
+    """Return the folder of a model with its tokenizer, in Hugging Face form; made on the first call, float32."""
     size = SIZES[name]
     folder = CACHE / (name if vocabulary in (None, size.vocabulary) else f"{name}-V{vocabulary}")
     if not folder.is_dir():
@@ -177,7 +177,7 @@ def _encoded(question: int) -> tuple[int, ...]:
 
 
 def prompt_ids(case: Case, prompt: int) -> list[int]:
-    """The tokens of the run's prompt number `prompt`: a question, or `case.prompt_tokens` of several in a row.
+    """Return the tokens of the run's prompt number `prompt`: a question, or `case.prompt_tokens` of several in a row.
 
     Ids outside a smaller vocabulary are taken modulo its size.
     """
@@ -193,5 +193,5 @@ def prompt_ids(case: Case, prompt: int) -> list[int]:
 
 
 def token_rows(case: Case, steps: int) -> list[list[int]]:
-    """The prompts of `steps` steps, one after another."""
+    """Return the prompts of `steps` steps, one after another."""
     return [prompt_ids(case, prompt) for prompt in range(steps * case.prompts)]

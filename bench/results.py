@@ -23,12 +23,12 @@ FOLDER = Path(__file__).parent / "results"
 
 
 def default_path(quick: bool) -> Path:
-    """The results file of this machine. A quick run has a file of its own, which is not committed."""
+    """Return the results file of this machine. A quick run has a file of its own, which is not committed."""
     return FOLDER / (machine.kind() + ("-quick" if quick else "") + ".json")
 
 
 def void_reasons(table: dict[str, Any]) -> list[str]:
-    """Why the run is void: the gates that failed, and the timed runs whose log-probs do not match."""
+    """Return why the run is void: the gates that failed, and the timed runs whose log-probs do not match."""
     reasons = [f"gate {name}: {g['value']:.3g}, not within {g['limit']:.3g}" for name, g in _failed_gates(table)]
     for name, cell in table.get("cells", {}).items():
         for pair, found in cell.items():
@@ -63,18 +63,18 @@ class Results:
 
     @staticmethod
     def read(path: Path) -> dict[str, Any]:
-        """The content of a results file; empty where there is none."""
+        """Return the content of a results file; empty where there is none."""
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return table
 
     def code(self, part: str) -> str:
-        """The hash of the code that measures this part, computed once per process."""
+        """Return the hash of the code that measures this part, computed once per process."""
         if part not in self.codes:
             self.codes[part] = machine.code_hash(part)
         return self.codes[part]
 
     def has(self, *keys: str) -> bool:
-        """Whether the entry at `keys` is there, measured by the present code."""
+        """Return whether the entry at `keys` is there, measured by the present code."""
         found: Any = self.table
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None

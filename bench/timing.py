@@ -17,7 +17,8 @@ RESAMPLES = 2000
 def time_in_turn(
     ways: dict[str, Callable[[], Any]], repeats: int, at_least: float = 2e-4, budget: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each function, in `repeats` rounds whose order alternates, so that all see the same noise.
+    """Return seconds of one call of each function, in `repeats` rounds whose order alternates, so that all see the same
+    noise.
 
     A sample is the mean over as many calls as take `at_least` seconds, so that the clock's own cost does not count. No
     round begins after `budget` seconds, except the first. Each function is called once before, unmeasured.
@@ -46,7 +47,7 @@ def _calls(way: Callable[[], Any], at_least: float) -> int:
 def ratio_interval(
     above: Sequence[float], below: Sequence[float], of: Callable[[list[float]], float] = statistics.median
 ) -> list[float]:
-    """`[value, low, high]`: of(above) / of(below), and its bootstrap 95 % interval; samples go in pairs."""
+    """Return `[value, low, high]`: of(above) / of(below), and its bootstrap 95 % interval; samples go in pairs."""
     pairs = list(zip(above, below, strict=True))
     draw = random.Random(0)
     resampled = [_ratio(draw.choices(pairs, k=len(pairs)), of) for _ in range(RESAMPLES)]
@@ -69,14 +70,14 @@ def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """The power p of `y ~ xᵖ` between the last two points: 1 where doubling x doubles y."""
+    """Return the power p of `y ~ xᵖ` between the last two points: 1 where doubling x doubles y."""
     return math.log(y[-1] / y[-2]) / math.log(x[-1] / x[-2])
 
 
 def slope_ratio(
     x: Sequence[float], above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]
 ) -> list[float] | None:
-    """`[value, low, high]`: slope of the medians of `above` over that of `below`, samples by point of `x`.
+    """Return `[value, low, high]`: slope of the medians of `above` over that of `below`, samples by point of `x`.
 
     The interval is a bootstrap over each point's samples. None for fewer than two points, or where `below` does not
     rise.

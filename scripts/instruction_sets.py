@@ -51,7 +51,7 @@ ROOMS = (
 
 
 def run(name: str, words: Sequence[str] = ROOMS) -> subprocess.CompletedProcess[str]:
-    """The tests that `words` name to pytest, under the settings of that name; what they said."""
+    """Return the tests that `words` name to pytest, under the settings of that name; what they said."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *words]
     environment = {**os.environ, **SETTINGS[name], "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

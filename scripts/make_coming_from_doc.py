@@ -43,7 +43,7 @@ The nearest quantities side by side; [metrics](metrics.md) has the formulas and 
 
 
 def page(dialects: Iterable[tuple[Dialect, str]]) -> str:
-    """The whole page: a section per tool, and the metrics."""
+    """Return the whole page: a section per tool, and the metrics."""
     dialects = list(dialects)
     index = "".join(f"* [{heading(dialect)}](#{anchor(heading(dialect))})\n" for dialect, _ in dialects)
     sections = "".join("\n" + "\n".join(section(dialect, about)) for dialect, about in dialects)
@@ -56,7 +56,7 @@ def page(dialects: Iterable[tuple[Dialect, str]]) -> str:
 
 
 def section(dialect: Dialect, about: str) -> Iterator[str]:
-    """The lines of one tool: its text, and a table per fate of its keys."""
+    """Return the lines of one tool: its text, and a table per fate of its keys."""
     yield from (f"## {heading(dialect)}", "", about.strip(), "")
     fates: dict[str, list[Key]] = {"translated": [], "refused": [], "no meaning": []}
     for key in dialect.keys:
@@ -78,7 +78,7 @@ def section(dialect: Dialect, about: str) -> Iterator[str]:
 
 
 def by_reason(keys: Iterable[Key]) -> Iterator[str]:
-    """A list item per reason, with the keys that have it."""
+    """Return a list item per reason, with the keys that have it."""
     reasons: dict[str, list[str]] = {}
     for key in keys:
         reasons.setdefault(key.note, []).append(f"`{key.theirs}`")
@@ -93,33 +93,35 @@ def heading(dialect: Dialect) -> str:
 
 
 def ours(key: Key) -> str:
-    """The settings here, as code."""
+    """Return the settings here, as code."""
     return ", ".join(f"`{name}`" for name in key.ours)
 
 
 def harmless(key: Key) -> str:
-    """The values that are no error."""
+    """Return the values that are no error."""
     return ", ".join(code(json.dumps(value)) for value in key.harmless)
 
 
 def cell(text: str) -> str:
-    """Text for a cell of a table: on one line, without bars, and without stars and brackets that are Markdown."""
+    """Return text for a cell of a table: on one line, without bars, and without stars and brackets that are
+    Markdown.
+    """
     plain = " ".join(text.split()).replace("|", "\\|")
     return plain.replace("*", "\\*").replace("[[", "\\[[").replace("<", "&lt;")
 
 
 def code(text: str) -> str:
-    """`text` as inline code in a cell; "" stays."""
+    """Return `text` as inline code in a cell; "" stays."""
     return "`{}`".format(text.replace("|", "\\|")) if text else ""
 
 
 def anchor(name: str) -> str:
-    """The anchor that GitHub makes of a heading."""
+    """Return the anchor that GitHub makes of a heading."""
     return "".join(letter for letter in name.lower().replace(" ", "-") if letter.isalnum() or letter in "_-")
 
 
 def known() -> Iterator[tuple[Dialect, str]]:
-    """Each tool's table and text."""
+    """Return each tool's table and text."""
     for module in DIALECTS.values():
         found: Any = import_module(module)
         yield found.DIALECT, found.ABOUT

@@ -71,7 +71,7 @@ An unknown key is an error that names the nearest one. `oncurve config show RECI
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     presets = [f"* `{preset.stem}`: {_comment(preset)}" for preset in sorted(PRESETS.glob("*.toml"))]
     parts = [INTRODUCTION, "Presets:\n\n" + "\n".join(presets) + "\n"]
     for name in RunConfig.model_fields:
@@ -160,7 +160,7 @@ def _rows(cls: type[Component], names: list[str]) -> str:
 
 
 def field_meanings(cls: type[Component]) -> dict[str, str]:
-    """The string under each field of a class, or of the base that declares it last.
+    """Return the string under each field of a class, or of the base that declares it last.
 
     Raises SystemExit: a field without one.
     """
@@ -196,7 +196,7 @@ NAMES = {int: "whole number", float: "number", str: "string", bool: "true, false
 
 
 def _values(annotation: Any) -> str:
-    """The type in words."""
+    """Return the type in words."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return ", ".join(f'`"{choice}"`' if isinstance(choice, str) else f"`{choice}`" for choice in inner)

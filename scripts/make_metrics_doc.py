@@ -62,7 +62,7 @@ REDUCTIONS = {
 
 
 def page(metrics: dict[str, Metric]) -> str:
-    """The whole page, in the order of the table."""
+    """Return the whole page, in the order of the table."""
     rows = "".join(
         f"| [`{name}`](#{anchor(name)}) | {code(metric.trl)} | {code(metric.verl)} |\n"
         for name, metric in metrics.items()
@@ -82,12 +82,14 @@ def page(metrics: dict[str, Metric]) -> str:
 
 
 def code(text: str) -> str:
-    """`text` as inline code, so that neither `|` nor `*` nor `_` in a formula is taken for Markdown; "" stays."""
+    """Return `text` as inline code, so that neither `|` nor `*` nor `_` in a formula is taken for Markdown; ""
+    stays.
+    """
     return f"`{text}`" if text else ""
 
 
 def anchor(name: str) -> str:
-    """The anchor that GitHub makes of a heading: lower case, only letters, digits, `_` and `-`."""
+    """Return the anchor that GitHub makes of a heading: lower case, only letters, digits, `_` and `-`."""
     return "".join(letter for letter in name.lower() if letter.isalnum() or letter in "_-")
 
 

@@ -57,7 +57,9 @@ HELD_OUT, NEW_TOKENS = 512, 72
 
 
 def words() -> list[str]:
-    """The pieces of the task's questions with their spaces: `Mia| has |7| bags of |8| beads|. She| finds |3|1`."""
+    """Return the pieces of the task's questions with their spaces: `Mia| has |7| bags of |8| beads|. She| finds
+    |3|1`.
+    """
     verbs = [f" {verb} " for verb in sorted(GAINS + LOSSES)]
     people = [*PEOPLE, *(f". {pronoun}" for pronoun in sorted(set(PEOPLE.values())))]
     return [
@@ -74,7 +76,9 @@ def words() -> list[str]:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Words of the task, else single printable ASCII characters: such text comes back exactly; a digit is a token."""
+    """Return words of the task, else single printable ASCII characters: such text comes back exactly; a digit is a
+    token.
+    """
     special = [PAD, BOS, EOS, UNK]
     characters = ["\n", *(chr(code) for code in range(32, 127))]
     # A word beats its letters: the likeliest segmentation is the one with the fewest pieces.
@@ -97,7 +101,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A Llama of `SHAPE` with random weights, drawn from torch's global seed."""
+    """Return a Llama of `SHAPE` with random weights, drawn from torch's global seed."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
@@ -109,7 +113,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def clean_examples(tokenizer: PreTrainedTokenizerFast, count: int, seed: int) -> list[tuple[list[int], int]]:
-    """`(ids, prompt length)` of right solutions, their styles drawn by `STYLE_SHARES`. Every step is checked."""
+    """Return `(ids, prompt length)` of right solutions, their styles drawn by `STYLE_SHARES`. Every step is checked."""
     draw = random.Random(seed)
     late = int(count * HASTY)
     styles = draw.choices(STYLES, [EARLY[style] for style in STYLES], k=count - late)
@@ -124,7 +128,7 @@ def clean_examples(tokenizer: PreTrainedTokenizerFast, count: int, seed: int) ->
 
 
 def batches(examples: Sequence[tuple[list[int], int]], pad_id: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """`(ids, labels)`, `(BATCH, T)` each, of examples of like length; labels are -100 on prompts and padding."""
+    """Return `(ids, labels)`, `(BATCH, T)` each, of examples of like length; labels are -100 on prompts and padding."""
     window = 32 * BATCH  # sorted by length within, so that little is padding, while the order over all stays random
     for first in range(0, len(examples) - window + 1, window):
         alike = sorted(examples[first : first + window], key=lambda example: len(example[0]))
@@ -150,7 +154,9 @@ def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def pretrain(model: LlamaForCausalLM, examples: Sequence[tuple[list[int], int]], pad_id: int) -> float:
-    """One pass over the examples, warm-up then cosine to zero; returns the mean of the last losses, nats a token."""
+    """Return one pass over the examples, warm-up then cosine to zero; returns the mean of the last losses, nats a
+    token.
+    """
     updates = len(examples) // (32 * BATCH) * 32
     both = optimizers(model)
     losses: list[float] = []
@@ -177,7 +183,7 @@ def pretrain(model: LlamaForCausalLM, examples: Sequence[tuple[list[int], int]],
 def write_completions(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, asked: Sequence[Problem]
 ) -> list[str]:
-    """What the model writes to each problem, greedily."""
+    """Return what the model writes to each problem, greedily."""
     texts: list[str] = []
     for first in range(0, len(asked), 256):
         prompts = [item.prompt for item in asked[first : first + 256]]

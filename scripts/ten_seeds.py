@@ -13,7 +13,7 @@ from typing import Any
 
 
 def demo(seed: int) -> dict[str, Any]:
-    """The figures of one run, in its own process and folder."""
+    """Return the figures of one run, in its own process and folder."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "oncurve", "demo", "--seed", str(seed), "--out", f"{folder}/run", "--json"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -39,7 +39,7 @@ PROMPT, LENGTH, ROWS = 8, 56, 4
 
 
 def make_model(size: str, lora_rank: int) -> CausalModel:
-    """A model of random weights, in float32; with an adapter where `lora_rank` is not 0."""
+    """Return a model of random weights, in float32; with an adapter where `lora_rank` is not 0."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = SIZES[size]
@@ -60,7 +60,7 @@ def make_model(size: str, lora_rank: int) -> CausalModel:
 def make_learner(
     model: CausalModel, dtype: str, kl_coef: float, tokenizer: object = None, make: type[LocalLearner] = LocalLearner
 ) -> Any:
-    """A learner of `model`."""
+    """Return a learner of `model`."""
     return LearnerConfig(tokens_per_micro_batch=512, gradient_checkpointing=True).build(
         model,
         Clipped(),
@@ -71,7 +71,7 @@ def make_learner(
 
 
 def made_up_batch(vocabulary: int) -> TrainBatch:
-    """Two groups of two completions of random tokens."""
+    """Return two groups of two completions of random tokens."""
     draw = torch.Generator().manual_seed(1)
 
     def ids(count: int) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ def made_up_batch(vocabulary: int) -> TrainBatch:
 
 
 def measure(size: str, dtype: str, kl_coef: float, lora_rank: int, ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Each phase with the bytes of every rank."""
+    """Return each phase with the bytes of every rank."""
     import transformers.models.qwen2.modeling_qwen2 as imported
 
     assert imported
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def measured_apart(given: argparse.Namespace, ranks: int, out: Path) -> list[dict[str, Any]]:
-    """`measure` in a process of its own, which has no memory of another number of ranks."""
+    """Return `measure` in a process of its own, which has no memory of another number of ranks."""
     settings = ["--ranks", str(ranks), "--dtype", given.dtype, "--kl-coef", str(given.kl_coef)]
     settings += ["--lora-rank", str(given.lora_rank), "--out", str(out)]
     subprocess.run([sys.executable, "-m", "bench.cluster.fsdp", given.size, *settings], check=True)

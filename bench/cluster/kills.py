@@ -34,7 +34,7 @@ PROMPTS = [Prompt(number, "", tuple(range(10 + number, 20 + number))) for number
 
 
 def forked() -> list[psutil.Process]:
-    """The workers: what the nursery of this process has forked."""
+    """Return the workers: what the nursery of this process has forked."""
     with suppress(psutil.NoSuchProcess):
         return [
             child
@@ -90,7 +90,7 @@ def rollouts(model: CausalModel, workers: int, seconds: float, count: int) -> tu
 
 
 def measured(size: str, workers: int, every: float, seconds: float) -> dict[str, Any]:
-    """Both times and what was killed."""
+    """Return both times and what was killed."""
     torch.set_num_threads(1)
     model: CausalModel = make_learner(size, "float32", 0.0).weights().local()
     killed: list[int] = []

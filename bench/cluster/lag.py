@@ -40,7 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def once(way: str, seed: int) -> dict[str, float]:
-    """One run: the seconds of a step after the first few, of its parts, and the mean length."""
+    """Return one run: the seconds of a step after the first few, of its parts, and the mean length."""
     import oncurve
 
     cluster = {"kind": "host", "rollout_workers": 1, **WAYS[way]}

@@ -44,7 +44,7 @@ SAMPLING = Sampling(group_size=GROUP_SIZE, max_new_tokens=COMPLETION)
 
 
 def random_model(size: str, dtype: torch.dtype = torch.bfloat16) -> CausalModel:
-    """A Qwen2 model of random weights."""
+    """Return a Qwen2 model of random weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = SIZES[size]
@@ -63,17 +63,17 @@ def random_model(size: str, dtype: torch.dtype = torch.bfloat16) -> CausalModel:
 
 
 def limit(prompt: int, sample: int) -> int:
-    """The tokens of a completion."""
+    """Return the tokens of a completion."""
     return length(Case("oncurve", "38M", PROMPTS, GROUP_SIZE, COMPLETION, lengths="natural"), prompt, sample)
 
 
 def build() -> InProcessEngine:
-    """The engine of every process."""
+    """Return the engine of every process."""
     return InProcessEngine(SAMPLING, seed=0, limits=limit)
 
 
 def prompts_of(count: int = PROMPTS) -> list[Prompt]:
-    """Prompts of made-up tokens."""
+    """Return prompts of made-up tokens."""
     draw = torch.Generator().manual_seed(1)
     return [
         Prompt(number, "", tuple(torch.randint(8000, (PROMPT,), generator=draw).tolist())) for number in range(count)
@@ -88,7 +88,7 @@ def processor_seconds() -> dict[int, float]:
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:
-    """Seconds, processor seconds of all processes, and of the one that had most to do."""
+    """Return seconds, processor seconds of all processes, and of the one that had most to do."""
     began, before = time.perf_counter(), processor_seconds()
     work()
     seconds, after = time.perf_counter() - began, processor_seconds()
@@ -97,7 +97,7 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def in_turn(ways: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
-    """Each way `repeats` times after one that does not count, in turns."""
+    """Return each way `repeats` times after one that does not count, in turns."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for name, way in ways.items():
@@ -112,7 +112,7 @@ def in_turn(ways: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, An
 
 
 def decode(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """One worker and two."""
+    """Return one worker and two."""
     model, prompts = random_model(size, dtype), prompts_of()
     engines = {}
     for count in (1, 2):
@@ -128,7 +128,7 @@ def decode(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
 
 
 def rollout(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """Shards of so many groups."""
+    """Return shards of so many groups."""
     model, prompts, ways = random_model(size, dtype), prompts_of(), {}
     for groups in (1, 2, 4, 8):
         engine = HostCluster(shard_groups=groups).rollout_engine(build(), build, SAMPLING)
@@ -158,7 +158,7 @@ def gradient(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
 
 
 def weights(size: str, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """A version that is new each time, to two workers."""
+    """Return a version that is new each time, to two workers."""
     model = random_model(size, dtype)
     fleet = HostCluster(rollout_workers=2).fleet(partial(Worker, model, build, 1), 2, "workers")
     version = 0

@@ -153,7 +153,7 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def needed_bytes(case: Case) -> float:
-    """A rough peak of a worker's memory: bytes per parameter, and 10 copies of all completions' float32 logits.
+    """Return a rough peak of a worker's memory: bytes per parameter, and 10 copies of all completions' float32 logits.
 
     oncurve never holds those logits. Its activations count as a twentieth of its bytes per parameter, and its weights
     packed for decoding are added.
@@ -190,7 +190,7 @@ def _alone(case: Case, steps: int, until: float | None) -> Turns:
 
 
 def side_by_side(ours: Case, theirs: Case, steps: int, until: float | None) -> tuple[list[Turns], str]:
-    """Both systems' turns and their order: "A B B A" where both run at once, else "blocks"."""
+    """Return both systems' turns and their order: "A B B A" where both run at once, else "blocks"."""
     _check_room(ours)
     if needed_bytes(ours) + needed_bytes(theirs) > SLACK * machine.available_bytes():
         first = _alone(ours, steps if until is None else 1, None)
@@ -214,7 +214,7 @@ def side_by_side(ours: Case, theirs: Case, steps: int, until: float | None) -> t
 
 
 def summary(case: Case, turns: Turns, limits: dict[str, float]) -> dict[str, Any]:
-    """What is saved of a system's timed steps. Step 0 is the warm-up, so the timed ones begin at 1."""
+    """Return what is saved of a system's timed steps. Step 0 is the warm-up, so the timed ones begin at 1."""
     seconds = [report["seconds"] for report in turns.reports]
     dtype = str((turns.about or {}).get("dtype", "torch.float32")).removeprefix("torch.")
     phases = {name for report in turns.reports for name in report["phases"]}

@@ -73,7 +73,7 @@ def attention_per_pair(size: Size) -> int:
 
 
 def prefill_flops(size: Size, work: Work) -> float:
-    """Prompts once each, the head on their last token."""
+    """Return prompts once each, the head on their last token."""
     body = sum(2 * size.body_parameters * p + attention_per_pair(size) * p * p / 2 for p in work.prompts)
     return body + 2 * size.head_parameters * len(work.prompts)
 
@@ -97,14 +97,14 @@ def train_flops(size: Size, work: Work) -> float:
 
 
 def reference_flops(size: Size, work: Work) -> float:
-    """The reference's forward pass over every group; 0 without a KL term."""
+    """Return the reference's forward pass over every group; 0 without a KL term."""
     if not work.kl:
         return 0.0
     return sum(sum(forward_flops(size, p, c)) for p, c in zip(work.prompts, work.completions, strict=True))
 
 
 def decode_seconds(size: Size, work: Work, flops: float, bandwidth: float, weight_bytes: int) -> float:
-    """Every step after the prefill's token, each bound by arithmetic or by memory."""
+    """Return every step after the prefill's token, each bound by arithmetic or by memory."""
     kv_bytes = 2 * size.layers * size.kv_heads * size.head_dim * weight_bytes
     parameters = size.body_parameters + size.head_parameters
     seconds = 0.0
@@ -120,7 +120,7 @@ def decode_seconds(size: Size, work: Work, flops: float, bandwidth: float, weigh
 
 
 def ideal_seconds(size: Size, work: Work, flops: float, bandwidth: float, weight_bytes: int) -> Ideal:
-    """The least seconds of a step at `flops` FLOP/s and `bandwidth` bytes/s, weights of `weight_bytes` each."""
+    """Return the least seconds of a step at `flops` FLOP/s and `bandwidth` bytes/s, weights of `weight_bytes` each."""
     return Ideal(
         prefill_flops(size, work) / flops,
         decode_seconds(size, work, flops, bandwidth, weight_bytes),
@@ -130,7 +130,8 @@ def ideal_seconds(size: Size, work: Work, flops: float, bandwidth: float, weight
 
 
 def tokens_of(case: Case, step: int, executed: dict[str, int]) -> dict[str, int]:
-    """Token positions processed in a step: useful, duplicated (prompts repeated within a group), padding and the rest.
+    """Return token positions processed in a step: useful, duplicated (prompts repeated within a group), padding and the
+    rest.
 
     Useful: prompts once in each pass that reads them; each completion token except the last, which predicts nothing,
     once in decode, reference and training. Training a group without a gradient is not useful. Of a pass's further
@@ -156,7 +157,7 @@ def tokens_of(case: Case, step: int, executed: dict[str, int]) -> dict[str, int]
 
 
 def size_of(case: Case) -> Size:
-    """The model's shape, with the case's vocabulary."""
+    """Return the model's shape, with the case's vocabulary."""
     size = SIZES[case.model]
     if case.vocabulary is None:
         return size

@@ -30,7 +30,7 @@ LIMITS = {"gradient float64": 1e-10, "gradient float32": 1e-5, "gradient bfloat1
 
 
 def measure(threads: int) -> dict[str, Any]:
-    """`{"gates": {name: {"value", "limit", "passed"}}}`, in a fresh process."""
+    """Return `{"gates": {name: {"value", "limit", "passed"}}}`, in a fresh process."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "bench.compare.gate", str(threads)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -58,7 +58,9 @@ def main() -> None:
 
 
 def _module(dtype: Any, disturbed: bool = False) -> Any:
-    """The 6.5M model in `dtype`; `disturbed`: another one near it, for a reference that differs from the policy."""
+    """Return the 6.5M model in `dtype`; `disturbed`: another one near it, for a reference that differs from the
+    policy.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -89,7 +91,7 @@ def _rewards() -> list[list[float]]:
 
 
 def _completions() -> list[list[list[int]]]:
-    """Tokens of every completion: text of other prompts, of the lengths of the case."""
+    """Return tokens of every completion: text of other prompts, of the lengths of the case."""
     lengths = CASE.lengths_of_step(0)
     return [
         [models.prompt_ids(CASE, 10 + g * CASE.group_size + i)[:length] for i, length in enumerate(group)]
@@ -98,7 +100,9 @@ def _completions() -> list[list[list[int]]]:
 
 
 def _oracle() -> Any:
-    """The gradient `(all parameters,)` float64 by `tests/oracles/plain_grpo.py` and the module's plain forward."""
+    """Return the gradient `(all parameters,)` float64 by `tests/oracles/plain_grpo.py` and the module's plain
+    forward.
+    """
     import torch
 
     from oracles.plain_grpo import PlainConfig, PlainGroup, reference_loss
@@ -119,7 +123,7 @@ def _oracle() -> Any:
 
 
 def _ours(dtype: Any) -> Any:
-    """The learner's accumulated gradient, computing in `dtype`."""
+    """Return the learner's accumulated gradient, computing in `dtype`."""
     import torch
 
     from oncurve.advantages import GroupAdvantage

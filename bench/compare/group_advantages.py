@@ -110,7 +110,9 @@ COLUMNS = (
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as a page's section: a row a size, microseconds, and the ratio above 1 where oncurve is faster."""
+    """Return the results as a page's section: a row a size, microseconds, and the ratio above 1 where oncurve is
+    faster.
+    """
     parts = []
     for measured in results["by_threads"]:
         threads = measured["threads"]

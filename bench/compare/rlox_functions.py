@@ -38,7 +38,7 @@ def _version() -> str:
 
 
 def differences() -> Iterator[tuple[str, str]]:
-    """What was compared, and how it differs; "": it does not."""
+    """Return what was compared, and how it differs; "": it does not."""
     import rlox
     from rlox.algorithms.grpo import GRPO
 

@@ -26,7 +26,7 @@ LEAST_SECONDS = 0.05
 
 
 def measure(model: str, threads: int) -> dict[str, float]:
-    """`{"float32": FLOP/s, "bfloat16": FLOP/s, "read": bytes/s, "copy": bytes/s}`, in a fresh process."""
+    """Return `{"float32": FLOP/s, "bfloat16": FLOP/s, "read": bytes/s, "copy": bytes/s}`, in a fresh process."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "bench.compare.roofline", str(threads), model]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -35,7 +35,7 @@ def measure(model: str, threads: int) -> dict[str, float]:
 
 
 def shapes(size: Size) -> list[tuple[int, int, int]]:
-    """One layer's matrix products and the head's, as (tokens, inputs, outputs)."""
+    """Return one layer's matrix products and the head's, as (tokens, inputs, outputs)."""
     h, kv, wide = size.hidden, size.kv_heads * size.head_dim, size.intermediate
     layer = [(h, h), (h, kv), (h, kv), (h, h), (h, wide), (h, wide), (wide, h)]
     return [(TOKENS, k, n) for k, n in layer] + [(HEAD_TOKENS, h, size.vocabulary)]
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _best(call: Callable[[], Any]) -> float:
-    """Seconds of one call: the fastest of several after the first."""
+    """Return seconds of one call: the fastest of several after the first."""
     call()
     fastest, until = float("inf"), time.perf_counter() + LEAST_SECONDS
     rounds = 0

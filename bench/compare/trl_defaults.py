@@ -43,7 +43,7 @@ SOLUTIONS = (r"\frac{1}{3}", "$0.5$", "nothing to parse", r"\boxed{x+1}")
 
 
 def differences() -> Iterator[str]:
-    """A line for each name, default or result that differs."""
+    """Return a line for each name, default or result that differs."""
     yield from _fields()
     yield from _computed()
     yield from _arguments()

@@ -59,12 +59,14 @@ KNOWN: dict[str, tuple[Callable[[Update], bool], str]] = {
 
 
 def known(update: Update) -> str | None:
-    """The key in `KNOWN` of the reason why TRL's gradient is expected to differ; None: it must be equal."""
+    """Return the key in `KNOWN` of the reason why TRL's gradient is expected to differ; None: it must be equal."""
     return next((key for key, (matches, _) in KNOWN.items() if matches(update)), None)
 
 
 def planned(losses: Iterable[str]) -> list[Update]:
-    """Every loss with every KL term, on-policy and off-policy, whole and in micro-batches; then with a masked row."""
+    """Return every loss with every KL term, on-policy and off-policy, whole and in micro-batches; then with a masked
+    row.
+    """
     chosen = list(losses)
     regular = [
         Update(loss, kl, off_policy, micro_batches)
@@ -140,7 +142,7 @@ def _arguments(update: Update, folder: str) -> dict[str, Any]:
 
 
 def _rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-    """The given completions; a prompt is the number of its group and occurs once for each."""
+    """Return the given completions; a prompt is the number of its group and occurs once for each."""
     groups = list(dict.fromkeys(map(int, prompts)))
     ids = [row for group in groups for row in updates.completions()[group]]
     own = updates.prompts()
@@ -167,7 +169,7 @@ def _give_old_logprobs(trainer: Any) -> None:
 
 
 def compare(update: Update) -> dict[str, Any]:
-    """The differences of an update: of oncurve to TRL, and in a known case of both to the oracle."""
+    """Return the differences of an update: of oncurve to TRL, and in a known case of both to the oracle."""
     ours, theirs, reason = updates.gradient(update), trl_gradient(update), known(update)
     found: dict[str, Any] = {"difference": distance(ours, theirs), "known": reason}
     if reason is None:
@@ -178,7 +180,9 @@ def compare(update: Update) -> dict[str, Any]:
 
 
 def cispo_at_default() -> float:
-    """What is left of CISPO's gradient, on-policy, at TRL's default `epsilon_high`, which bounds the weight by 0.2."""
+    """Return what is left of CISPO's gradient, on-policy, at TRL's default `epsilon_high`, which bounds the weight by
+    0.2.
+    """
     update = Update("cispo", off_policy=False)
     whole, default = (_norm(trl_gradient(update, **more)) for more in ({}, {"epsilon_high": None}))
     return default / whole
@@ -189,7 +193,7 @@ def _norm(gradient: dict[str, Tensor]) -> float:
 
 
 def name(update: Update) -> str:
-    """The row of the table that an update is in."""
+    """Return the row of the table that an update is in."""
     special = ", a truncated row masked" if update.mask_truncated else ""
     return f"{update.loss}, KL {update.kl}{special}"
 
@@ -208,7 +212,7 @@ def table(found: list[tuple[Update, dict[str, Any]]]) -> str:
 
 
 def known_table(found: list[tuple[Update, dict[str, Any]]]) -> str:
-    """The starred cases: both compared with the oracle in float64, which is the right figure."""
+    """Return the starred cases: both compared with the oracle in float64, which is the right figure."""
     rows = [
         [
             name(update),
@@ -225,7 +229,7 @@ def known_table(found: list[tuple[Update, dict[str, Any]]]) -> str:
 
 
 def report(found: list[tuple[Update, dict[str, Any]]], share: float | None) -> str:
-    """Both tables, and what TRL does in the starred cases. `share`: see `cispo_at_default`."""
+    """Return both tables, and what TRL does in the starred cases. `share`: see `cispo_at_default`."""
     reasons = dict.fromkeys(figures["known"] for _, figures in found if figures["known"])
     notes = [f"* {reason}: {KNOWN[reason][1]}" for reason in reasons]
     if share is not None:
@@ -243,7 +247,7 @@ def report(found: list[tuple[Update, dict[str, Any]]], share: float | None) -> s
 
 
 def _read(record: dict[str, Any]) -> tuple[Update, dict[str, Any]]:
-    """An update and its figures, as they are in the file."""
+    """Return an update and its figures, as they are in the file."""
     names = [entry.name for entry in fields(Update)]
     given = {name: record.pop(name) for name in names}
     return Update(**given), record

@@ -47,17 +47,17 @@ def completions() -> list[list[int]]:
 
 
 def prompt_text() -> str:
-    """The prompt."""
+    """Return the prompt."""
     return str(models.load_tokenizer().decode(models.prompt_ids(CASE, PROMPT)[:12]))
 
 
 def reward_num_unique_chars(completions: list[str], **kwargs: Any) -> list[float]:
-    """The reward of TRL's quick start."""
+    """Return the reward of TRL's quick start."""
     return [len(set(text)) for text in completions]
 
 
 def trl_gradient() -> dict[str, Tensor]:
-    """The gradient of TRL's own trainer."""
+    """Return the gradient of TRL's own trainer."""
     from trl import GRPOConfig, GRPOTrainer
 
     kept, tokenizer = _Gradient(), models.load_tokenizer()
@@ -86,7 +86,7 @@ def trl_gradient() -> dict[str, Tensor]:
 
 
 def oncurve_gradient() -> dict[str, Tensor]:
-    """The gradient of a run that `oncurve.compat.trl` puts together."""
+    """Return the gradient of a run that `oncurve.compat.trl` puts together."""
     from oncurve.compat.trl import GRPOConfig, GRPOTrainer
     from oncurve.metrics import Metrics
     from oncurve.trainer.credit import credited, weighted_by
@@ -122,7 +122,7 @@ def oncurve_gradient() -> dict[str, Tensor]:
 
 
 def log_keys(package: Any, more: dict[str, Any]) -> list[set[str]]:
-    """The keys of each line of the log of two steps by `trl`, or by `oncurve.compat.trl`."""
+    """Return the keys of each line of the log of two steps by `trl`, or by `oncurve.compat.trl`."""
     given = {"num_generations": 4, "max_completion_length": 6, "logging_steps": 1, "save_strategy": "no"}
     with tempfile.TemporaryDirectory(prefix="bench-trl-") as folder:
         trainer = package.GRPOTrainer(

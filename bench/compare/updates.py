@@ -104,12 +104,14 @@ class Update:
 
 
 def prompts() -> list[list[int]]:
-    """The tokens of the prompts: 10, 17 and 24 of them."""
+    """Return the tokens of the prompts: 10, 17 and 24 of them."""
     return [models.prompt_ids(CASE, g)[: 10 + 7 * g] for g in range(CASE.prompts)]
 
 
 def completions() -> list[list[list[int]]]:
-    """The tokens of every completion, by group: text of other prompts; those that were not cut off end with EOS."""
+    """Return the tokens of every completion, by group: text of other prompts; those that were not cut off end with
+    EOS.
+    """
     eos = models.load_tokenizer().eos_token_id
     found = []
     for g, lengths in enumerate(CASE.lengths_of_step(0)):
@@ -119,12 +121,12 @@ def completions() -> list[list[list[int]]]:
 
 
 def truncated() -> list[list[bool]]:
-    """Whether each completion was cut off, by group: two of the twelve."""
+    """Return whether each completion was cut off, by group: two of the twelve."""
     return [[(g, i) in {(0, 1), (2, 3)} for i in range(CASE.group_size)] for g in range(CASE.prompts)]
 
 
 def module(dtype: torch.dtype, disturbed: bool = False) -> Any:
-    """The policy; `disturbed`: the reference, the same with a tenth of noise on its weights."""
+    """Return the policy; `disturbed`: the reference, the same with a tenth of noise on its weights."""
     from transformers import AutoModelForCausalLM
 
     made = AutoModelForCausalLM.from_pretrained(models.model_path(CASE.model), dtype=torch.float32)
@@ -138,7 +140,9 @@ def module(dtype: torch.dtype, disturbed: bool = False) -> Any:
 
 @cache
 def old_logprobs() -> list[list[list[float]]]:
-    """The log-probs that both are given as the old policy's, by group: the policy's own, up to 0.4 away from them."""
+    """Return the log-probs that both are given as the old policy's, by group: the policy's own, up to 0.4 away from
+    them.
+    """
     learner, _ = _learner(Update("grpo"))
     scored = learner.score(_batch(Update("grpo"), None), frozenset({"old"})).old_logprobs
     rows = iter(scored.double().tolist())
@@ -150,7 +154,7 @@ def old_logprobs() -> list[list[list[float]]]:
 
 
 def gradient(update: Update) -> dict[str, Tensor]:
-    """The learner's gradient by parameter, in float32."""
+    """Return the learner's gradient by parameter, in float32."""
     from oncurve.advantages import GroupAdvantage
     from oncurve.losses import AGGREGATION_KINDS
 
@@ -182,7 +186,7 @@ def _learner(update: Update) -> tuple[Any, Loss]:
 
 
 def _batch(update: Update, old: list[list[list[float]]] | None) -> Any:
-    """The collated batch, with `old` as recorded log-probs; None: zeros."""
+    """Return the collated batch, with `old` as recorded log-probs; None: zeros."""
     from oncurve.batching import collate
     from oncurve.types import Completion, Group, Prompt, Score
 
@@ -204,7 +208,7 @@ def _batch(update: Update, old: list[list[list[float]]] | None) -> Any:
 
 
 def oracle(update: Update) -> dict[str, Tensor]:
-    """The gradient by parameter of the plain oracle, in float64."""
+    """Return the gradient by parameter of the plain oracle, in float64."""
     sys.path.insert(0, str(TESTS))
     from oracles.plain_grpo import PlainConfig, PlainGroup, reference_loss
 
@@ -237,7 +241,9 @@ def oracle(update: Update) -> dict[str, Tensor]:
 
 
 def distance(given: dict[str, Tensor], right: dict[str, Tensor]) -> float:
-    """`|given - right| / |right|` over all parameters. Raises ValueError where they are not of the same parameters."""
+    """Return `|given - right| / |right|` over all parameters. Raises ValueError where they are not of the same
+    parameters.
+    """
     if given.keys() != right.keys():
         raise ValueError(f"gradients of different parameters: {sorted(given.keys() ^ right.keys())[:6]}")
     apart = sum(float((given[name].double() - right[name].double()).square().sum()) for name in right)

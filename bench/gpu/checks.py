@@ -43,19 +43,19 @@ class GpuModel(TransformersModel):
     def hidden(
         self, kind: type[PackedContext], prompts: Sequence[Tensor], groups: Tensor, ids: Tensor, lengths: Tensor
     ) -> Tensor:
-        """`completion_hidden` by a given form of attention."""
+        """Return `completion_hidden` by a given form of attention."""
         context = kind(list(prompts), groups, ids, lengths)
         return self._run(context.ids, context.positions, context).index_select(0, context.predictors)
 
     def completion_hidden(
         self, prompts: Sequence[Tensor], group_ids: Tensor, completion_ids: Tensor, lengths: Tensor
     ) -> Tensor:
-        """`hidden` by the form of the device."""
+        """Return `hidden` by the form of the device."""
         return self.hidden(self._context, prompts, group_ids, completion_ids, lengths)
 
 
 def build(size: Size, device: torch.device, dtype: torch.dtype) -> GpuModel:
-    """A model of the shape with random weights."""
+    """Return a model of the shape with random weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -76,7 +76,9 @@ def build(size: Size, device: torch.device, dtype: torch.dtype) -> GpuModel:
 
 
 def run(device: torch.device) -> dict[str, Any]:
-    """Every check by name: its figure, its limit, and whether it holds. A check that fails to run does not hold."""
+    """Return every check by name: its figure, its limit, and whether it holds. A check that fails to run does not
+    hold.
+    """
     found: dict[str, Any] = {}
     for name, (check, limit, at_least) in CHECKS.items():
         try:
@@ -94,7 +96,7 @@ def _shape(device: torch.device) -> Size:
 
 
 def _rows(device: torch.device) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Prompts, groups, completion ids and lengths: ragged all over."""
+    """Return prompts, groups, completion ids and lengths: ragged all over."""
     generator = torch.Generator().manual_seed(0)
     vocabulary, count = _shape(device).vocabulary, len(LENGTHS) * COPIES
     prompts = [torch.randint(vocabulary, (length,), generator=generator).to(device) for length in LENGTHS]
@@ -114,7 +116,7 @@ def _cosine(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 
 def _head(dtype: torch.dtype, device: torch.device) -> float:
-    """The fused head's gradient against float64's with all logits: cosine."""
+    """Return the fused head's gradient against float64's with all logits: cosine."""
     size = _shape(device)
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(700, size.hidden, generator=generator).to(device, dtype).requires_grad_()
@@ -143,7 +145,7 @@ def _attention(dtype: torch.dtype, of_gradient: bool, device: torch.device) -> f
 
 
 def _kernel(device: torch.device) -> float:
-    """1 where FlexAttention was believed and used, 0 where padded rows stepped in."""
+    """Return 1 where FlexAttention was believed and used, 0 where padded rows stepped in."""
     from oncurve.models.attention import flex
 
     if device.type == "cuda":
@@ -153,7 +155,7 @@ def _kernel(device: torch.device) -> float:
 
 @torch.no_grad()
 def _decoder(device: torch.device) -> float:
-    """Logits of the loop in graphs against those of the loop on the host, rows ending on the way: float32."""
+    """Return logits of the loop in graphs against those of the loop on the host, rows ending on the way: float32."""
     model = build(_shape(device), device, torch.float32)
     prompts, _, ids, lengths = _rows(device)
     lengths = lengths.view(-1, COPIES)
@@ -167,7 +169,7 @@ def _decoder(device: torch.device) -> float:
 
 
 def _request(prompts: Sequence[Tensor], keys: Tensor, ends: Sequence[int], rows: int | None = None) -> DecodeRequest:
-    """Completions of `LONGEST` tokens, unless one of `ends` is drawn."""
+    """Return completions of `LONGEST` tokens, unless one of `ends` is drawn."""
     by_group = keys.view(len(prompts), -1)
     limits = torch.full_like(by_group, LONGEST)
     return DecodeRequest(prompts, by_group, limits, LONGEST, ends, Sampler(1.0), None, rows)
@@ -175,7 +177,7 @@ def _request(prompts: Sequence[Tensor], keys: Tensor, ends: Sequence[int], rows:
 
 @torch.no_grad()
 def _sampled(device: torch.device) -> float:
-    """The share of completions that are token by token those of the loop that looks at every token: float32."""
+    """Return the share of completions that are token by token those of the loop that looks at every token: float32."""
     model = build(_shape(device), device, torch.float32)
     prompts, groups, _, _ = _rows(device)
     keys = row_keys(1, 2, groups.cpu(), torch.arange(COPIES).repeat(len(prompts)))

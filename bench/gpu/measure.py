@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The card, the software, and its measured limits: bf16 products on random numbers, and copying."""
+    """Return the card, the software, and its measured limits: bf16 products on random numbers, and copying."""
     side = 8192 if device.type == "cuda" else 256
     left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
     many = torch.empty(2**32 if device.type == "cuda" else 2**20, device=device, dtype=torch.uint8)
@@ -127,13 +127,13 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def best(device: torch.device, call: Callable[[], Any], times: int = 10) -> float:
-    """Seconds of one call, the fastest of several."""
+    """Return seconds of one call, the fastest of several."""
     call()
     return min(timed(device, call)[0] for _ in range(times))
 
 
 def timed(device: torch.device, call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of one call, waiting for the device before and after; and its result."""
+    """Return seconds of one call, waiting for the device before and after; and its result."""
     finish(device)
     started = time.perf_counter()
     result = call()
@@ -196,12 +196,12 @@ def update_weights(optimizer: MasterAdamW) -> None:
 
 
 def rows_of(model: GpuModel, plan: Plan) -> GraphRows:
-    """All rows of a step, which end at C tokens and not before."""
+    """Return all rows of a step, which end at C tokens and not before."""
     return GraphRows(model.buffers, plan.group_size, model.raw_logits, Sampler(1.0), [])
 
 
 def roll(engine: GraphRows, plan: Plan, size: Size, device: torch.device, step: int) -> TrainBatch:
-    """A rollout, prefill included: C tokens for every row."""
+    """Return a rollout, prefill included: C tokens for every row."""
     generator = torch.Generator().manual_seed(step + 1)
     shape = (plan.prompts, plan.prompt_tokens)
     prompts = torch.randint(size.vocabulary, shape, generator=generator).to(device).unbind(0)
@@ -217,7 +217,7 @@ def roll(engine: GraphRows, plan: Plan, size: Size, device: torch.device, step: 
 
 
 def batch_of(prompts: tuple[Tensor, ...], tokens: Tensor, logprobs: Tensor, plan: Plan) -> TrainBatch:
-    """The rows as a learner sees them, with made-up advantages."""
+    """Return the rows as a learner sees them, with made-up advantages."""
     rows, device = len(tokens), tokens.device
     return TrainBatch(
         completion_ids=tokens,
@@ -251,7 +251,7 @@ def learn(model: GpuModel, plan: Plan, batch: TrainBatch) -> None:
 
 
 def micro_batches(plan: Plan) -> Iterator[slice]:
-    """Rows of as many whole groups as fit into the budget."""
+    """Return rows of as many whole groups as fit into the budget."""
     group_tokens = plan.prompt_tokens + plan.group_size * plan.completion
     groups = max(1, plan.micro_tokens // group_tokens)
     for first in range(0, plan.prompts, groups):

@@ -22,7 +22,9 @@ MICRO_ROWS = 16
 def measure(
     module: Any, plan: Any, device: torch.device, finish: Callable[[torch.device], None]
 ) -> dict[str, Any] | None:
-    """Seconds of a step (median, the first left out) and peak memory; None without TRL, the error where it fails."""
+    """Return seconds of a step (median, the first left out) and peak memory; None without TRL, the error where it
+    fails.
+    """
     if find_spec("trl") is None or find_spec("datasets") is None:
         return None
     try:

@@ -34,7 +34,7 @@ class Curve:
     base: dict[str, int] = field(default_factory=dict)
 
     def points(self, quick: bool) -> list[dict[str, int]]:
-        """The batches, in order; `quick`: the first three."""
+        """Return the batches, in order; `quick`: the first three."""
         values = self.values[:3] if quick else self.values
         return [{**self.base, self.axis: value} for value in values]
 
@@ -68,7 +68,7 @@ def fits(curve: Curve, x: list[int], samples: list[dict[str, list[float]]]) -> d
 
 
 def _both(curve: dict[str, Any]) -> tuple[list[int], list[list[float]], list[list[float]]]:
-    """The points of both systems: x, samples of oncurve, samples of TRL."""
+    """Return the points of both systems: x, samples of oncurve, samples of TRL."""
     ours, theirs = curve["oncurve"], curve["trl"]
     x = [value for value in ours["x"] if value in theirs["x"]]
     return (
@@ -79,7 +79,9 @@ def _both(curve: dict[str, Any]) -> tuple[list[int], list[list[float]], list[lis
 
 
 def prompt_verdict(curve: dict[str, Any], group_size: int) -> dict[str, Any]:
-    """Training time's slope in P is 1/G of TRL's: slope of ours times G over slope of TRL's, about 1 or below."""
+    """Return training time's slope in P is 1/G of TRL's: slope of ours times G over slope of TRL's, about 1 or
+    below.
+    """
     ratio = slope_ratio(*_both(curve))
     scaled = None if ratio is None else [group_size * value for value in ratio]
     return {
@@ -90,7 +92,7 @@ def prompt_verdict(curve: dict[str, Any], group_size: int) -> dict[str, Any]:
 
 
 def sampler_verdict(curve: dict[str, Any]) -> dict[str, Any]:
-    """The sampler's slope in V is at most 1/20 of TRL's."""
+    """Return the sampler's slope in V is at most 1/20 of TRL's."""
     ratio = slope_ratio(*_both(curve))
     return {
         "claim": "the sampler's slope in V is at most 1/20 of TRL's: ours / TRL's <= 0.05",
@@ -100,7 +102,8 @@ def sampler_verdict(curve: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory_verdict(curves: dict[str, Any]) -> dict[str, Any]:
-    """Memory is flat in G beyond the micro-batch: what an update adds at the largest G, over the first beyond it.
+    """Return memory is flat in G beyond the micro-batch: what an update adds at the largest G, over the first beyond
+    it.
 
     The result also has the growth over M and TRL's; the claim is about oncurve and G.
     """

@@ -32,7 +32,7 @@ SAMPLER_ROWS = 32
 
 
 def run(quick: bool = False, threads: int | None = None) -> dict[str, Any]:
-    """All curves, the three verdicts, and how long it took; `quick`: three small points per curve."""
+    """Return all curves, the three verdicts, and how long it took; `quick`: three small points per curve."""
     started = time.monotonic()
     threads = threads or os.cpu_count() or 1
     repeats, seconds = (2, 2.0) if quick else (7, 8.0)
@@ -51,7 +51,7 @@ def run(quick: bool = False, threads: int | None = None) -> dict[str, Any]:
 
 
 def _worker(part: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a part from a fresh process."""
+    """Return the answer of a part from a fresh process."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["OMP_NUM_THREADS"] = str(settings["threads"])
     command = [sys.executable, "-m", "bench.growth.worker", part, json.dumps(settings)]
@@ -63,7 +63,7 @@ def _worker(part: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _training(settings: dict[str, Any], quick: bool) -> tuple[dict[str, Any], float]:
-    """The curves of training time, and the lowest cosine between the two systems' gradients.
+    """Return the curves of training time, and the lowest cosine between the two systems' gradients.
 
     All points of a vocabulary share a process.
     """
@@ -83,7 +83,7 @@ def _swept(curve: Curve, quick: bool) -> list[int]:
 
 
 def _by_vocabulary(points: list[tuple[str, dict[str, int]]]) -> Iterator[list[tuple[str, dict[str, int]]]]:
-    """The points in lists of one vocabulary each, in order of it: a curve's points keep their order."""
+    """Return the points in lists of one vocabulary each, in order of it: a curve's points keep their order."""
     by_size: dict[int, list[tuple[str, dict[str, int]]]] = {}
     for key, point in points:
         by_size.setdefault(point.get("vocabulary", VOCABULARY), []).append((key, point))
@@ -113,19 +113,19 @@ def _memory(name: str, values: tuple[int, ...], threads: int) -> dict[str, Any]:
 
 
 def _tokens(system: str, point: dict[str, int], prompts: int | None = None) -> int:
-    """Token positions of the batch, or of `prompts` of its groups: in TRL each prompt counts G times."""
+    """Return token positions of the batch, or of `prompts` of its groups: in TRL each prompt counts G times."""
     copies = point["group_size"] if system == "trl" else 1
     group = copies * point["prompt_tokens"] + point["group_size"] * point["completion"]
     return (prompts or point["prompts"]) * group
 
 
 def _is_beyond(system: str, swept: str, point: dict[str, int]) -> bool:
-    """Whether the batch is larger than a micro-batch; over G, where groups grow: whether one group is."""
+    """Return whether the batch is larger than a micro-batch; over G, where groups grow: whether one group is."""
     return _tokens(system, point, 1 if swept == "group_size" else None) > point["tokens_per_micro_batch"]
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as a section of the page: the verdicts, then a row per curve."""
+    """Return the results as a section of the page: the verdicts, then a row per curve."""
     lines = ["| what must show | measured | |", "|---|---|---|"]
     for verdict in results["verdicts"].values():
         value = verdict["value"]

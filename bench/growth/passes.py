@@ -39,15 +39,15 @@ class Point:
         return self.rows * (self.prompt_tokens + self.completion)
 
     def prompt_ids(self) -> Tensor:
-        """`(M, P)` int64."""
+        """Return `(M, P)` int64."""
         return torch.randint(2, self.vocabulary, (self.prompts, self.prompt_tokens), generator=_generator(0))
 
     def completion_ids(self) -> Tensor:
-        """`(B, C)` int64."""
+        """Return `(B, C)` int64."""
         return torch.randint(2, self.vocabulary, (self.rows, self.completion), generator=_generator(1))
 
     def advantages(self) -> Tensor:
-        """`(B,)` float32, never 0: every row has a gradient."""
+        """Return `(B,)` float32, never 0: every row has a gradient."""
         return torch.rand(self.rows, generator=_generator(2)) + 0.1
 
 
@@ -56,12 +56,12 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def micro_batch_rows(point: Point) -> int:
-    """Rows of P + C tokens in one pass of TRL."""
+    """Return rows of P + C tokens in one pass of TRL."""
     return max(1, point.tokens_per_micro_batch // (point.prompt_tokens + point.completion))
 
 
 def make_module(vocabulary: int) -> Any:
-    """A Qwen2 of 2 layers, hidden size 256, float32, the same for every call."""
+    """Return a Qwen2 of 2 layers, hidden size 256, float32, the same for every call."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -116,7 +116,7 @@ class Ours:
         self._batch = batch.with_weights(TokenMean()(batch))
 
     def train_pass(self) -> Any:
-        """The gradient of the batch."""
+        """Return the gradient of the batch."""
         return self._learner.accumulate(self._batch)
 
     def update(self) -> None:
@@ -124,7 +124,7 @@ class Ours:
         self._learner.apply(self.train_pass())
 
     def gradient(self) -> dict[str, Tensor]:
-        """The last pass's gradient, by parameter."""
+        """Return the last pass's gradient, by parameter."""
         return {name: p.grad.double() for name, p in self._module.named_parameters() if p.grad is not None}
 
 
@@ -197,5 +197,5 @@ class Trl:
         self._optimizer.step()
 
     def gradient(self) -> dict[str, Tensor]:
-        """The last pass's gradient, by parameter."""
+        """Return the last pass's gradient, by parameter."""
         return {name: p.grad.double() for name, p in self._trainer.model.named_parameters() if p.grad is not None}

@@ -24,7 +24,9 @@ __all__ = ["main", "memory", "sampler", "train"]
 
 
 def train(settings: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of every point, by system; all points have one vocabulary, so that one model of each system suffices."""
+    """Return seconds of every point, by system; all points have one vocabulary, so that one model of each system
+    suffices.
+    """
     import torch
 
     from bench.growth.passes import Ours, Point, Trl
@@ -46,7 +48,7 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cosine(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """The cosine of the two whole gradients, which shows that both do the same work."""
+    """Return the cosine of the two whole gradients, which shows that both do the same work."""
     import torch
 
     names = sorted(ours)
@@ -57,7 +59,7 @@ def _cosine(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
 
 
 def memory(settings: dict[str, Any]) -> dict[str, Any]:
-    """The memory of each point, in a process forked for it, which has imported libraries and done nothing else.
+    """Return the memory of each point, in a process forked for it, which has imported libraries and done nothing else.
 
     The fork is safe because this process has run nothing of torch yet, so that it has no threads.
     """
@@ -76,7 +78,7 @@ def memory(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory_of(system: str, settings: dict[str, Any], threads: int, answer: Any) -> None:
-    """Sends the bytes of the process before the first update (`before`), and the peak during it (`peak`)."""
+    """Send the bytes of the process before the first update (`before`), and the peak during it (`peak`)."""
     import torch
 
     from bench.growth.passes import Ours, Point, Trl
@@ -95,7 +97,7 @@ def _memory_of(system: str, settings: dict[str, Any], threads: int, answer: Any)
 
 
 def resident() -> int:
-    """Bytes the process holds now (Linux)."""
+    """Return bytes the process holds now (Linux)."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -108,7 +110,7 @@ def forget_peak() -> bool:
 
 
 def peak_bytes(forgotten: bool) -> int:
-    """The peak bytes of the process, since `forget_peak` where that was allowed."""
+    """Return the peak bytes of the process, since `forget_peak` where that was allowed."""
     if forgotten:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -117,7 +119,7 @@ def peak_bytes(forgotten: bool) -> int:
 
 
 def sampler(settings: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of drawing one token per row from float32 logits, by vocabulary.
+    """Return seconds of drawing one token per row from float32 logits, by vocabulary.
 
     oncurve's `sample` also returns the token's log-probability; TRL samples as `generate` does: softmax, then
     `torch.multinomial`.

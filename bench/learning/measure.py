@@ -27,7 +27,7 @@ TARGET = 0.9
 
 
 def run(quick: bool = False, seeds: int = 5, budget_seconds: float = 1800.0) -> dict[str, Any]:
-    """Both systems on every seed; `quick`: one seed and a few steps, to see that everything works.
+    """Return both systems on every seed; `quick`: one seed and a few steps, to see that everything works.
 
     A run that has not begun when the budget is used up is left out; the results list it.
     """
@@ -59,7 +59,7 @@ def _in_time(job: dict[str, Any], until: float) -> dict[str, Any]:
 
 
 def _one(job: dict[str, Any]) -> dict[str, Any]:
-    """A run in a fresh process: its curve, one point per evaluation."""
+    """Return a run in a fresh process: its curve, one point per evaluation."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "bench.learning.worker", json.dumps(job)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -72,7 +72,7 @@ def _one(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def reached(points: list[dict[str, Any]], target: float, clock: str = "seconds") -> float | None:
-    """When the curve first reaches `target`, by linear interpolation between evaluations; None: never."""
+    """Return when the curve first reaches `target`, by linear interpolation between evaluations; None: never."""
     before: dict[str, Any] | None = None
     for point in points:
         if point["accuracy"] >= target:
@@ -111,7 +111,7 @@ def summary(runs: list[dict[str, Any]], target: float) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as a section of the page."""
+    """Return the results as a section of the page."""
     found, target = results["summary"], results["target"]
     lines = [
         f"| system | seconds of training to {target:.0%} (each seed) | median | steps (median) | seconds a step | "
@@ -144,7 +144,7 @@ def _median(values: list[float | None], form: str) -> str:
 
 
 def median_curve(runs: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Seconds and accuracies: the medians over runs at each evaluation that all of them had."""
+    """Return seconds and accuracies: the medians over runs at each evaluation that all of them had."""
     by_step: dict[int, list[dict[str, Any]]] = {}
     for one in runs:
         for point in one["points"]:

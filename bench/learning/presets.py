@@ -42,7 +42,7 @@ LEFT_OUT = {"grpo_iterative": "it needs a reward model", "distill": "it needs a 
 
 
 def common(seed: int, steps: int) -> list[str]:
-    """The settings of every run on the built-in task: the size, one thread, no file written on the way."""
+    """Return the settings of every run on the built-in task: the size, one thread, no file written on the way."""
     return [
         f"run.seed={seed}",
         f"run.steps={steps}",
@@ -57,12 +57,12 @@ def common(seed: int, steps: int) -> list[str]:
 
 
 def words_of(preset: str, seed: int, steps: int, problems: int) -> list[str]:
-    """The settings of one run, over the demo's recipe."""
+    """Return the settings of one run, over the demo's recipe."""
     return [f"extends={preset}", *common(seed, steps), f"data.eval_size={problems}", *OF_PRESET.get(preset, [])]
 
 
 def table(found: dict[str, Any]) -> str:
-    """The table of the documentation."""
+    """Return the table of the documentation."""
     lines = [
         "| preset | before | after | difference (95 % interval) | significant | seconds |",
         "|---|---|---|---|---|---|",

@@ -41,7 +41,7 @@ def run_here(recipe: str, words: list[str]) -> dict[str, Any]:
 
 
 def trained(recipe: Path, words: list[str]) -> dict[str, Any]:
-    """`run_here` in a process of its own. Raises RuntimeError with the end of its messages where it failed."""
+    """Return `run_here` in a process of its own. Raises RuntimeError with the end of its messages where it failed."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.learning.runs", json.dumps([str(recipe), words])],
         cwd=ROOT,
@@ -57,7 +57,7 @@ def trained(recipe: Path, words: list[str]) -> dict[str, Any]:
 
 
 def read(out: Path, size: Mapping[str, Any], fresh: bool = False) -> dict[str, Any]:
-    """What the file holds of this size: `{"size": ..., "runs": {name: {seed: result}}}`; else an empty one."""
+    """Return what the file holds of this size: `{"size": ..., "runs": {name: {seed: result}}}`; else an empty one."""
     kept = json.loads(out.read_text(encoding="utf-8")) if out.is_file() and not fresh else {}
     return kept if kept.get("size") == size else {"size": dict(size), "runs": {}}
 
@@ -84,7 +84,7 @@ def measured(
 
 
 def filled(page: str, part: str, table: str) -> str:
-    """The page with `table` between the marks of `part`."""
+    """Return the page with `table` between the marks of `part`."""
     begin, end = f"<!-- begin {part} -->\n", f"<!-- end {part} -->"
     before, rest = page.split(begin)
     return f"{before}{begin}{table}\n{end}{rest.partition(end)[2]}"

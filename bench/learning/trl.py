@@ -30,7 +30,7 @@ SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "
 
 
 def arguments(config: Any, seed: int) -> dict[str, Any]:
-    """The recipe as keywords of `GRPOConfig`.
+    """Return the recipe as keywords of `GRPOConfig`.
 
     Raises KeyError for an aggregation that `LOSS_TYPES` does not have.
     """
@@ -65,7 +65,7 @@ def arguments(config: Any, seed: int) -> dict[str, Any]:
 
 
 def _prompts(config: Any, base: Path) -> list[Any]:
-    """Every prompt of the run in oncurve's order."""
+    """Return every prompt of the run in oncurve's order."""
     from oncurve.run import assemble, order_of
 
     with assemble(config, base) as run:
@@ -73,14 +73,14 @@ def _prompts(config: Any, base: Path) -> list[Any]:
 
 
 def _right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """The recipe's reward, as the built-in task defines it."""
+    """Return the recipe's reward, as the built-in task defines it."""
     from oncurve.tasks.arithmetic import is_correct
 
     return [float(is_correct(text, right)) for text, right in zip(completions, answer, strict=True)]
 
 
 def make_trainer(config: Any, prompts: list[Any], seed: int, callback: Any) -> Any:
-    """The trainer without tokenization: prompts are ids already."""
+    """Return the trainer without tokenization: prompts are ids already."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
@@ -115,7 +115,7 @@ def make_trainer(config: Any, prompts: list[Any], seed: int, callback: Any) -> A
 
 
 def _callback(watch: Watch) -> Any:
-    """Times every step, and evaluates after it."""
+    """Time every step, and evaluate after it."""
     from transformers import TrainerCallback
 
     class Timer(TrainerCallback):

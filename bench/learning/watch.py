@@ -42,7 +42,9 @@ class Job:
     threads: int = 1
 
     def config(self) -> Any:
-        """The run's configuration, and the folder that its paths start from; steps beyond the recipe's are refused."""
+        """Return the run's configuration, and the folder that its paths start from; steps beyond the recipe's are
+        refused.
+        """
         from oncurve.config.loading import load_config
 
         words = [f"run.seed={self.seed}", f"run.threads={self.threads}", f"data.eval_size={self.problems}"]

@@ -34,13 +34,13 @@ OTHERS = {
 
 
 def results_of(page: str) -> dict[str, Any]:
-    """The results that the page names; empty where the file does not exist."""
+    """Return the results that the page names; empty where the file does not exist."""
     named = RESULTS.search(page)
     return Results.read(ROOT / named[1]) if named else {}
 
 
 def filled(page: str, table: dict[str, Any]) -> str:
-    """The page with every part between markers rewritten. Raises KeyError for an unknown part."""
+    """Return the page with every part between markers rewritten. Raises KeyError for an unknown part."""
     return BLOCK.sub(lambda found: found[1] + _part(found[2], table) + "\n" + found[3], page)
 
 
@@ -80,7 +80,7 @@ def machine_list(table: dict[str, Any]) -> str:
 
 
 def gate_table(table: dict[str, Any]) -> str:
-    """The gates of the run, and whether it is void."""
+    """Return the gates of the run, and whether it is void."""
     gates = table["gate"]["gates"]
     rows = [
         [name, f"{gate['value']:.1e}", f"{gate['limit']:.0e}", "yes" if gate["passed"] else "**no**"]

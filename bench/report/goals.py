@@ -27,7 +27,7 @@ class Goal:
     at_least: bool = True
 
     def passed(self, tested: float) -> bool:
-        """Whether the floor holds."""
+        """Return whether the floor holds."""
         return tested >= self.floor if self.at_least else tested <= self.floor
 
 
@@ -92,7 +92,7 @@ GOALS: tuple[Goal, ...] = (
 
 
 def goals_table(table: dict[str, Any]) -> str:
-    """Every goal with its figure. Of a ratio, the lower end of the interval must pass the floor."""
+    """Return every goal with its figure. Of a ratio, the lower end of the interval must pass the floor."""
     rows = []
     for goal in GOALS:
         found = goal.find(table.get("cells", {}))

@@ -14,7 +14,7 @@ ABSENT = "-"
 
 
 def markdown(heads: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
@@ -26,7 +26,9 @@ def best_pair(cell: dict[str, Any]) -> str | None:
 
 
 def measured_systems(cell: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """`(system, its figures, its pair)`: oncurve first, as measured with TRL's best, then the others in their order."""
+    """Return `(system, its figures, its pair)`: oncurve first, as measured with TRL's best, then the others in their
+    order.
+    """
     rows = []
     best = best_pair(cell)
     if best is not None:
@@ -38,7 +40,7 @@ def measured_systems(cell: dict[str, Any]) -> list[tuple[str, dict[str, Any], di
 
 
 def cells_table(table: dict[str, Any]) -> str:
-    """Seconds of a step, how many times as long as oncurve's, and memory."""
+    """Return seconds of a step, how many times as long as oncurve's, and memory."""
     heads = [
         "cell",
         "system",
@@ -84,7 +86,7 @@ def phases_table(table: dict[str, Any]) -> str:
 
 
 def tokens_table(table: dict[str, Any]) -> str:
-    """Token positions processed per step, of oncurve and of TRL's best."""
+    """Return token positions processed per step, of oncurve and of TRL's best."""
     heads = ["cell", "system", "executed", "useful", "duplicated", "padding and other"]
     rows = [
         [name, SYSTEMS[system].label, *(f"{own['tokens'][key]:,.0f}" for key in own["tokens"])]
@@ -95,7 +97,7 @@ def tokens_table(table: dict[str, Any]) -> str:
 
 
 def efficiency_table(table: dict[str, Any]) -> str:
-    """How close both come to the machine's limits."""
+    """Return how close both come to the machine's limits."""
     heads = [
         "cell",
         "system",
@@ -124,7 +126,7 @@ def efficiency_table(table: dict[str, Any]) -> str:
 
 
 def limits_table(table: dict[str, Any]) -> str:
-    """The machine's limits, before and after the pair of oncurve and TRL's best."""
+    """Return the machine's limits, before and after the pair of oncurve and TRL's best."""
     heads = ["cell", "when", "fp32, GFLOP/s", "bf16, GFLOP/s", "memory read, GB/s", "memory copy, GB/s"]
     rows = []
     for name, cell in table.get("cells", {}).items():

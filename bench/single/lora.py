@@ -59,7 +59,9 @@ def _figures(turns: Turns) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The pairs by model: the other step over that of oncurve with LoRA (95 % interval), and the memory ratio."""
+    """Return the pairs by model: the other step over that of oncurve with LoRA (95 % interval), and the memory
+    ratio.
+    """
     rows = []
     for model, pairs in results.items():
         for other, found in pairs.items():

@@ -73,7 +73,7 @@ RUNS = (
 
 
 def prepare(run: Run, folder: Path) -> Path:
-    """The run's recipe in `folder`, with its model, which is made where it does not exist."""
+    """Return the run's recipe in `folder`, with its model, which is made where it does not exist."""
     if run.model is None:
         return ROOT / "src" / "oncurve" / "demo" / "recipe.toml"
     questions, reward = folder / "questions.jsonl", folder / "reward.py"
@@ -86,7 +86,7 @@ def prepare(run: Run, folder: Path) -> Path:
 
 
 def call(command: list[str], allowed: tuple[int, ...] = (0,)) -> str:
-    """The output of a command. Exits with the command's own message where it fails."""
+    """Return the output of a command. Exits with the command's own message where it fails."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode not in allowed:
         sys.exit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
@@ -94,14 +94,14 @@ def call(command: list[str], allowed: tuple[int, ...] = (0,)) -> str:
 
 
 def plan(run: Run, recipe: Path) -> dict[str, Any]:
-    """The output of `oncurve plan --json`."""
+    """Return the output of `oncurve plan --json`."""
     command = [sys.executable, "-m", "oncurve", "plan", str(recipe), *run.settings, "--json"]
     found: dict[str, Any] = json.loads(call(command, (0, 1)).splitlines()[-1])
     return found
 
 
 def train(run: Run, recipe: Path, out: Path) -> tuple[int, list[dict[str, float]]]:
-    """The peak of the process, in bytes, and the metrics of its steps.
+    """Return the peak of the process, in bytes, and the metrics of its steps.
 
     This process stays small on purpose: a child's high-water mark begins at its parent's.
     """

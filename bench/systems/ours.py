@@ -18,7 +18,7 @@ STEPS = 64
 
 
 def settings(case: Case) -> dict[str, Any]:
-    """The recipe: the defaults, and the settings of the case."""
+    """Return the recipe: the defaults, and the settings of the case."""
     options = case.options
     options.pop("watch", None)
     adapter = {"lora": {"rank": options.pop("lora")}} if "lora" in options else {}
@@ -41,7 +41,7 @@ def settings(case: Case) -> dict[str, Any]:
 
 
 def build_run(case: Case) -> Any:
-    """The run of the case, its engine with the case's lengths and no end token."""
+    """Return the run of the case, its engine with the case's lengths and no end token."""
     from oncurve.config.loading import load_config
     from oncurve.rollout import InProcessEngine
     from oncurve.run.assembly import assemble
@@ -59,7 +59,7 @@ def build_run(case: Case) -> Any:
 
 
 def watch(run: Any) -> Probe:
-    """A probe on the run's parts."""
+    """Return a probe on the run's parts."""
     probe = Probe()
     probe.timed(run.trainer.groups.engine, "generate", "decode")
     _watch_prefill(run.loaded.model, probe)

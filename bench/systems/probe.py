@@ -40,7 +40,7 @@ class Probe:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The time inside counts as `name`."""
+        """Return the time inside counts as `name`."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -102,7 +102,7 @@ class Probe:
         self.executed[phase] += arguments[0].numel()
 
     def report(self, seconds: float, lengths: list[int], mismatch: float | None = None) -> StepReport:
-        """The report of a step of `seconds`, with everything measured since the last report."""
+        """Return the report of a step of `seconds`, with everything measured since the last report."""
         phases = {name: self.seconds[name] for name in PHASES if name in self.seconds}
         made = StepReport(seconds, phases, dict(self.executed), self.decode_steps, lengths, mismatch)
         self.seconds, self.executed, self.decode_steps = defaultdict(float), Counter(), 0

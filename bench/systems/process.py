@@ -66,7 +66,7 @@ class Worker:
         self.kill()
 
     def step(self) -> dict[str, Any]:
-        """One training step, as `worker.StepReport` has it."""
+        """Return one training step, as `worker.StepReport` has it."""
         self._say("step")
         return self._answer()
 

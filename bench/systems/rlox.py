@@ -32,12 +32,12 @@ class _Plain(nn.Module):
         self.network = network
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """`(B, T)` -> `(B, T, V)`."""
+        """Return `(B, T)` -> `(B, T, V)`."""
         logits: Tensor = self.network(input_ids, use_cache=False).logits
         return logits
 
     def generate(self, prompts: Tensor, max_new_tokens: int) -> Tensor:
-        """Prompts and completions `(B, P + C)`, temperature 1, no end token."""
+        """Return prompts and completions `(B, P + C)`, temperature 1, no end token."""
         whole: Tensor = self.network.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),

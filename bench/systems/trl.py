@@ -49,7 +49,7 @@ class _Forced:
 
 
 def make_trainer(case: Case, reward: Callable[..., list[float]], callback: TrainerCallback) -> Any:
-    """The trainer of the case."""
+    """Return the trainer of the case."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -109,12 +109,12 @@ class _Steps(TrainerCallback):  # type: ignore[misc]  # mypy does not follow tra
         self.lengths: list[int] = []
 
     def reward(self, **batch: Any) -> list[float]:
-        """The reward, which also records the completions."""
+        """Return the reward, which also records the completions."""
         self.lengths = [len(ids) for ids in batch["completion_ids"]]
         return hashed(**batch)
 
     def lengths_of_step(self) -> list[int]:
-        """The tokens of every row of this step."""
+        """Return the tokens of every row of this step."""
         return [n for group in self.case.lengths_of_step(self.step) for n in group]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

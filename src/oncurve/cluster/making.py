@@ -35,18 +35,19 @@ class ProcessCluster(ProcessSettings):
 
     @abstractmethod
     def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
-        """`places` processes for a `part`, each with the object that `make()` returns. `make` is pickled at once.
+        """Return `places` processes for a `part`, each with the object that `make()` returns. `make` is pickled at
+        once.
 
         gpus   those of this machine, of which each process gets its own; None: they compute on processors
         """
 
     def placement(self, gpus: Gpus) -> Placement:
-        """Which process has which of the `gpus`. Raises ConfigError: they are too few, or of several models."""
+        """Return which process has which of the `gpus`. Raises ConfigError: they are too few, or of several models."""
         each = 0 if self.vllm_addresses else self.rollout_gpus  # servers that run already have theirs
         return placed(gpus, self.learner_ranks, self.rollout_workers, each)
 
     def learner(self, make: Callable[..., Learner], models: Sequence[CausalModel] = ()) -> Learner:
-        """The learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank's process makes its own.
+        """Return the learner that `make()` builds, as rank 0 of `learner_ranks`. Each rank's process makes its own.
 
         `make` takes a keyword `tokenizer`, which only rank 0 needs, and `make`, the class of what it builds. `models`
         are those that it is built of, the policy's first: a rank moves them to its own device before.
@@ -71,7 +72,7 @@ class ProcessCluster(ProcessSettings):
             raise
 
     def _sharded(self, make: Callable[..., Learner], models: Sequence[CausalModel]) -> Learner:
-        """The learner whose state is divided among the ranks, each of which cuts out its own part."""
+        """Return the learner whose state is divided among the ranks, each of which cuts out its own part."""
         from oncurve.cluster.sharding import (
             Outline,
             ShardedLearner,
@@ -132,11 +133,11 @@ class ProcessCluster(ProcessSettings):
         eos_ids: Sequence[int] = (),
         seed: int = 0,
     ) -> RolloutEngine:
-        """An engine that decodes shards by `rollout_workers` processes, or in this one."""
+        """Return an engine that decodes shards by `rollout_workers` processes, or in this one."""
         served = partial(vllm_engine, sampling, tokenizer, tuple(eos_ids), seed)
 
         def make_fleet(model: CausalModel) -> Fleet:
-            """The workers' fleet, as soon as there is a model to copy."""
+            """Return the workers' fleet, as soon as there is a model to copy."""
             if self.served:
                 return self._servers(model, served)
             gpus = seen_by(model)
@@ -203,7 +204,9 @@ class ProcessCluster(ProcessSettings):
 
 
 def _shared_folder(parent: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder of the run's own in `parent`; "": among temporary files. Raises ConfigError: it cannot be made."""
+    """Return a folder of the run's own in `parent`; "": among temporary files. Raises ConfigError: it cannot be
+    made.
+    """
     where = Path(parent or tempfile.gettempdir())
     try:
         where.mkdir(parents=True, exist_ok=True)
@@ -213,5 +216,5 @@ def _shared_folder(parent: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def seen_by(model: CausalModel) -> Gpus | None:
-    """`gpus_of` the device that a model is on."""
+    """Return `gpus_of` the device that a model is on."""
     return gpus_of(module_device(model.module))

@@ -85,7 +85,7 @@ class RayCluster(ProcessCluster):
         return Placement((), ())
 
     def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
-        """`places` processes on the cluster's machines."""
+        """Return `places` processes on the cluster's machines."""
         mixed, each = self.mixed and part == "workers", self.rollout_gpus if part == "workers" else 1
         threads = self.threads_per_process
         return RayFleet(make, places, self.silence_seconds, self.address, threads, mixed, gpus, each)

@@ -89,7 +89,7 @@ class HostCluster(ProcessCluster):
     section with other keys and without a `kind`."""
 
     def fleet(self, make: Callable[[], Any], places: int, part: Part, gpus: Gpus | None = None) -> Fleet:
-        """`places` forked processes of this machine."""
+        """Return `places` forked processes of this machine."""
         cards = () if gpus is None else getattr(self.placement(gpus), part)
         return HostFleet(make, places, self.silence_seconds, cards)
 
@@ -98,7 +98,9 @@ CLUSTER_KINDS: dict[str, type[Component]] = {"none": NoCluster, "host": HostClus
 
 
 def cluster_meant(table: Mapping[str, Any]) -> str | None:
-    """The kind of a `[cluster]` with keys and without a `kind`: that whose `address` is given, or this machine."""
+    """Return the kind of a `[cluster]` with keys and without a `kind`: that whose `address` is given, or this
+    machine.
+    """
     return "ray" if "address" in table else "host" if table else None
 
 

@@ -95,15 +95,16 @@ class Minder:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _code(self) -> int | None:
-        """The exit code of the server, or of the minder where that has ended first; None: neither has ended."""
+        """Return the exit code of the server, or of the minder where that has ended first; None: neither has ended."""
         with contextlib.suppress(FileNotFoundError):
             return int((self.folder / _ENDED).read_text())
         return self._process.poll()
 
 
 def first_cause(log: str) -> str:
-    """The error in a server's output from which the others follow: the first one that is logged or raised, with the
-    indented lines after it, or else the last line."""
+    """Return the error in a server's output from which the others follow: the first one that is logged or raised, with
+    the indented lines after it, or else the last line.
+    """
     found = _ERROR.search(log)
     return " ".join(found[1].split()) if found else log.strip().rpartition("\n")[2].strip()
 

@@ -64,7 +64,7 @@ def _opened(path: str, identity: tuple[int, int], lengths: list[int]) -> Pieces:
 
 
 def pieces_of(descriptor: int, lengths: list[int]) -> Pieces:
-    """The pieces in a descriptor's memory, read-only; they stay when it is closed."""
+    """Return the pieces in a descriptor's memory, read-only; they stay when it is closed."""
     whole = memoryview(mmap.mmap(descriptor, sum(lengths), prot=mmap.PROT_READ))
     ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
     return [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
@@ -94,7 +94,7 @@ class StoredBytes:
 
 
 def _arrived(number: str, lengths: list[int]) -> Pieces:
-    """The pieces in the keeper's descriptor of this number; none where it has others by now."""
+    """Return the pieces in the keeper's descriptor of this number; none where it has others by now."""
     try:
         descriptor = os.open(f"/proc/{os.getppid()}/fd/{int(number)}", os.O_RDONLY)
     except OSError:

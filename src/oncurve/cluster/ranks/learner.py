@@ -78,7 +78,7 @@ class FleetLearner:
         return self.local.changes
 
     def weights(self) -> LocalWeights:
-        """The policy's weights as they are now: the sampler in this process reads rank 0's model."""
+        """Return the policy's weights as they are now: the sampler in this process reads rank 0's model."""
         return self.local.weights()
 
     def save(self, folder: Path) -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ class FleetLearner:
         return self.local.save(folder)
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`. The other ranks copy rank 0 before the next update."""
+        """Restore what `save` wrote. The other ranks copy rank 0 before the next update."""
         self._state += 1
         self.local.load(folder, meta)
 
@@ -106,7 +106,7 @@ class FleetLearner:
         self.rest()
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
-        """One optimizer update: shard by shard, added in the fixed tree."""
+        """Return one optimizer update: shard by shard, added in the fixed tree."""
         with self._whole(), computing_threads(self._threads):
             accumulated = self._accumulated(minibatch)
             result = self._apply(accumulated)
@@ -124,7 +124,7 @@ class FleetLearner:
         self._waited = self._world.waited = 0.0
 
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
-        """The batch with what `want` names, computed shard by shard by all ranks."""
+        """Return the batch with what `want` names, computed shard by shard by all ranks."""
         if not self.local.scores(want):
             return batch
         pieces = {index: piece for index, piece in enumerate(shards(batch, self._count)) if piece is not None}
@@ -156,7 +156,7 @@ class FleetLearner:
             self._note(calls, None)
 
     def _accumulated(self, minibatch: TrainBatch) -> Accumulated:
-        """The whole gradient, in rank 0's `.grad`. Nothing else has changed."""
+        """Return the whole gradient, in rank 0's `.grad`. Nothing else has changed."""
         cut = GradientShards.of(self.local, minibatch, self._count)
         for _ in range(TRIES):
             try:
@@ -169,7 +169,7 @@ class FleetLearner:
         return cut.joined(minibatch, cut.summed())
 
     def _shared(self, cut: GradientShards) -> dict[int, Accumulated]:
-        """Loss and statistics of all shards; their gradient is in `.grad`. Raises LostRankError."""
+        """Return loss and statistics of all shards; their gradient is in `.grad`. Raises LostRankError."""
         calls = {
             member: self._call(member, "accumulate", {i: cut.pieces[i] for i in self._own(rank)}, self._count)
             for rank, member in enumerate(self._members, 1)
@@ -180,7 +180,7 @@ class FleetLearner:
         return found
 
     def _apply(self, accumulated: Accumulated) -> UpdateResult:
-        """The step on all ranks. From here on the update is made, whoever is lost."""
+        """Return the step on all ranks. From here on the update is made, whoever is lost."""
         members = self._in_step(self._state)
         self._state += 1
         calls = [(member, self._call(member, "apply", float(accumulated.loss))) for member in members]
@@ -200,7 +200,9 @@ class FleetLearner:
                 self._state_of[answer.process] = self._state
 
     def _answers_of(self, calls: Sequence[tuple[int, int]]) -> list[Replied | Failed]:
-        """The answers to the `calls` of members. Where one is lost, the others that came; the world is left then."""
+        """Return the answers to the `calls` of members. Where one is lost, the others that came; the world is left
+        then.
+        """
         found: list[Replied | Failed] = []
         for member, call in calls:
             with suppress(LostRankError):
@@ -270,14 +272,16 @@ class FleetLearner:
         return self._fleet.call(member, method, *arguments)
 
     def _value(self, member: int, call: int) -> Any:
-        """The value of a call. Raises LostRankError: the member has ended, has lost another, or does not answer."""
+        """Return the value of a call. Raises LostRankError: the member has ended, has lost another, or does not
+        answer.
+        """
         answer = self._answer(member, call)
         if isinstance(answer, Failed):
             raise LostRankError(answer.message)
         return answer.value
 
     def _answer(self, member: int, call: int, deadline: float | None = None) -> Replied | Failed:
-        """The answer to a call. Raises LostRankError: the member has ended, or does not answer."""
+        """Return the answer to a call. Raises LostRankError: the member has ended, or does not answer."""
         began = time.monotonic()
         until = began + self._wait if deadline is None else deadline
         while call not in self._answers:
@@ -321,7 +325,9 @@ class FleetLearner:
 
 
 def joined(batch: TrainBatch, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The fields that runs of adjacent rows have got, for the whole batch: `(B, T)` padded with 0 to its width."""
+    """Return the fields that runs of adjacent rows have got, for the whole batch: `(B, T)` padded with 0 to its
+    width.
+    """
     axes, width = axes_of(batch), batch.completion_ids.shape[1]
     return {
         name: torch.cat([_wide(part[name], width) if axes[name] == "BT" else part[name] for part in parts])

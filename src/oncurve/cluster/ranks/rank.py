@@ -66,11 +66,15 @@ class Rank:
         self.learner.take_over(record, tensors)
 
     def accumulate(self, pieces: Mapping[int, TrainBatch | None], shards: int) -> dict[int, Accumulated]:
-        """The gradient of this rank's shards, added to the others' in the tree; loss and statistics of its own."""
+        """Return the gradient of this rank's shards, added to the others' in the tree; loss and statistics of its
+        own.
+        """
         return GradientShards(self.learner, [pieces.get(index) for index in range(shards)]).summed(self._world)
 
     def apply(self, loss: float) -> tuple[int, float]:
-        """The update with rank 0's gradient, at the `loss` of the whole batch; the version, and the gradient's norm."""
+        """Return the update with rank 0's gradient, at the `loss` of the whole batch; the version, and the gradient's
+        norm.
+        """
         gradient = list(self.learner.optimizer.gradients().values())
         self._world.broadcast(gradient)
         result = self.learner.apply(Accumulated(torch.tensor(loss, dtype=torch.float64), Metrics()))
@@ -86,11 +90,11 @@ class Rank:
 
 
 def added(before: TrainBatch, after: TrainBatch) -> dict[str, Tensor]:
-    """The fields that a batch has got since `before`."""
+    """Return the fields that a batch has got since `before`."""
     names = [name for name in axes_of(after) if getattr(after, name) is not getattr(before, name)]
     return {name: getattr(after, name).to(before.completion_ids.device) for name in names}
 
 
 def norm_of(metrics: Metrics) -> float:
-    """The gradient's norm of an update; -1 where it was skipped."""
+    """Return the gradient's norm of an update; -1 where it was skipped."""
     return metrics.result().get("optim/grad_norm", -1.0)

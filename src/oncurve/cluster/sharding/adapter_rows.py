@@ -29,12 +29,14 @@ class AdapterRows(AdapterReference):
         return {name: rows.clone() for name, rows in self._rows.items()}
 
     def head(self) -> Head:
-        """The policy's head, which has no factors: `ShardLearner` refuses the exact KL where it has some."""
+        """Return the policy's head, which has no factors: `ShardLearner` refuses the exact KL where it has some."""
         return self.model.head()
 
     @contextmanager
     def selected(self) -> Iterator[None]:
-        """A context in which the policy's network computes as the reference does, once nothing of it is whole."""
+        """Return a context in which the policy's network computes as the reference does, once nothing of it is
+        whole.
+        """
         if not self.tensors:
             with self._adapter.off():
                 yield

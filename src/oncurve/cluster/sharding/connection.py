@@ -44,7 +44,7 @@ def join(rank: int, size: int, meeting: Meeting | None, seconds: float, device: 
 
 
 def _device(address: str) -> str:
-    """The name of this machine's network device that has an address."""
+    """Return the name of this machine's network device that has an address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):
             return str(name)
@@ -62,7 +62,7 @@ def leave() -> None:
 
 
 def gathered(number: float) -> list[float]:
-    """The number of each rank, in the order of ranks."""
+    """Return the number of each rank, in the order of ranks."""
     found = [torch.zeros(1, dtype=torch.float64) for _ in range(library.get_world_size())]
     library.all_gather(found, torch.tensor([number], dtype=torch.float64))
     return [float(one) for one in found]

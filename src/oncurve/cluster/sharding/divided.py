@@ -46,7 +46,7 @@ class Division:
         self._mesh = DeviceMesh(self.device.type, torch.arange(library.get_world_size()))
 
     def of(self, model: CausalModel, dtype: torch.dtype | None, frozen: bool = False) -> Divided:
-        """`model` with a network of its own, whose parameters are shards of rank 0's; `frozen`: none is trained.
+        """Return `model` with a network of its own, whose parameters are shards of rank 0's; `frozen`: none is trained.
 
         The shards of trained parameters are in float32, and are gathered in `dtype`; others have this dtype themselves.
         None: parameters are gathered as they are.
@@ -107,7 +107,7 @@ class Divided:
         return {name: list(parameter.shape) for name, parameter in self.parameters.items()}
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """`function(*arguments)`, which may use the model."""
+        """Return `function(*arguments)`, which may use the model."""
         return self.root.run(function, *arguments)
 
     @contextmanager
@@ -133,12 +133,12 @@ class _Within(nn.Module):
         self.network = network
 
     def run(self, function: Any, *arguments: Any) -> Any:
-        """`function(*arguments)`, which may use the network and its head."""
+        """Return `function(*arguments)`, which may use the network and its head."""
         return function(*arguments)
 
 
 def local(tensor: Any) -> Tensor:
-    """This rank's rows of a sharded tensor: a view."""
+    """Return this rank's rows of a sharded tensor: a view."""
     found: Tensor = tensor.detach().to_local()
     return found
 
@@ -154,12 +154,12 @@ def replace_parameters(module: nn.Module, made_of: Callable[[nn.Parameter], nn.P
 
 
 def on_meta(parameter: nn.Parameter) -> nn.Parameter:
-    """Its shape, without memory."""
+    """Return its shape, without memory."""
     return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
 
 
 def _layers_of(module: nn.Module) -> Sequence[nn.Module]:
-    """The blocks whose parameters are gathered together: the members of the outermost lists of modules."""
+    """Return the blocks whose parameters are gathered together: the members of the outermost lists of modules."""
     found: list[nn.Module] = []
     for child in module.children():
         found += list(child) if isinstance(child, nn.ModuleList) else _layers_of(child)

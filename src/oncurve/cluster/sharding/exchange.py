@@ -30,7 +30,7 @@ def waited(works: Sequence[Any]) -> None:
 
 
 def _limit() -> timedelta:
-    """The longest wait, as the processes agreed when they joined."""
+    """Return the longest wait, as the processes agreed when they joined."""
     found: timedelta = library.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     return found
 

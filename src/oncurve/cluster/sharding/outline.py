@@ -33,7 +33,9 @@ class Outline:
 
 class _Pickler(ProcessorPickler):
     def reducer_override(self, obj: Any) -> Any:
-        """A parameter becomes its shape; the same parameter in two places stays one, as any object that is pickled."""
+        """Return a parameter becomes its shape; the same parameter in two places stays one, as any object that is
+        pickled.
+        """
         if isinstance(obj, nn.Parameter):
             return _on_meta, (obj.shape, obj.dtype, obj.requires_grad)
         return super().reducer_override(obj)

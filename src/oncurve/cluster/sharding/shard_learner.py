@@ -75,7 +75,7 @@ class ShardAdamW(MasterAdamW):
     """AdamW on this rank's shards; the gradient's norm is that of all ranks' shards together."""
 
     def gradient_norm(self) -> float:
-        """The Euclidean norm of the whole gradient, summed in float64: the same number on all ranks."""
+        """Return the Euclidean norm of the whole gradient, summed in float64: the same number on all ranks."""
         norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in self.gradients().values()]
         return math.sqrt(sum(gathered(float(torch.stack(norms).square().sum()))))
 
@@ -138,7 +138,7 @@ class ShardLearner(LocalLearner):
         return self._policy, AdapterRows(self._policy, bool(base[0]))
 
     def _taught_by(self, model: CausalModel, dtype: torch.dtype | None) -> Teacher:
-        """The teacher, in shards; no rank keeps it whole."""
+        """Return the teacher, in shards; no rank keeps it whole."""
         self._teaching = self._policy
         if model is not self.whole:
             self._teaching = self._divide.of(model, dtype, frozen=True)
@@ -153,7 +153,9 @@ class ShardLearner(LocalLearner):
             self.reference.follow(rows, LazyTensors(rows, lambda name: widened(rows[name])), alpha)
 
     def accumulate_part(self, part: RankRows) -> Accumulated:
-        """The gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's part."""
+        """Return the gradient of all ranks' parts, each rank's own rows of it; loss and statistics of this rank's
+        part.
+        """
         metrics, loss = Metrics(), torch.zeros((), dtype=torch.float64, device=self._device)
         self.optimizer.zero_grad()
         with self._head_of_reference():
@@ -185,7 +187,7 @@ class ShardLearner(LocalLearner):
             return super()._loss(micro, metrics)
 
     def update_part(self, part: RankRows) -> tuple[UpdateResult, Accumulated]:
-        """One update of all ranks, and loss and statistics of this rank's rows."""
+        """Return one update of all ranks, and loss and statistics of this rank's rows."""
         accumulated = self.accumulate_part(part)
         loss = sum(gathered(float(accumulated.loss)))
         result = self.apply(Accumulated(torch.tensor(loss, dtype=torch.float64), Metrics()))
@@ -237,7 +239,7 @@ class ShardLearner(LocalLearner):
         return of_the_whole(part.rows, self._passes(divided, part, stats), want)
 
     def _hidden(self, divided: Divided, part: RankRows) -> Tensor:
-        """The hidden states `(N, H)` of all completion tokens."""
+        """Return the hidden states `(N, H)` of all completion tokens."""
 
         def hidden(micro: TrainBatch) -> Tensor:
             return divided.model.completion_hidden(micro.prompts, micro.group_ids, micro.completion_ids, micro.lengths)
@@ -255,7 +257,9 @@ class ShardLearner(LocalLearner):
 
     @torch.no_grad()
     def whole_master(self, name: str) -> Tensor:
-        """A trained parameter in float32, on rank 0 gathered from all ranks. The others' tensors have no meaning."""
+        """Return a trained parameter in float32, on rank 0 gathered from all ranks. The others' tensors have no
+        meaning.
+        """
         parameter = self._policy.parameters[name]
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta" if self.rank else self._device)
         self._collect(name, whole)
@@ -289,7 +293,7 @@ class ShardLearner(LocalLearner):
         return {f"{kind}.{names[number]}": tensor for (kind, number), tensor in found.items()}
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`, whatever the number of ranks that wrote it. Raises CheckpointError."""
+        """Restore what `save` wrote, whatever the number of ranks that wrote it. Raises CheckpointError."""
         shapes = self._shapes
         if "shapes" not in meta or dict(meta["shapes"]) != shapes:
             raise CheckpointError("the checkpoint's shards are of another model than this one")
@@ -335,6 +339,6 @@ def _head_is_adapted(model: CausalModel) -> bool:
 
 
 def _weightless(micro: TrainBatch) -> TrainBatch:
-    """The micro-batch at weight 0: its gradient is 0."""
+    """Return the micro-batch at weight 0: its gradient is 0."""
     micro = micro.having(token_weights=torch.zeros_like(micro.loss_mask, dtype=torch.float32))
     return micro if micro.kl_weights is None else micro.having(kl_weights=torch.zeros_like(micro.kl_weights))

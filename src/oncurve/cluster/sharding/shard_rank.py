@@ -41,12 +41,12 @@ class ShardRank:
         self._learner = self._do(lambda: self._make(make=ShardLearner, tokenizer=None))
 
     def update(self, part: RankRows) -> Accumulated:
-        """One update; loss and statistics of this rank's rows."""
+        """Return one update; loss and statistics of this rank's rows."""
         found: Accumulated = self._do(self._here().update_part, part)[1]
         return found
 
     def score(self, part: RankRows, want: frozenset[str]) -> dict[str, Tensor]:
-        """The scores of this rank's rows."""
+        """Return the scores of this rank's rows."""
         found: dict[str, Tensor] = self._do(self._here().score_part, part, want)
         return found
 

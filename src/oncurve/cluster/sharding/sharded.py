@@ -84,7 +84,8 @@ class ShardedLearner:
         return local
 
     def _started(self, fleet: Fleet) -> list[int]:
-        """The processes that are up, as soon as there is one for each other rank; a place may need a second attempt.
+        """Return the processes that are up, as soon as there is one for each other rank; a place may need a second
+        attempt.
 
         Raises TrainingError: they do not start within the limit.
         """
@@ -110,11 +111,11 @@ class ShardedLearner:
         return self.local.changes
 
     def weights(self) -> LocalWeights:
-        """The policy's weights as they are now: rank 0's whole copy in the compute dtype."""
+        """Return the policy's weights as they are now: rank 0's whole copy in the compute dtype."""
         return LocalWeights(self.local.whole, self.version)
 
     def update(self, minibatch: TrainBatch) -> UpdateResult:
-        """One optimizer update of all ranks, which have the rows with a gradient in equal parts."""
+        """Return one optimizer update of all ranks, which have the rows with a gradient in equal parts."""
         cut = GradientShards.of(self.local, minibatch, self._ranks)
         parts = self._parts(minibatch, cut.pieces)
         with self._all("update", *((part,) for part in parts[1:])) as answers:
@@ -129,12 +130,12 @@ class ShardedLearner:
         return result
 
     def _parts(self, batch: TrainBatch, runs: Sequence[TrainBatch | None]) -> list[RankRows]:
-        """The runs of a batch's rows, one per rank; an empty one gets a row at weight 0."""
+        """Return the runs of a batch's rows, one per rank; an empty one gets a row at weight 0."""
         shortest = select_rows(batch, batch.lengths.argmin()[None])
         return [RankRows(shortest if run is None else run, run is not None) for run in runs]
 
     def score(self, batch: TrainBatch, want: frozenset[str]) -> TrainBatch:
-        """The batch with what `want` names, without a gradient, computed by all ranks."""
+        """Return the batch with what `want` names, without a gradient, computed by all ranks."""
         if not self.local.scores(want):
             return batch
         parts = self._parts(batch, shards(batch, self._ranks))
@@ -165,7 +166,7 @@ class ShardedLearner:
             )
 
     def save(self, folder: Path) -> Mapping[str, Any]:
-        """Each rank writes its own file into `folder`; the record. Any number of ranks can load it.
+        """Return each rank writes its own file into `folder`; the record. Any number of ranks can load it.
 
         Raises StorageError, once no rank writes any more: the disk refused one of the files, and no rank is lost by it.
         """
@@ -181,7 +182,9 @@ class ShardedLearner:
         return record
 
     def load(self, folder: Path, meta: Mapping[str, Any]) -> None:
-        """The inverse of `save`, bit for bit, on any number of ranks. Raises CheckpointError for another model's."""
+        """Restore what `save` wrote, bit for bit, on any number of ranks. Raises CheckpointError for another
+        model's.
+        """
         with self._all("load", *((folder.absolute(), meta) for _ in self._members)):
             self.local.load(folder, meta)
 
@@ -278,11 +281,11 @@ class ShardedLearner:
         return causes[0] if causes else ""
 
     def _named(self, process: int, cause: str) -> str:
-        """A cause with the rank that it is of."""
+        """Return a cause with the rank that it is of."""
         return f"rank {1 + self._members.index(process)}: {cause}"
 
     def _first_cause(self) -> str:
-        """Why the connections of the ranks have broken: what the fleet says of it within a few seconds."""
+        """Return why the connections of the ranks have broken: what the fleet says of it within a few seconds."""
         until = time.monotonic() + _CAUSE_SECONDS
         while self._fleet is not None and time.monotonic() < until:
             if cause := self._hear():
@@ -290,7 +293,7 @@ class ShardedLearner:
         return ""
 
     def _end(self, cause: str) -> LostStateError:
-        """All ranks end: no update can be made without the shard that is lost."""
+        """Return all ranks end: no update can be made without the shard that is lost."""
         self._lost = LostStateError(f"a rank was lost, and its shard of the model with it: {cause}", _ADVICE)
         leave()
         if self._fleet is not None:

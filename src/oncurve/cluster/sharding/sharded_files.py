@@ -23,13 +23,15 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def rows_of(rank: int, ranks: int, rows: int) -> tuple[int, int]:
-    """The first row of a rank's part of `rows`, and the one after its last. Both are `rows` for a rank without any."""
+    """Return the first row of a rank's part of `rows`, and the one after its last. Both are `rows` for a rank without
+    any.
+    """
     size = -(-rows // ranks)
     return min(rank * size, rows), min((rank + 1) * size, rows)
 
 
 def file_of(rank: int, ranks: int) -> str:
-    """The name of a rank's file in a checkpoint."""
+    """Return the name of a rank's file in a checkpoint."""
     return f"learner-{rank:03d}-of-{ranks:03d}.safetensors"
 
 
@@ -39,7 +41,7 @@ def save_part(folder: Path, rank: int, ranks: int, tensors: Mapping[str, Tensor]
 
 
 def load_part(folder: Path, written: int, names: Mapping[str, Sequence[int]], rank: int, ranks: int) -> dict[str, Any]:
-    """The parts of rank `rank` of `ranks` of the tensors in a checkpoint that `written` ranks wrote.
+    """Return the parts of rank `rank` of `ranks` of the tensors in a checkpoint that `written` ranks wrote.
 
     `names` maps the tensors to their whole shapes. Raises CheckpointError: a file is missing, or has other tensors.
     """

@@ -126,7 +126,7 @@ class VllmEngine(EngineBase):
         self.check()
 
     def check(self) -> float:
-        """The mean absolute difference between the server's log-probs of a few tokens and those of the weights.
+        """Return the mean absolute difference between the server's log-probs of a few tokens and those of the weights.
 
         It finds other weights only where they change log-probs by more than the tolerance. Raises ServerFaultError:
         it is above the tolerance.
@@ -163,7 +163,7 @@ class VllmEngine(EngineBase):
         on_group: OnGroup | None = None,
         first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """One group per prompt, in the prompts' order, without scores. Each completion has a seed of its own, a
+        """Return one group per prompt, in the prompts' order, without scores. Each completion has a seed of its own, a
         function of the run's seed, the draw, the prompt's id and the sample's index.
 
         Raises DataError: a prompt without tokens, or too long for the model. ConfigError: too long for the server.
@@ -219,7 +219,7 @@ class VllmEngine(EngineBase):
             self._place = self._minder.folder
 
     def _claimed(self) -> str:
-        """The address of the server that was claimed longest ago, of those that no living worker has."""
+        """Return the address of the server that was claimed longest ago, of those that no living worker has."""
         root = Path(self._settings.folder)
         claims = [root / f"{number}.lock" for number in range(len(self._settings.addresses))]
         for number in sorted(range(len(claims)), key=lambda each: _changed(claims[each])):
@@ -257,7 +257,7 @@ class VllmEngine(EngineBase):
     def _ask(
         self, name: str, ids: Sequence[int], sampling: Sampling, seed: int, ends: Sequence[int]
     ) -> tuple[list[int], list[float]]:
-        """The tokens that follow `ids`, and their log-probs."""
+        """Return the tokens that follow `ids`, and their log-probs."""
         assert self._server is not None
         body = {
             "request_id": f"{self._name}-{name}",
@@ -285,7 +285,7 @@ class VllmEngine(EngineBase):
 def vllm_engine(
     sampling: Sampling, tokenizer: Tokenizer | None, eos_ids: Sequence[int], seed: int, settings: VllmSettings
 ) -> VllmEngine:
-    """The engine of a worker."""
+    """Return the engine of a worker."""
     return VllmEngine(settings, sampling, tokenizer, eos_ids, seed)
 
 
@@ -304,7 +304,7 @@ class VllmWorker(Worker):
     def decode(
         self, digest: str, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None, firsts: Sequence[int]
     ) -> list[Group] | OncurveError | Lost:
-        """The groups of a shard, why they cannot be made, or why this worker can do nothing more."""
+        """Return the groups of a shard, why they cannot be made, or why this worker can do nothing more."""
         try:
             return Lost(self._cause) if self._cause else super().decode(digest, prompts, draw, sampling, firsts)
         except ServerFaultError as fault:
@@ -313,7 +313,7 @@ class VllmWorker(Worker):
 
 
 def _changed(file: Path) -> float:
-    """When a file was changed; long ago where there is none."""
+    """Return when a file was changed; long ago where there is none."""
     return file.stat().st_mtime if file.exists() else 0.0
 
 
@@ -322,7 +322,7 @@ def _size(sampling: Sampling) -> range:
 
 
 def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
-    """`sampling` in the words of vLLM's `SamplingParams`, for one completion without its seed."""
+    """Return `sampling` in the words of vLLM's `SamplingParams`, for one completion without its seed."""
     return {
         "n": 1,
         "temperature": sampling.temperature,
@@ -337,7 +337,7 @@ def translated(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
 
 
 def checked(answer: Any, sampling: Sampling, ends: Sequence[int], version: str) -> tuple[list[int], list[float]]:
-    """Tokens and log-probs of an answer. Raises ServerFaultError: it is not one completion by these settings and
+    """Return tokens and log-probs of an answer. Raises ServerFaultError: it is not one completion by these settings and
     weights."""
     try:
         (choice,) = answer["choices"]

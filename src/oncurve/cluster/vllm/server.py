@@ -59,7 +59,7 @@ class VllmServer(Closing):
         self._fault: str | None = None
 
     def post(self, route: str, body: Any = None, seconds: float = _SHORT_SECONDS) -> Any:
-        """The JSON that the server answers to `body`; None: it answers nothing.
+        """Return the JSON that the server answers to `body`; None: it answers nothing.
 
         Raises ServerFaultError: no answer within `seconds`, another status than 200, no JSON.
         """
@@ -90,7 +90,7 @@ class VllmServer(Closing):
                 raise ServerFaultError(f"{self.address} has no {route}: it is no vLLM server, or lacks {missing}")
 
     def longest_row(self) -> int | None:
-        """The most tokens of a prompt with its completion that the server takes; None: it does not say."""
+        """Return the most tokens of a prompt with its completion that the server takes; None: it does not say."""
         answer = self._ask("GET", "/v1/models", None, _SHORT_SECONDS)
         try:
             return int(answer["data"][0]["max_model_len"])
@@ -168,7 +168,7 @@ class VllmServer(Closing):
 
 
 def vllm_program() -> str:
-    """The path of `vllm`. Raises ConfigError: it is not on PATH."""
+    """Return the path of `vllm`. Raises ConfigError: it is not on PATH."""
     found = shutil.which("vllm")
     if found is None:
         raise ConfigError(
@@ -194,7 +194,7 @@ def command_line(model: Path, port: int, dtype: str, gpus: int, more: Sequence[s
 
 
 def start_server(minder: Minder, command: Callable[[int], Sequence[str]]) -> VllmServer:
-    """The server that `command(port)` starts, with a free port of the loopback device; it is not ready yet."""
+    """Return the server that `command(port)` starts, with a free port of the loopback device; it is not ready yet."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -76,7 +76,7 @@ class Broadcast(Carrier):
         self._world = ALONE
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Snapshot:
-        """The snapshot: nothing is copied before it is sent. Raises ConfigError: a tensor cannot be sent."""
+        """Return the snapshot: nothing is copied before it is sent. Raises ConfigError: a tensor cannot be sent."""
         _sendable(snapshot.model)
         return snapshot
 
@@ -159,7 +159,7 @@ class _Sending(threading.Thread):
             self._world.leave()  # then the others see it, and leave too
 
     def ended(self) -> World:
-        """The world, if all of it has the weights; ALONE: the broadcast has failed, or is given up by this."""
+        """Return the world, if all of it has the weights; ALONE: the broadcast has failed, or is given up by this."""
         self._given_up.set()
         return self._world if self._done else ALONE
 
@@ -194,7 +194,7 @@ class Receiver:
 
 
 def _sendable(model: CausalModel) -> list[Tensor]:
-    """The tensors that training changes. Raises ConfigError: one is not in one piece."""
+    """Return the tensors that training changes. Raises ConfigError: one is not in one piece."""
     tensors = list(changing_tensors(model).values())
     for tensor in tensors:
         if not tensor.is_contiguous():

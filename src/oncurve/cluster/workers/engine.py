@@ -135,12 +135,12 @@ class FleetEngine(EngineBase):
         self._make_fleet, self._told = None, True
 
     def measured(self) -> Mapping[str, float]:
-        """The metrics of the rollouts since the last call."""
+        """Return the metrics of the rollouts since the last call."""
         found, self._measured = self._measured, defaultdict(float)
         return found
 
     def worked(self) -> float | None:
-        """Seconds for which a worker had a shard so far, or copied weights for it: the mean over all workers.
+        """Return seconds for which a worker had a shard so far, or copied weights for it: the mean over all workers.
 
         None: no worker samples for this engine.
         """
@@ -154,7 +154,7 @@ class FleetEngine(EngineBase):
         on_group: OnGroup | None = None,
         first_samples: Sequence[int] | None = None,
     ) -> list[Group]:
-        """One group per prompt, in the prompts' order, without scores.
+        """Return one group per prompt, in the prompts' order, without scores.
 
         Raises what the driver's engine raises, and ConfigError: the workers cannot start.
         """
@@ -176,7 +176,7 @@ class FleetEngine(EngineBase):
         return [rollout.groups[index] for index in range(len(prompts))]
 
     def _ready(self) -> Fleet | None:
-        """The fleet, with the weights at hand; None: there is none, or no room for them."""
+        """Return the fleet, with the weights at hand; None: there is none, or no room for them."""
         fleet = self._fleet
         if fleet is None or not self._publish(fleet):
             return None

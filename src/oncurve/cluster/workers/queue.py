@@ -23,7 +23,8 @@ class Lost:
 
 
 def rollout_shards(prompts: int, groups: int) -> list[range]:
-    """Runs of `groups` adjacent prompts, by their indices; the last may be shorter. Raises ValueError: `groups` < 1.
+    """Return runs of `groups` adjacent prompts, by their indices; the last may be shorter. Raises ValueError: `groups`
+    < 1.
 
     Example: of 10 prompts by 4 groups, 0 to 3, 4 to 7, and 8 and 9.
     """
@@ -67,7 +68,7 @@ class Rollout:
         on_group: OnGroup | None,
         firsts: Sequence[int] | None = None,
     ) -> Rollout:
-        """The prompts in shards of `shard_groups`; without `firsts` samples are counted within `prompts`."""
+        """Return the prompts in shards of `shard_groups`; without `firsts` samples are counted within `prompts`."""
         firsts = count_samples(prompts, sampling.group_size) if firsts is None else firsts
         return cls(prompts, firsts, draw, sampling, on_group, rollout_shards(len(prompts), shard_groups))
 
@@ -80,7 +81,7 @@ class Rollout:
         return len(self.groups) == len(self.prompts)
 
     def begin(self, index: int) -> tuple[list[Prompt], list[int]]:
-        """Prompts and first samples of a shard that is decoded now."""
+        """Return prompts and first samples of a shard that is decoded now."""
         shard = self.shards[index]
         return [self.prompts[i] for i in shard], [self.firsts[i] for i in shard]
 
@@ -90,7 +91,9 @@ class Rollout:
         self.queue.clear()
 
     def keep(self, index: int, groups: Sequence[Group]) -> int:
-        """The groups of a shard have come: the number of their tokens, if the shard was lost before; otherwise 0."""
+        """Return the groups of a shard have come: the number of their tokens, if the shard was lost before; otherwise
+        0.
+        """
         for prompt, group in zip(self.shards[index], groups, strict=True):
             self.groups[prompt] = group
             if self.on_group is not None:

@@ -28,7 +28,7 @@ class Deadlines:
         self._seconds[sampling.group_size, sampling.max_new_tokens].append(seconds)
 
     def limit(self, sampling: Sampling) -> float:
-        """The seconds that a worker has for a shard that is sampled by these settings."""
+        """Return the seconds that a worker has for a shard that is sampled by these settings."""
         earlier = self._seconds[sampling.group_size, sampling.max_new_tokens]
         if not earlier:
             return self._longest

@@ -59,7 +59,7 @@ class Snapshot:
         return sum(tensor.nbytes for tensor in changing_tensors(self.model).values())
 
     def buckets(self, nbytes: int = BUCKET_BYTES) -> Iterator[memoryview]:
-        """The bytes of all tensors, one after another, in pieces of `nbytes` and a last one that may be shorter.
+        """Return the bytes of all tensors, one after another, in pieces of `nbytes` and a last one that may be shorter.
 
         A piece is overwritten when the next one is asked for.
         """
@@ -158,7 +158,7 @@ class DiskCarrier(Carrier):
             ) from error
 
     def put(self, fleet: Fleet, snapshot: Snapshot) -> Path:
-        """The folder of the version, written whole or not at all after those before the last one are removed."""
+        """Return the folder of the version, written whole or not at all after those before the last one are removed."""
         if self._folder is None or not self._folder.is_dir():  # it may have been removed
             if self._parent is not None:
                 self._parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +266,7 @@ def _take_buckets(model: CausalModel, buckets: Sequence[memoryview]) -> None:
 
 
 def digest_of(model: CausalModel) -> str:
-    """The XXH3 (128 bits) of names, types, shapes and bits of the tensors that training changes.
+    """Return the XXH3 (128 bits) of names, types, shapes and bits of the tensors that training changes.
 
     It finds what went wrong by accident; it is no protection against an attacker.
     """
@@ -278,7 +278,7 @@ def digest_of(model: CausalModel) -> str:
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """The bytes of a tensor in its own memory, or of one on a GPU in a copy.
+    """Return the bytes of a tensor in its own memory, or of one on a GPU in a copy.
 
     Raises ConfigError: they are not in one piece.
     """

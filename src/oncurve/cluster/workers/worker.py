@@ -61,7 +61,7 @@ class Worker:
     def decode(
         self, digest: str, prompts: Sequence[Prompt], draw: int, sampling: Sampling | None, firsts: Sequence[int]
     ) -> list[Group] | OncurveError | Lost:
-        """The groups of a shard, or why they cannot be made. Raises RuntimeError: other weights are here.
+        """Return the groups of a shard, or why they cannot be made. Raises RuntimeError: other weights are here.
 
         Lost: log-probs are not finite, or the weights are no longer those that came. An error of the right weights is
         for the driver, which meets it too.

@@ -36,7 +36,7 @@ class ProcessorPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def pickled(message: Any) -> bytes:
-    """A message as bytes. Its tensors are on a processor when they are read."""
+    """Return a message as bytes. Its tensors are on a processor when they are read."""
     file = io.BytesIO()
     ProcessorPickler(file).dump(message)
     return file.getvalue()
@@ -54,7 +54,7 @@ class Frames:
         self._read = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """The messages that are complete with `data`, the next bytes."""
+        """Return the messages that are complete with `data`, the next bytes."""
         self._read += data
         found = []
         while len(self._read) >= _LENGTH.size:
@@ -91,7 +91,7 @@ class Channel:
             raise ClosedError(str(error)) from error
 
     def arrived(self) -> list[Any]:
-        """The messages that are complete after one read, to be called where there is something to read.
+        """Return the messages that are complete after one read, to be called where there is something to read.
 
         Raises ClosedError: the other end is closed.
         """

@@ -43,7 +43,7 @@ class Placement:
 
 
 def gpus_of(device: torch.device) -> Gpus | None:
-    """The GPUs of this machine, where a model on `device` is on one of them."""
+    """Return the GPUs of this machine, where a model on `device` is on one of them."""
     if device.type != "cuda":
         return None
     count = torch.cuda.device_count()
@@ -64,7 +64,7 @@ def entries_of(visible: str | None, count: int) -> list[str]:
 
 
 def placed(gpus: Gpus, ranks: int, workers: int, each: int) -> Placement:
-    """A GPU for every rank, rank 0 included, and then `each` for every worker; 0: all workers share rank 0's.
+    """Return a GPU for every rank, rank 0 included, and then `each` for every worker; 0: all workers share rank 0's.
 
     Raises ConfigError: there are fewer, or they are of several models, whose bits differ.
     """

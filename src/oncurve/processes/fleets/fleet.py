@@ -73,7 +73,7 @@ class Spawner(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why no process can be started, where none ever was."""
+        """Return why no process can be started, where none ever was."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class Spawner(Protocol):
         """Start a process as soon as that is possible."""
 
     def queued(self) -> Iterable[int]:
-        """The processes that wait for their start."""
+        """Return the processes that wait for their start."""
         ...
 
     def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
@@ -106,10 +106,10 @@ class Spawner(Protocol):
         ...
 
     def put(self, pieces: Iterable[memoryview]) -> Any:
-        """A handle of these bytes. Raises OSError: there is no room for them."""
+        """Return a handle of these bytes. Raises OSError: there is no room for them."""
 
     def meeting(self) -> Meeting:
-        """A new place where this process and those of the fleet can find each other."""
+        """Return a new place where this process and those of the fleet can find each other."""
         ...
 
     def wake(self) -> None:
@@ -143,13 +143,13 @@ class Fleet(Closing):
         thread.start()
 
     def up(self) -> list[int]:
-        """The processes that can be called, by their places."""
+        """Return the processes that can be called, by their places."""
         with self._changed:
             self._require()
             return self._health.up
 
     def settled(self, seconds: float) -> list[int]:
-        """`up()`, as soon as no process is about to start; after so many `seconds` in any case.
+        """Return `up()`, as soon as no process is about to start; after so many `seconds` in any case.
 
         Raises ConfigError: the first processes cannot start.
         """
@@ -171,8 +171,8 @@ class Fleet(Closing):
             return self._spawner.quarantined or self._health.quarantined
 
     def put(self, pieces: Iterable[memoryview]) -> Any:
-        """A handle of these bytes, which are copied once per machine. Given to `call` as an argument, it arrives at the
-        method as the list of the pieces, read-only. They are freed when the handle is garbage-collected.
+        """Return a handle of these bytes, which are copied once per machine. Given to `call` as an argument, it arrives
+        at the method as the list of the pieces, read-only. They are freed when the handle is garbage-collected.
 
         Each piece may be overwritten when the next one is asked for. Raises OSError: there is no room for them.
         """
@@ -204,7 +204,7 @@ class Fleet(Closing):
             self._obey(self._health.condemn(process, cause))
 
     def meeting(self) -> Meeting:
-        """A new place where this process and those of the fleet can find each other. Raises LostRankError."""
+        """Return a new place where this process and those of the fleet can find each other. Raises LostRankError."""
         return self._spawner.meeting()
 
     def close(self) -> None:

@@ -147,7 +147,7 @@ class Health:
             place.heard = now
 
     def condemn(self, process: int, cause: str) -> list[Order]:
-        """`process` is to end, because of `cause`: the first cause is kept."""
+        """Return `process` is to end, because of `cause`: the first cause is kept."""
         orders: list[Order] = []
         for place in self._of(process, "starting", "up"):
             place.phase, place.cause = "dying", cause
@@ -155,7 +155,9 @@ class Health:
         return orders
 
     def has_ended(self, process: int, cause: str, now: float) -> ProcessEnded | None:
-        """`process` has ended, as far as is known because of `cause`; what to say of it, None: it is known already."""
+        """Return `process` has ended, as far as is known because of `cause`; what to say of it, None: it is known
+        already.
+        """
         for place in self._of(process, "starting", "up", "dying"):
             first = place.cause or cause
             place.deaths = [when for when in place.deaths if now - when < WITHIN_SECONDS] + [now]

@@ -106,7 +106,7 @@ class _HostSpawner:
         self._fork()
 
     def queued(self) -> Iterable[int]:
-        """The processes that are not forked yet."""
+        """Return the processes that are not forked yet."""
         return list(self._asked)
 
     def send(self, process: int, number: int, arguments: tuple[Any, ...], data: bytes) -> None:
@@ -153,11 +153,11 @@ class _HostSpawner:
         self._unborn.clear()
 
     def put(self, pieces: Iterable[memoryview]) -> SharedBytes:
-        """A handle of these bytes in shared memory. Raises OSError: there is no room for them."""
+        """Return a handle of these bytes in shared memory. Raises OSError: there is no room for them."""
         return SharedBytes(pieces)
 
     def meeting(self) -> FileMeeting:
-        """A file of this machine, in a folder that ends with the fleet, also where its process is killed."""
+        """Return a file of this machine, in a folder that ends with the fleet, also where its process is killed."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._meetings += 1
         return FileMeeting(self._folder / f"world-{self._meetings}")
@@ -258,7 +258,9 @@ class _HostSpawner:
 
 
 def _recipe(make: Callable[[], Any]) -> IO[bytes]:
-    """The object's recipe in a file without a name, which each nursery reads. Raises ConfigError: it has no room."""
+    """Return the object's recipe in a file without a name, which each nursery reads. Raises ConfigError: it has no
+    room.
+    """
     recipe = recipe_of(make)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(tempfile.TemporaryFile())

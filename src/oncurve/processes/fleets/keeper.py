@@ -13,7 +13,7 @@ from typing import Any
 
 
 def keeper_class() -> type:
-    """The class of a keeper, defined here so that Ray sends it by value: its process imports no torch and is quick."""
+    """Return the class of a keeper, defined here so that Ray sends it by value and its process imports no torch."""
 
     class Keeper:
         """Starts a process, passes bytes on, and says how the process has ended."""

@@ -68,7 +68,7 @@ class HostNursery:
             )
 
     def fork(self, number: int, gpus: str = "") -> socket.socket:
-        """This end of the connection to a process that is to be forked, and to see these `gpus`.
+        """Return this end of the connection to a process that is to be forked, and to see these `gpus`.
 
         Raises BlockingIOError: it has enough to do for now. OSError: the nursery has ended.
         """
@@ -82,7 +82,7 @@ class HostNursery:
         return ours
 
     def heard(self) -> Iterator[list[str]]:
-        """The words of each message that has come; a last one without words: it has ended."""
+        """Return the words of each message that has come; a last one without words: it has ended."""
         words = ["beat"]
         while words:
             try:
@@ -133,8 +133,10 @@ class HostNursery:
 
 
 def main(descriptor: str, folder: str) -> NoReturn:
-    """The nursery's life, over the control socket with this descriptor. The object's recipe comes on standard input.
-    When the other end is closed, because its process was killed or has no more use for it, it removes the `folder`."""
+    """Return the nursery's life, over the control socket with this descriptor. The object's recipe comes on standard
+    input. When the other end is closed, because its process was killed or has no more use for it, it removes the
+    `folder`.
+    """
     control = int(descriptor)
     end = socket.socket(fileno=control)
     end.set_inheritable(False)

@@ -95,7 +95,7 @@ class _Keeper:
     untaken: list[tuple[int, bytes]] = field(default_factory=list)
 
     def answered(self, call: int) -> None:
-        """Calls are done in order: what this one had, and those before it, is taken."""
+        """Note that calls are done in order: what this one had, and those before it, is taken."""
         self.untaken = [each for each in self.untaken if each[0] > call]
 
 
@@ -140,7 +140,7 @@ class _RaySpawner:
 
     @property
     def failure(self) -> str | None:
-        """Why the first processes could not make the object."""
+        """Return why the first processes could not make the object."""
         return None if self._any_up else self._unmade
 
     def soon(self, starting: bool) -> bool:
@@ -149,7 +149,7 @@ class _RaySpawner:
         return starting and not (waiting and len(self._without_room()) == len(waiting))
 
     def queued(self) -> Iterable[int]:
-        """The processes for which there is no machine yet."""
+        """Return the processes for which there is no machine yet."""
         return [number for number, kept in self._processes.items() if not kept.found]
 
     def _without_room(self) -> list[_Keeper]:
@@ -220,12 +220,12 @@ class _RaySpawner:
         self._said_full = waiting > 0
 
     def put(self, pieces: Iterable[memoryview]) -> StoredBytes:
-        """A handle of these bytes in Ray's object store. Raises OSError: there is no room for them."""
+        """Return a handle of these bytes in Ray's object store. Raises OSError: there is no room for them."""
         return StoredBytes(self._ray, pieces)
 
     def meeting(self) -> NetworkMeeting:
-        """A number at a server of this process, which listens at the address that Ray has for this machine; for a Ray
-        of this run, on the loopback device alone.
+        """Return a number at a server of this process, which listens at the address that Ray has for this machine; for
+        a Ray of this run, on the loopback device alone.
 
         Raises LostRankError: it cannot listen there.
         """
@@ -250,7 +250,7 @@ class _RaySpawner:
         SESSION.leave()
 
     def _heard(self, number: int, kept: _Keeper, future: Any) -> Iterator[Message]:
-        """A keeper has answered, with bytes or with an error."""
+        """Return a keeper has answered, with bytes or with an error."""
         error = future if isinstance(future, BaseException) else future.exception()
         if error is not None:
             yield self._ended(number, kept, cause_of(error))

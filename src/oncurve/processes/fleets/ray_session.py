@@ -56,7 +56,7 @@ class _Session:
         self._held_gpus: dict[str, Any] = {}
 
     def use(self, address: str, nbytes: int) -> Any:
-        """The module `ray`, connected. `nbytes`: of the largest object. Raises ConfigError."""
+        """Return the module `ray`, connected. `nbytes`: of the largest object. Raises ConfigError."""
         with self._lock:
             if self._users == 0:
                 if address and self._token:
@@ -105,7 +105,9 @@ class _Session:
         self._held, self._own, self._room = None, False, 0
 
     def _of_own_ray(self) -> dict[str, str]:
-        """The variables under which Ray is imported and started here: its library reads them when it is imported."""
+        """Return the variables under which Ray is imported and started here: its library reads them when it is
+        imported.
+        """
         if "ray" in sys.modules and not self._token:
             urgent(
                 "oncurve: Ray was imported before, so the one that starts here is open to all of this machine's users"
@@ -152,7 +154,7 @@ def _imported() -> Any:
 
 
 def missing() -> str:
-    """The message where Ray is not installed."""
+    """Return the message where Ray is not installed."""
     return "cluster.kind: \"ray\" needs Ray; install it with: pip install 'oncurve[cluster]'"
 
 
@@ -165,7 +167,7 @@ class Head:
         self._asked = self._answered = time.monotonic()
 
     def silence(self) -> float:
-        """Seconds for which it has not answered; it is asked every few seconds."""
+        """Return seconds for which it has not answered; it is asked every few seconds."""
         now = time.monotonic()
         if self.address and now - self._asked > _ASK_SECONDS:
             self._asked = now

@@ -66,7 +66,7 @@ def made_here(same_machine: bool = False) -> tuple[Any, str]:
 
 
 def _imported() -> list[tuple[str, str]]:
-    """The modules that were imported from files of the user, by name."""
+    """Return the modules that were imported from files of the user, by name."""
     names = {str(module.__file__): name for name, module in list(sys.modules.items()) if hasattr(module, "__file__")}
     return [(names[file], file) for file in imported_files()]
 

@@ -82,14 +82,14 @@ class WorkerPool(Closing):
         return [worker.process.pid for worker in self._dispatcher.workers]
 
     def begin(self) -> Job:
-        """A job without items. Raises ValueError when closed."""
+        """Return a job without items. Raises ValueError when closed."""
         self._require_open()
         return Job(self)
 
     def run(self, items: Sequence[Any]) -> list[Reply]:
-        """One reply per item, in order. A worker that an item kills is replaced. Each item is tried once, and a second
-        time where the worker was killed from outside (SIGKILL, as when the machine is out of memory, or another signal
-        that ends a process). A worker that died before it had read the item does not count.
+        """Return one reply per item, in order. A worker that an item kills is replaced. Each item is tried once, and a
+        second time where the worker was killed from outside (SIGKILL, as when the machine is out of memory, or another
+        signal that ends a process). A worker that died before it had read the item does not count.
 
         Raises TypeError for an item that is not JSON, ConfigError when a worker cannot start, ValueError when closed.
         """
@@ -163,7 +163,7 @@ def _stop(dispatcher: Dispatcher, owner: int) -> None:
 
 
 def environment(passed: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of a worker: paths, language, threads and devices, and those that `passed` names.
+    """Return the variables of a worker: paths, language, threads and devices, and those that `passed` names.
 
     A variable whose name contains a word such as token, key or password is passed on only where `passed` names it.
     Libraries use one thread, unless this process's environment sets a number.

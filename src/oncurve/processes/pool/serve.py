@@ -77,7 +77,7 @@ def _supervise(worker: int, watched: set[int]) -> NoReturn:
 
 
 def _children() -> Iterator[int]:
-    """The processes whose parent this one is."""
+    """Return the processes whose parent this one is."""
     own = str(os.getpid())
     for process in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ def _settle_in(request: int, reply: int) -> None:
 
 
 def _read_requests(request: int, requests: SimpleQueue[Any]) -> None:
-    """Runs in a thread, which sees the end of the pipe (the parent has ended) at once; requests wait in the queue."""
+    """Run in a thread, which sees the end of the pipe (the parent has ended) at once; requests wait in the queue."""
     with open(request, "rb") as lines:
         for line in lines:
             requests.put(json.loads(line))
@@ -132,7 +132,7 @@ def _read_requests(request: int, requests: SimpleQueue[Any]) -> None:
 
 
 def _load(start: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
-    """The callable `factory(**settings)`, and its attribute `about`."""
+    """Return the callable `factory(**settings)`, and its attribute `about`."""
     sys.path[:] = start["sys_path"]
     from oncurve.base.imports import locate  # here: only now is the parent's import path in place
 
@@ -176,7 +176,7 @@ def _limit_memory(limit: int | None) -> None:
 
 
 def _answer(function: Callable[[Any], Any], item: Any) -> tuple[str, bool]:
-    """The JSON object that answers `item`; whether memory ran out, so that the worker is of no more use."""
+    """Return the JSON object that answers `item`; whether memory ran out, so that the worker is of no more use."""
     try:
         value = function(item)
     except BaseException as error:  # user code may raise anything; none of it may end the worker
@@ -195,7 +195,7 @@ def _fault(kind: str, error: BaseException) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A number or an array of numpy or torch as Python's own, for JSON. Raises TypeError for anything else."""
+    """Return a number or an array of numpy or torch as Python's own, for JSON. Raises TypeError for anything else."""
     if callable(getattr(value, "tolist", None)):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} cannot be sent to or from a worker: it is not JSON")
